@@ -1,5 +1,6 @@
 """What every test may use."""
 
+import errno
 import gc
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from _pytest.assertion import rewrite
 from coverage import Coverage
+from example_counts import named_tests, try_enough
 from hypothesis import is_hypothesis_test, settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -44,6 +46,17 @@ _ONE_WORKER = (
 _SHORT = ("properties/", "unit/")
 # But some of these take ten seconds, which are waited for if they begin last.
 _LONG_UNITS = ("unit/actors/test_llm_any_reply", "unit/testing/test_plugin")
+# Tests that connect real servers.
+_WITH_SERVERS = (
+    "integration/",
+    "unit/actors/test_mcp_session_contract",
+    "unit/cli/",
+    "unit/engine/",
+    "unit/hosts/",
+    "unit/transports/mcp/",
+    "unit/testing/",
+    "unit/tool_sessions/",
+)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -103,6 +116,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        test = getattr(item, "obj", None)
+        if is_hypothesis_test(test) and item.nodeid.partition("[")[0] in named_tests():
+            try_enough(test)
     if config.getoption("--covered"):
         _put_covered_first(items)
     elif hasattr(config, "workerinput"):
@@ -230,12 +247,36 @@ def zork1() -> Path:
     return path
 
 
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no write to a file with `os.write` succeed, as on a full disk. Not every machine has /dev/full."""
+
+    def write(descriptor: int, _: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("grue.runtime.trace.line_file.os.write", write)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep listings that tests have seen out of the user's own cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRUE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _slow_imports(request: pytest.FixtureRequest) -> None:
+    """Import the libraries that a first turn needs, before any time limit of a test begins.
+
+    The MCP SDK takes more than a second of CPU to import, on a busy machine ten seconds. The first test of a
+    worker that had a time limit would pay for it.
+    """
+    if _module(request.node.nodeid).startswith(_WITH_SERVERS):
+        from grue.runtime.loading import load
+
+        for module in ("transports.llm.connections", "transports.mcp.sdk", "transports.mcp.sdk_http"):
+            load(f"grue.{module}")
 
 
 @pytest.fixture(autouse=True)

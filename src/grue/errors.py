@@ -4,7 +4,8 @@ The root is called `MCPError` because existing host programs catch that name. Th
 is wrong, where, and how to fix it. Its attributes hold the same facts for programs.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 
 class MCPError(Exception):
@@ -14,6 +15,18 @@ class MCPError(Exception):
     """
 
 
+class ConfigProblem(NamedTuple):
+    """What is wrong with a value of a configuration.
+
+    Attributes:
+        keys: The keys, and positions in lists from 0, that lead to the value.
+        text: What is wrong, and what to do.
+    """
+
+    keys: tuple[int | str, ...]
+    text: str
+
+
 class MCPConfigError(MCPError):
     """A configuration file, table or value cannot be used; raised before anything starts.
 
@@ -21,17 +34,30 @@ class MCPConfigError(MCPError):
         path: The file, or `None` when the value did not come from a file.
         line: One-based line of the fault, or `None`.
         column: One-based column of the fault, or `None`.
+        problems: The same for each value that is wrong, if values are; the keys begin at what was read.
 
     Source: R2.2, R2.3
     """
 
     def __init__(
-        self, message: str, *, path: str | None = None, line: int | None = None, column: int | None = None
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        line: int | None = None,
+        column: int | None = None,
+        problems: Sequence[ConfigProblem] = (),
     ) -> None:
         super().__init__(message)
+        self.problems = tuple(problems)
         self.path = path
         self.line = line
         self.column = column
+
+    @classmethod
+    def of_value(cls, owner: str, keys: tuple[int | str, ...], text: str) -> Self:
+        """Return the error that a value of `owner`, such as `ContextPolicy`, is wrong."""
+        return cls(f"{owner}: {text}", problems=[ConfigProblem(keys, text)])
 
 
 class MissingDependencyError(MCPConfigError, ImportError):
@@ -105,6 +131,10 @@ class ToolNotFound(MCPToolCallError):  # noqa: N818 - named as the fact it repor
     """The server does not list the tool."""
 
 
+class ToolChanged(MCPToolCallError):  # noqa: N818 - named as the fact it reports, like the messages
+    """The tool has another definition than the call was decided for, or is gone. Nothing was sent."""
+
+
 class ToolCallDenied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages
     """The runner's tool policy denies the call. Nothing was sent."""
 
@@ -141,17 +171,32 @@ class LLMError(MCPError):
     """The model gave no completion, after all retries.
 
     Attributes:
-        kind: `refused`, `unavailable`, `timed_out`, `invalid_reply`, `damaged` (a stream) or `unreachable`.
+        kind: How it failed: `refused`, `unavailable`, `timed_out`, `invalid_reply`, `damaged` (a stream) or
+            `unreachable`.
+        reason: Why, a word of `grue.policies.FailureReason` that programs can match: `key`, `permission`,
+            `credit`, `rate`, `overloaded`, `region`, `model`, `tools`, `content`, `too_long`, `request`,
+            `address`, `connection`, `timeout` or `reply`; empty if it is not known.
         status: HTTP status, or `None` if there was no reply.
+        retry_after_s: The wait in seconds that the endpoint asked for last, or `None`.
         model: The model that was asked for.
         endpoint: Base URL without credentials.
     """
 
     def __init__(
-        self, message: str, *, kind: str = "", status: int | None = None, model: str = "", endpoint: str = ""
+        self,
+        message: str,
+        *,
+        kind: str = "",
+        reason: str = "",
+        status: int | None = None,
+        retry_after_s: float | None = None,
+        model: str = "",
+        endpoint: str = "",
     ) -> None:
         super().__init__(message)
         self.kind = kind
+        self.reason = reason
+        self.retry_after_s = retry_after_s
         self.status = status
         self.model = model
         self.endpoint = endpoint
@@ -189,6 +234,19 @@ class AnswerError(MCPError):
     def __init__(self, message: str, *, raw: str | None = None) -> None:
         super().__init__(message)
         self.raw = raw
+
+
+class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, like the messages
+    """The provider stopped the model's reply before its end, by a content filter for example.
+
+    Attributes:
+        raw: The text that there was by then.
+        finish_reason: The provider's word for it, such as `content_filter`.
+    """
+
+    def __init__(self, message: str, *, raw: str | None = None, finish_reason: str = "") -> None:
+        super().__init__(message, raw=raw)
+        self.finish_reason = finish_reason
 
 
 class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like the messages

@@ -41,10 +41,12 @@ OpenPage = Callable[..., Watched]
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A browser for one module: while it is open, its event loop counts as running, and asyncio.run fails."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+    )
     executable = os.environ.get("GRUE_CHROMIUM") or shutil.which("chromium")
     if executable is None:
-        pytest.skip("no chromium on the path; name one by GRUE_CHROMIUM")
+        pytest.skip("no chromium on the path: apt-get install chromium, or name one by GRUE_CHROMIUM")
     # Chromium refuses to sandbox itself as root.
     args = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_api.sync_playwright() as playwright:

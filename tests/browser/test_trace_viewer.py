@@ -10,7 +10,9 @@ from viewer_traces import small_episode
 from grue.tracing.reading import read_episode
 from grue.tracing.viewer import write_html
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
 expect = sync_api.expect
 
 

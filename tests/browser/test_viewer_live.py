@@ -9,10 +9,13 @@ from viewer_traces import EpisodeTape, begin, plain_turn
 
 from grue.tracing.live_feed import LiveFeed
 from grue.tracing.live_server import serving
+from grue.tracing.marks import read_marks
 
 pytestmark = [pytest.mark.made_up_trace, pytest.mark.slow]
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
 expect = sync_api.expect
 
 
@@ -58,3 +61,25 @@ def test_images_and_the_end_are_shown(page: Any, tmp_path: Path) -> None:
         picture.scroll_into_view_if_needed()
         page.wait_for_function("document.querySelector('.passage.call img')?.naturalWidth === 24")
         assert page.complaints == []
+
+
+def test_a_person_gives_the_episode_a_mark(page: Any, tmp_path: Path) -> None:
+    """In a fleet the mark is beside the episode, and says which attempt it is about."""
+    attempt = tmp_path / "0" / "attempt-2"
+    attempt.mkdir(parents=True)
+    with EpisodeTape(attempt / "trace.jsonl") as tape:
+        Story(tape).write()
+    with LiveFeed(attempt / "trace.jsonl") as feed, serving(feed) as server:
+        page.goto(server.url)
+        page.get_by_role("button", name="Mark").click()
+        page.get_by_label("Score").fill("0.5")
+        page.get_by_label("Why").press_sequentially("f is <b>not</b> a key here")
+        page.get_by_role("button", name="Save").press("Enter")
+        expect(page.locator("#mark-said")).to_have_text("Saved beside the run.")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="Mark: 0.5")).to_be_visible()
+        page.reload()
+        expect(page.get_by_role("button", name="Mark: 0.5")).to_be_visible()
+        assert page.complaints == []
+    (mark,) = read_marks(tmp_path / "0")
+    assert (mark.score, mark.attempt, mark.reason) == (0.5, 2, "f is <b>not</b> a key here")

@@ -11,7 +11,9 @@ from grue.tracing.viewer import write_html
 
 pytestmark = [pytest.mark.made_up_trace, pytest.mark.slow]
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
 expect = sync_api.expect
 
 TURNS = 1000

@@ -8,14 +8,16 @@ import pytest
 from story_traces import full_story
 from viewer_traces import EpisodeTape, TurnTape, begin, long_episode
 
-from grue.facts import EpisodeEnded
 from grue.hosts.zork.facts import Observed
 from grue.messages import RunTurn
+from grue.tracing.facts import EpisodeEnded
 from grue.tracing.viewer import write_html
 
 pytestmark = pytest.mark.made_up_trace
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
 expect = sync_api.expect
 
 SIZES = ((1400, 900, "light"), (400, 800, "dark"))

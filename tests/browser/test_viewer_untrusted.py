@@ -11,7 +11,9 @@ from grue.messages import ServerNoted, ToolReturned
 from grue.tracing.reading import read_episode
 from grue.tracing.viewer import write_html
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
 
 MARK = "window.__pwned=1"
 NASTY = (

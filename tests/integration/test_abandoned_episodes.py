@@ -29,8 +29,8 @@ from promises import within
 from grue import FunctionTools, LlmSettings, Runner, TurnHandle, TurnOutcome
 from grue.errors import MCPError, MCPServerStartupError
 from grue.messages import RunTurn, ToolCalled, TurnCompleted
-from grue.runtime.interrupts import INTERRUPT_GRACE_S
-from grue.runtime.sync_edge import BlockingInsideEventLoopWarning
+from grue.runtime.loops.interrupts import INTERRUPT_GRACE_S
+from grue.runtime.loops.sync_edge import BlockingInsideEventLoopWarning
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -347,7 +347,7 @@ def test_turns_that_several_threads_ask_for_do_not_overlap(llm: str, mode: str) 
 
 @modes
 def test_p40_in_a_running_loop_a_turn_works_and_says_once_that_it_blocks(llm: str, mode: str) -> None:
-    from grue.runtime import sync_edge
+    from grue.runtime.loops import sync_edge
 
     sync_edge._warned.clear()
 

@@ -14,7 +14,7 @@ WITHOUT_ZORK = """
 import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith(("grue.hosts.zork", "grue.games")):
+        if name.startswith(("grue.hosts.zork", "grue.hosts.zork.games")):
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
 """
@@ -40,7 +40,9 @@ def without(run: Path) -> Callable[..., CompletedProcess[str]]:
 
 def test_the_host_is_absent(run: Path) -> None:
     done = grue("play", "--offline", cwd=run.parent, before=WITHOUT_ZORK)
-    assert "ImportError: grue.hosts.zork" in done.stderr or "ImportError: grue.games" in done.stderr
+    assert (
+        "ImportError: grue.hosts.zork" in done.stderr or "ImportError: grue.hosts.zork.games" in done.stderr
+    )
 
 
 def test_show_prints_unknown_facts_as_data(without: Callable[..., CompletedProcess[str]], run: Path) -> None:
@@ -89,7 +91,7 @@ def test_a_trace_of_format_1_is_read_too(without: Callable[..., CompletedProcess
 
 
 def test_completed_turns_are_found_for_a_resume(run: Path) -> None:
-    code = f"{WITHOUT_ZORK}\nfrom grue.engine.completed_turns import CompletedTurns\n"
+    code = f"{WITHOUT_ZORK}\nfrom grue.engine.batch import CompletedTurns\n"
     code += f"print(len(CompletedTurns({str(run)!r})._known))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "3\n"

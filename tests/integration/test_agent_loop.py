@@ -64,7 +64,7 @@ def test_a_server_is_called_by_its_prefixed_name_inside_and_outside_of_inputs(
         read = [message["content"] for message in llm.requests[1].messages if message["role"] == "tool"]
     assert [tool["function"]["name"] for tool in offered] == ["mcp.files.read"]
     unknown = "Unknown MCP tool: {}. Available tools: mcp.files.read"
-    assert read[0] == '{"content":"hello"}'
+    assert read[0] == "hello"
     assert unknown.format("mcp.files.write") in read[1]
     assert unknown.format("files.read") in read[2]
     assert len(files.calls) == 3
@@ -129,6 +129,7 @@ def price(article: str) -> dict[str, int]:
     return {"euros": len(article)}
 """
 SCHEMA = {"type": "object", "properties": {"article": {"type": "string"}}, "required": ["article"]}
+DESCRIPTION = "Return the price of an article."
 OF_SESSIONS = (OpenSession, SessionOpened, CloseSession, SessionClosed, SessionPrewarmed, ServerEnded)
 OF_THIS_RUN = {"elapsed_s", "duration_s", "conversation", "address", "request_id"}
 
@@ -137,13 +138,13 @@ def invoked(tmp_path: Path, running: ExitStack) -> dict[str, Any]:
     def invoke(name: str, arguments: dict[str, Any]) -> dict[str, int]:
         return {"euros": len(arguments["article"])}
 
-    listed = {"name": "shop.price", "description": "Return the price of an article.", "inputSchema": SCHEMA}
+    listed = {"name": "shop.price", "description": DESCRIPTION, "inputSchema": SCHEMA}
     return {"invoke_mcp_tool": invoke, "mcp_tools": [listed]}
 
 
 def faked(tmp_path: Path, running: ExitStack) -> dict[str, Any]:
     shop = FakeToolServer("shop")
-    shop.answers("price", {"euros": 4}, {"euros": 5}, schema=SCHEMA)
+    shop.answers("price", {"euros": 4}, {"euros": 5}, description=DESCRIPTION, schema=SCHEMA)
     return {"servers": {"shop": shop}}
 
 
@@ -161,7 +162,7 @@ def over_http(tmp_path: Path, running: ExitStack) -> dict[str, Any]:
 
 
 def converse(how: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Have a conversation of two inputs; return its trace and what the endpoint was asked."""
+    """Have a conversation of two inputs; return its trace, and the tools and messages of each request."""
     script = [
         tool_calls_reply(("mcp.shop.price", {"article": "lamp"}), content="Let me look.", ids=["a"]),
         text_reply("Four euros."),
@@ -175,7 +176,7 @@ def converse(how: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         with AgentLoop(settings, recorder=watch.recorder, limits=limits, **how) as loop:
             assert loop.run("What is a lamp?") == "Four euros."
             assert loop.run("And a chair?") == "Five."
-        asked = [request.body["messages"] for request in llm.requests]
+        asked = [(_untitled(request.body["tools"]), request.body["messages"]) for request in llm.requests]
     return told(watch), asked
 
 
@@ -191,6 +192,15 @@ def told(watch: TraceWatch) -> list[Any]:
         cause = places.get(each.cause) if each.cause is not None else None
         lines.append((type(each.body).__name__, parties, each.turn, cause, _plain(body)))
     return lines
+
+
+def _untitled(offered: Any) -> Any:
+    """The tools without the titles that pydantic writes into a schema."""
+    if isinstance(offered, list):
+        return [_untitled(each) for each in offered]
+    if not isinstance(offered, dict):
+        return offered
+    return {key: _untitled(each) for key, each in offered.items() if key != "title"}
 
 
 def _party(name: str) -> str:
@@ -217,7 +227,7 @@ def _plain(value: Any) -> Any:
 def test_one_conversation_has_the_same_trace_whatever_serves_its_tools(
     nothing_left: None, tmp_path: Path
 ) -> None:
-    pytest.importorskip("mcp")
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     found = {}
     for served in (invoked, faked, over_stdio, over_http):
         with ExitStack() as running:

@@ -22,7 +22,7 @@ from grue import (
     ask_at_terminal,
 )
 from grue.messages import AskApproval, CallsDecided, DecisionIgnored, ToolCalled
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -109,8 +109,8 @@ def test_a_function_may_return_an_awaitable(llm: ScriptedLlmServer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"what": 5}, "$.what: 5 is not of type 'string'"),
-        ({}, "'what' is a required property"),
+        ({"what": 5}, '$.what: 5 is not of type "string"'),
+        ({}, '"what" is a required property'),
         ({"what": "egg", "where": "bag"}, "Additional properties are not allowed"),
         ({"what": "x" * 9_000_000}, "the arguments are longer than"),
     ],

@@ -19,7 +19,7 @@ from grue import (
     TurnRequest,
 )
 from grue.engine.batch import BatchItem
-from grue.protocol.connection import Disabled, Untried
+from grue.protocol.turn.connection import Disabled, Untried
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import (
     LlmReply,

@@ -15,7 +15,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 PLAIN_SERVER = (sys.executable, "-I", "-S", str(BENCHMARKS / "servers" / "plain_server.py"))
 
-pytest.importorskip("mcp")
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
 
 HANG_S = 600

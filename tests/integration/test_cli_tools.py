@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from commands import faulty, grue, write_servers
-from rows import first_of
 
 from grue.testing.leftovers import assert_nothing_left
 
@@ -56,6 +55,14 @@ def test_a_configured_file_is_used_though_no_settings_turn_mcp_on(tmp_path: Path
     assert refused.returncode == 2
     assert "mcp_config.json is not used, because pyproject.toml has enabled = false" in refused.stderr
     assert "--mcp-config mcp_config.json" in refused.stderr
+
+
+def test_a_file_without_servers_is_named(tmp_path: Path) -> None:
+    write_servers(tmp_path / "mcp_config.json", good=faulty())
+    write_servers(tmp_path / "none.json")
+    refused = grue("tools", "--mcp-config", "none.json", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "No MCP servers configured in none.json." in refused.stderr
 
 
 def test_tools_of_one_server_starts_no_other(tmp_path: Path) -> None:
@@ -135,7 +142,12 @@ def test_call_shows_what_the_server_says_beside_its_answer(tmp_path: Path) -> No
 def test_doctor_is_content_with_nothing_configured(tmp_path: Path) -> None:
     found = grue("doctor", "--no-network", cwd=tmp_path)
     assert found.returncode == 0, found.stdout
-    for words in ("Python 3.", "mcp 2.", "mind (bundled with grue): MCP 2025-11-25, 1 tool, up in", "dfrotz"):
+    for words in (
+        "Python 3.",
+        "mcp 2.",
+        "mind (bundled with grue): MCP 2025-11-25, 1 tool, up in",
+        "story files",
+    ):
         assert words in found.stdout
     assert "WRONG" not in found.stdout
 
@@ -247,29 +259,3 @@ def test_doctor_says_of_a_file_that_is_not_used(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp_config.json", box=faulty())
     found = grue("doctor", "--no-network", cwd=tmp_path)
     assert "note   mcp_config.json is not used" in found.stdout
-
-
-ONE_FAULT = """
-import grue.testing.faults as faults, msgspec
-faults.run_matrix.__defaults__ = ((msgspec.structs.replace(faults.TOLERATED[0], outcome={outcome!r}),),)
-"""
-
-
-@pytest.mark.parametrize(
-    ("mode", "outcome", "status"),
-    first_of([("", "answered", 0), ("", "forced", 1), (" (beside)", "answered", 0)]),
-)
-def test_doctor_tries_the_faults(tmp_path: Path, mode: str, outcome: str, status: int) -> None:
-    options = ("--mode", mode.strip(" ()")) if mode else ()
-    found = grue("doctor", "--faults", *options, cwd=tmp_path, before=ONE_FAULT.format(outcome=outcome))
-    assert found.returncode == status, found.stdout
-    line, total = found.stdout.splitlines()
-    assert re.match(rf"well-behaved{re.escape(mode)} +answered returned +\d+\.\d\d s  ", line)
-    assert line.endswith("  ok") == (status == 0)
-    assert total.startswith(f"1 faults, {status} of them wrong, ")
-
-
-def test_doctor_refuses_a_mode_that_there_is_not(tmp_path: Path) -> None:
-    found = grue("doctor", "--faults", "--mode", "besides", cwd=tmp_path)
-    assert found.returncode == 2
-    assert "--mode is one of turn, episode, ahead, kept, beside, presumed, not 'besides'" in found.stderr

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from grue import ContextPolicy, Conversation, Runner, TurnLimits
-from grue.llm_transport.endpoint import LlmSettings
 from grue.messages import RewriteHistory, RunTurn, Summarised
+from grue.protocol.context.history import LEFT_OUT
 from grue.protocol.retry import RetryPolicy
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.llm_server import (
     ContextWindow,
     LlmReply,
@@ -19,6 +19,7 @@ from grue.testing.llm_server import (
     tool_calls_reply,
 )
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.transports.llm.endpoint import LlmSettings
 
 NEWS = "The troll is still here. " * 160
 WINDOW = 32_000
@@ -86,6 +87,23 @@ def test_turns_fit_into_a_window_of_32k_at_a_flat_cost(turns: int) -> None:
     assert any(change.texts for change in changes)
     assert all(run.history is not None for run in talk.of(RunTurn))
     assert max(len(run.earlier) for run in talk.of(RunTurn)) < turns
+
+
+def test_a_conversation_of_texts_goes_on_after_every_overflow_of_an_unknown_window(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    with ScriptedLlmServer(lambda _: text_reply("heard"), window=ContextWindow(4000)) as server:
+        settings = LlmSettings(base_url=server.base_url, model="m", retry=RetryPolicy(max_retries=0))
+        runner = Runner(llm=settings, context=ContextPolicy())
+        with runner, runner.conversation(system="Listen.", path=path) as conversation:
+            for number in range(30):
+                assert conversation.ask(f"{NEWS[:2000]} {number}").response == "heard"
+            kept = conversation.history
+        assert 1 <= server.overflows <= 15
+        with Runner(llm=settings, context=ContextPolicy()) as again, Conversation.load(path, again) as loaded:
+            assert loaded.history == kept
+            assert loaded.ask("And now?").response == "heard"
+    assert len(kept) < 30
+    assert any(LEFT_OUT in str(item) for item in kept)
 
 
 def test_a_summary_takes_the_place_of_a_conversation_and_its_file_can_be_loaded(tmp_path: Path) -> None:

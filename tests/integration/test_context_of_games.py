@@ -4,17 +4,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grue import AnswerSpec, ContextPolicy, Conversation, Runner
-from grue.games.game import Observation
-from grue.games.house import HouseGame
 from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.games.game import Observation
+from grue.hosts.zork.games.house import HouseGame
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.messages import RewriteHistory
-from grue.offline import ScriptedModelTransport, playbook_for
-from grue.runtime.trace import Envelope, Recorder
-from grue.runtime.trace_file import TraceWriter
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.testing.offline import ScriptedModelTransport, playbook_for
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
 SEED = 7
 MOST_TURNS = 120

@@ -1,7 +1,6 @@
 """Long turns at an endpoint that enforces its context window: real HTTP, in every wire format."""
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from grue import (
     TurnLimits,
     TurnRequest,
 )
-from grue.llm_transport.endpoint import LlmSettings
-from grue.messages import CompletionFailed, ContextOverflow, RewriteHistory, Summarised, ToolReturned
+from grue.messages import CompletionFailed, RewriteHistory, Summarised, ToolReturned
+from grue.policies import ContextOverflow
 from grue.protocol.retry import RetryPolicy
-from grue.runtime.trace import Envelope, Recorder
-from grue.runtime.trace_file import TraceWriter
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.llm_server import (
     ContextWindow,
     LlmReply,
@@ -31,6 +30,7 @@ from grue.testing.llm_server import (
     tool_calls_reply,
 )
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.transports.llm.endpoint import LlmSettings
 
 WORDS = "The cellar is dark. You hear a grue. "
 
@@ -173,7 +173,7 @@ def test_a_result_that_is_too_large_is_cut_in_the_middle_and_whole_in_the_trace(
     with ScriptedLlmServer(Reader(1), window=ContextWindow(4_000)) as server:
         outcome, envelopes = run(server, policy)
     assert server.overflows == 0
-    shown = json.loads(server.requests[1].messages[-1]["content"])["content"]
+    shown = server.requests[1].messages[-1]["content"]
     whole = page(1)
     assert (shown[:8], shown[-8:]) == (whole[:8], whole[-8:])
     assert f" of {len(whole)} characters] …" in shown

@@ -12,9 +12,9 @@ from talks import WIRES, changed_prefixes, chatty, runner_for, said_to
 
 from grue import Conversation, ConversationError, Recorder, Runner, TraceWriter, TurnRequest
 from grue.messages import HistoryRewritten, ThoughtsDropped
-from grue.protocol.chat_wire.profile import WireName
-from grue.provider_rules.chat_rules import ProviderRules
+from grue.protocol.chat_wire.formats import WireName
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply
+from grue.testing.providers.chat_rules import ProviderRules
 from grue.tracing.reading import read_episode
 
 
@@ -188,7 +188,7 @@ def test_a_process_that_is_killed_in_a_tool_call_leaves_a_conversation_to_go_on_
     with Conversation.load(path, runner_for(server)) as talk:
         assert talk.ask("What happened?").response == "Answer 4."
     results = [message["content"] for message in server.requests[-1].messages if message["role"] == "tool"]
-    assert results == ['{"error":"interrupted; it may have taken effect","content":null}'] * 2
+    assert results == ["Error: interrupted; it may have taken effect"] * 2
     assert changed_prefixes(server) == 0
     with Conversation.load(path, runner_for(server)) as talk:
         assert talk.ask("Again?").response == "Answer 5."
@@ -236,7 +236,7 @@ def test_a_batch_recalls_turns_of_conversations_where_they_stand_before_or_after
     with Conversation.load(tmp_path / "0.jsonl", runner_for(server)) as talk:
         said = talk.history
     assert [item.content for item in said if hasattr(item, "call_id")] == [
-        '{"content":"seen 3-a"}', '{"content":"seen 3-b"}'
+        "seen 3-a", "seen 3-b"
     ]  # fmt: skip
     assert batch(tmp_path, server, ["Four?", "Vier?"]) == [("Answer 4.", False)] * 2
     assert said_to(server)[-1] in ("Four?", "Vier?")

@@ -33,7 +33,7 @@ from grue import (
     UserText,
 )
 from grue.messages import CallId, RequestCompletion, RunTurn, ToolCall
-from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.formats import WireName
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.reading import read_episode
 
@@ -159,7 +159,7 @@ def test_a_call_under_way_when_the_turn_is_cancelled_is_answered(server: Scripte
             handle.result(60)
         assert talk.ask("Five?").response == "Answer 4."
     results = [message["content"] for message in server.requests[-1].messages if message["role"] == "tool"]
-    assert results == ['{"error":"interrupted; it may have taken effect","content":null}'] * 2
+    assert results == ["Error: interrupted; it may have taken effect"] * 2
 
 
 def test_a_file_that_is_lost_in_the_middle_of_a_turn_ends_the_turn(

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from grue import Budget, LlmSettings, Runner, TurnRequest
+from grue.hosting import Price
 from grue.messages import CostUncounted, RunTurn
-from grue.models import Price
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply
 

@@ -17,9 +17,9 @@ from rows import first_of
 from typer.testing import CliRunner, Result
 
 from grue.cli.app import app
-from grue.observers import run_folder
-from grue.runtime.trace_file import TraceOptions
-from grue.servers import think
+from grue.hosts.servers import think
+from grue.runtime.trace.file import TraceOptions
+from grue.tracing.observers import run_folder
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 pytestmark = pytest.mark.made_up_trace

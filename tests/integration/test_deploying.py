@@ -4,9 +4,12 @@ import asyncio
 import csv
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,11 +18,13 @@ import httpx
 import pytest
 from commands import environment
 from obliging_llm import oblige
+from patient_turns import patient_model, wait_until
 
 from grue import LlmSettings
-from grue.servers import think
+from grue.hosting import read_episode
+from grue.hosts.servers import think
+from grue.messages import Interrupted, TurnFailed
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply
-from grue.traces import read_episode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 ANSWERED = {"text": "scripted", "sure": False}
@@ -82,6 +87,48 @@ def test_a_fastapi_service_answers_and_says_what_failed(llm: ScriptedLlmServer) 
     assert (good.status_code, good.json()) == (other.status_code, other.json()) == (200, ANSWERED)
     assert failed.status_code == 502
     assert "angry people" in failed.json()["detail"]
+
+
+@contextmanager
+def served(app: Any) -> Iterator[tuple[str, int]]:
+    """Serve an app on loopback, as users do."""
+    uvicorn = pytest.importorskip("uvicorn", reason="it serves the example: pip install uvicorn")
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield server.servers[0].sockets[0].getsockname()
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
+def test_a_client_of_the_fastapi_service_that_goes_away_cancels_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("fastapi", reason="the example needs FastAPI: pip install fastapi")
+    service = load("deploying/fastapi_app.py")
+    ends: list[TurnFailed] = []
+    with patient_model() as model:
+        monkeypatch.setenv("LLM_URL", model.server.base_url)
+        monkeypatch.setenv("LLM_MODEL", "scripted")
+        model.gate.clear()
+        with served(service.app) as address:
+            service.app.state.runner.recorder.add(
+                lambda envelope, _: (
+                    ends.append(envelope.body) if isinstance(envelope.body, TurnFailed) else None
+                )
+            )
+            body = json.dumps({"text": "hello"})
+            head = "POST /answer HTTP/1.1\r\nHost: s\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(body)}"
+            with socket.create_connection(address) as client:
+                client.sendall(f"{head}\r\n\r\n{body}".encode())
+                wait_until(lambda: model.server.requests)
+                assert not ends
+            wait_until(lambda: ends)
+    assert isinstance(ends[0].failure, Interrupted)
 
 
 def test_a_django_view_answers_and_says_what_failed(llm: ScriptedLlmServer) -> None:

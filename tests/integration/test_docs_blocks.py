@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from commands import environment, python
 from doc_blocks import ASKS, DOCS, THINK, Block, blocks, given, project_file, shell_lines
-from doc_servers import Reader, small_matrix
+from doc_servers import Reader
 from obliging_llm import oblige
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner, TurnRequest
 from grue.cli.app import app
+from grue.hosting import MCPConfig
 from grue.hosts.agent_loop import reset_mcp_client
-from grue.settings import MCPConfig
 from grue.testing.llm_server import ScriptedLlmServer
 
 PYTHON = list(blocks("python"))
@@ -68,7 +68,7 @@ def test_the_blocks_of_a_page_run_as_pasted(page: Path, endpoint: str) -> None:
     """Only the endpoint and the servers of npm are other ones. A block sees the names of those before it."""
     names: dict[str, Any] = {"__name__": "__main__"}
     have = given(endpoint)
-    with Reader(have["llm"]) as reader, small_matrix():
+    with Reader(have["llm"]) as reader:
         reader.callback(reset_mcp_client)
         for block in BY_PAGE[page]:
             Path("pyproject.toml").write_text(project_file(endpoint, ASKS in block.wanted), encoding="utf-8")

@@ -33,6 +33,10 @@ NOT_RUN = (
     (r"grue (login|logout) ", "needs a server with OAuth; tests/integration/test_oauth.py"),
     (r"grue trace serve", "serves until Ctrl-C; tests/integration/test_trace_serve.py"),
     (r"grue run --resume", "needs a run that was interrupted; tests/integration/test_skill_agent.py"),
+    (
+        r"python sums\.py|grue fleet (compare|score|failures|report)",
+        "tests/integration/test_evaluating_guide.py",
+    ),
     (r"grue fleet run \S+$|grue fleet table", "80 whole games; tests/integration/test_fleet.py"),
 )
 PRINTF = re.compile(r"printf '([^']*)' \| (.*)")

@@ -12,7 +12,7 @@ from real_servers import installed
 from typer.testing import CliRunner
 
 from grue.cli.app import app
-from grue.servers import think
+from grue.hosts.servers import think
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -39,12 +39,14 @@ def script(path: Path, text: str) -> Path:
 
 def server_at(path: Path) -> Path:
     """The bundled server as a program of its own."""
-    return script(path, f"#!{sys.executable}\n{Path(think.__file__).read_text()}")
+    source = path.with_suffix(".py")
+    script(source, Path(think.__file__).read_text())
+    return launcher(path, sys.executable, source)
 
 
-def launcher(path: Path, program: Path) -> Path:
-    """A launcher that starts the program."""
-    return script(path, f"#!/bin/sh\nexec {shlex.quote(str(program))}\n")
+def launcher(path: Path, *program: str | Path) -> Path:
+    """A launcher that starts the program. Its first line has no path: there, none may hold a space."""
+    return script(path, f"#!/bin/sh\nexec {shlex.join(map(str, program))}\n")
 
 
 def doctor(project: Path, command: str, *args: str) -> str:

@@ -139,3 +139,15 @@ def test_doctor_asks_nobody_where_it_is_told_not_to(tmp_path: Path) -> None:
         assert llm.requests == []
     assert status == 0
     assert "not contacted, because of --no-network" in told
+
+
+def cut_with_a_schema(request: LlmRequest) -> LlmReply:
+    return text_reply('{"swa', finish_reason="length") if "response_format" in request.body else able(request)
+
+
+def test_doctor_does_not_judge_a_schema_by_a_reply_that_was_cut(tmp_path: Path) -> None:
+    with ScriptedLlmServer(cut_with_a_schema) as llm:
+        status, told = examine(tmp_path, llm.base_url)
+    assert status == 0, told
+    assert "Structured output: unknown, since the reply was cut at its length limit" in told
+    assert "ignores it" not in told

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from grue import (
     Budget,
@@ -22,12 +23,11 @@ from grue import (
     TurnRequest,
     errors,
 )
-from grue.games import open_game
-from grue.games.interpreters import find_interpreter
-from grue.settings import read_servers
+from grue.hosting import read_episode, read_servers
+from grue.hosts.zork.games import open_game
+from grue.hosts.zork.games.interpreters import find_interpreter
 from grue.testing import faulty_server
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, silence, text_reply
-from grue.traces import read_episode
 
 NOBODY = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
 TURN = TurnRequest(system="You count.", user="How many?")
@@ -93,6 +93,14 @@ def request_refused() -> None:
         client.request("tools", "prompts/get", {"name": "x"})
 
 
+def changed() -> None:
+    with ToolClient({"tools": faulty()}) as client:
+        (echo,) = (tool for tool in client.tools() if tool.tool == "echo")
+        client.call("tools.echo", {}, check=True, definition=replace(echo, description="What it did before."))
+
+
+FILTERED = text_reply("", finish_reason="content_filter")
+
 # What the user did: (class, how, what is wrong, where, what to do). The last is empty where the tool's author
 # or the caller knows better than grue.
 FIRST: dict[str, tuple[str, Callable[[], object], str, str, str]] = {
@@ -150,6 +158,10 @@ FIRST: dict[str, tuple[str, Callable[[], object], str, str, str]] = {
         ),
         *("valid integer", r"turn 1: Input", r"fallback="),
     ),
+    "has a reply stopped by a filter": (
+        *("AnswerStopped", lambda: turn(FILTERED, FILTERED, FILTERED)),
+        *("content_filter", "turn 1", "choose another model"),
+    ),
     "runs out of time": (
         *("TurnTimedOut", lambda: turn(silence(), limits=TurnLimits(turn_timeout_s=2.0))),
         *("did not end within 2 s", r"Turn 1 .*waiting for the model", "raise turn_timeout_s"),
@@ -164,7 +176,7 @@ FIRST: dict[str, tuple[str, Callable[[], object], str, str, str]] = {
             "ActorCrashed",
             lambda: turn(text_reply("a"), request=TurnRequest(system="s", user="u", on_delta=crashing)),
         ),
-        *("LookupError: no such window", "'llm'", "If that is your code, correct it"),
+        *("LookupError: no such window", "'llm'", "Your own code raised it, in on_delta"),
     ),
     "calls a tool that fails": (
         *("MCPToolCallError", lambda: call("tools.boom"), "ZeroDivisionError", r"^tools\.boom", ""),
@@ -177,6 +189,9 @@ FIRST: dict[str, tuple[str, Callable[[], object], str, str, str]] = {
             r"tools\.bom",
             r"Available tools: tools\.boom",
         ),
+    ),
+    "decides on a tool that then changes": (
+        *("ToolChanged", changed, "was not sent, because the tool has changed", r"tools\.echo", ""),
     ),
     "misspells a server": (
         *("MCPError", lambda: call("tool.boom"), "no MCP server", "'tool'", "Configured: tools"),
@@ -236,7 +251,7 @@ ELSEWHERE = {
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GRUE_API_KEY", raising=False)
-    monkeypatch.setattr("grue.games.fernz.find_spec", lambda _: None)
+    monkeypatch.setattr("grue.hosts.zork.games.fernz.find_spec", lambda _: None)
 
 
 @pytest.mark.made_up_trace

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import grue as grue_package
 from grue.cli.app import app
 from grue.errors import FleetError
-from grue.fleet import Fleet, FleetBudget, FleetOptions, Price, ServerCap
+from grue.fleet import Fleet, FleetBudget, FleetOptions, Price, ServerCap, local
 from grue.fleet.accounts import read_ledger
 from grue.fleet.attempt import Attempted, Job
 from grue.fleet.broker import Limits
@@ -40,6 +40,14 @@ def number(case, episode):
     print("noise")
     return {"n": case["n"], "pid": os.getpid()}
 
+def moves(case, episode):
+    os.chdir(episode.folder)
+    return number(case, episode)
+
+def plays(case, episode):
+    from grue.fleet.zork_work import play
+    return {"pid": os.getpid(), "turns": play(case, episode)["turns"]}
+
 def once_killed(case, episode):
     if episode.folder.name == "attempt-1":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -52,7 +60,7 @@ def fails(case, episode):
     raise ValueError(f"no luck with {case['n']}")
 
 def asks(case, episode):
-    settings = LlmSettings(base_url=case["url"], model="m", max_tokens=10)
+    settings = LlmSettings(base_url=case["url"], model=case.get("model", "m"), max_tokens=10)
     with Runner(llm=settings, trace=episode.trace) as runner:
         runner.run_turn(TurnRequest(system="s", user=str(case["n"])))
     return 1
@@ -136,12 +144,47 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(tmp_path: Path, work
             assert isinstance(ended, Attempted), ended
             assert (job.folder, ended.committed) == (place, True)
             pids.append(int(ended.end.scores["pid"]))
-            os.kill(pids[-1], signal.SIGKILL)
-            while engine._pool.active:  # the pool notices that none of its workers is left
-                time.sleep(0.01)
+            worker = psutil.Process(pids[-1])
+            worker.kill()
+            psutil.wait_procs([worker], timeout=HANG_S)
         assert len(set(pids)) == 2
     finally:
         engine.close()
+
+
+def test_a_worker_serves_many_episodes_and_is_replaced_by_one_that_changes_it(
+    tmp_path: Path, work: str
+) -> None:
+    fleet = Fleet(tmp_path / "fleet", workers=1)
+    fleet.map(f"{work}:number", [{"n": n} for n in range(3)])
+    fleet.map(f"{work}:moves", [{"n": n} for n in range(3)])
+    settings = {"offline": True, "turns": 2}
+    fleet.map(f"{work}:plays", [{**settings, "seed": seed} for seed in range(3)])
+    pids: dict[str, set[float]] = {}
+    for path in (tmp_path / "fleet").glob("*/*/commit.json"):
+        name = json.loads((path.parent / "case.json").read_text())["work"].rpartition(":")[2]
+        pids.setdefault(name, set()).add(json.loads(path.read_text())["end"]["scores"]["pid"])
+    assert {name: len(each) for name, each in pids.items()} == {"number": 1, "moves": 3, "plays": 1}
+
+
+def test_where_no_worker_can_start_the_run_ends_and_says_so(
+    tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grue.fleet.local.work", os._exit)  # it gets a channel, which is no status
+    with pytest.raises(FleetError, match="No worker process starts: its worker process ended with status"):
+        fleet(tmp_path).map(f"{work}:number", [{"n": 1}, {"n": 2}])
+
+
+def test_an_engine_that_fails_says_so_of_each_job(
+    tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no process can be started")
+
+    monkeypatch.setattr(local, "_START_S", 0.3)
+    monkeypatch.setattr(local, "_Worker", refuse)
+    with pytest.raises(FleetError, match="No worker process can be started: no process can be started"):
+        fleet(tmp_path).map(f"{work}:number", [{"n": n} for n in range(40)])
 
 
 def test_a_failure_of_the_work_is_kept_with_its_text(tmp_path: Path, work: str) -> None:
@@ -155,26 +198,39 @@ def test_a_work_that_cannot_be_imported_is_one_sentence(tmp_path: Path) -> None:
         fleet(tmp_path).map("nowhere:play", [{}])
 
 
-def test_the_budget_holds_over_all_workers_and_over_two_runs(tmp_path: Path, work: str) -> None:
+def test_the_budget_holds_over_all_workers_and_a_larger_one_plays_the_rest(tmp_path: Path, work: str) -> None:
     with ScriptedLlmServer(lambda request: text_reply("done")) as llm:
         cases = [{"n": n, "url": llm.base_url} for n in range(12)]
-        budget = FleetBudget(requests=7, money_usd=1.0, prices={"m": Price(input=1.0, output=1.0)})
-        finished = fleet(tmp_path, budget=budget).map(f"{work}:asks", cases)
-        assert len(llm.requests) == 7
-        assert (finished.tally.failed, finished.tally.done) == (5, 12)
+        limits = {"money_usd": 1.0, "prices": {"m": Price(input=1.0, output=1.0)}}
+        budget = FleetBudget(requests=7, **limits)
+        for _ in range(2):  # the second run has nothing left to spend
+            finished = fleet(tmp_path, budget=budget).map(f"{work}:asks", cases)
+            tally = finished.tally
+            assert (finished.reason, tally.done, tally.failed, tally.given_up) == ("budget", 7, 0, 0)
+            assert finished.why == "the fleet's limit of 7 requests is used up: 7 are spent"
+            assert len(llm.requests) == 7
         spent = read_ledger(FleetFolder(tmp_path / "fleet"))
         assert (spent.requests, 0 < spent.money_usd < 1) == (7, True)
-        more = [{"n": n, "url": llm.base_url} for n in range(20, 22)]
-        finished = fleet(tmp_path, budget=budget).map(f"{work}:asks", more)
-        assert (len(llm.requests), finished.tally.failed) == (7, 2)
-    errors = [found["end"]["error"] for found in commits(tmp_path / "fleet").values()]
-    assert sum("limit of 7 requests is used up" in error for error in errors) == 7
+        finished = fleet(tmp_path, budget=FleetBudget(requests=20, **limits)).map(f"{work}:asks", cases)
+        assert (finished.reason, finished.tally.before, finished.tally.done) == ("finished", 7, 12)
+        assert len(llm.requests) == 12
+
+
+def test_a_model_without_a_price_is_not_played_and_the_others_are(tmp_path: Path, work: str) -> None:
+    with ScriptedLlmServer(lambda request: text_reply("done")) as llm:
+        cases = [
+            {"n": n, "url": llm.base_url, "model": model} for n in range(3) for model in ("m", "unpriced")
+        ]
+        budget = FleetBudget(money_usd=1.0, prices={"m": Price(input=1.0, output=1.0)})
+        finished = fleet(tmp_path, budget=budget).map(f"{work}:asks", cases)
+        tally = finished.tally
+        assert (finished.reason, tally.done, tally.unpaid, tally.failed) == ("finished", 3, 3, 0)
 
 
 @pytest.mark.slow
 def test_the_server_processes_of_all_workers_keep_within_the_cap(tmp_path: Path, work: str) -> None:
     script = tmp_path / "server.py"
-    think = str(Path(grue_package.__file__).with_name("servers") / "think.py")
+    think = str(Path(grue_package.__file__).parent / "hosts" / "servers" / "think.py")
     script.write_text(ALONE.replace("sys.argv[1]", repr(think)))
     options = FleetOptions(servers=ServerCap(at_once=1))
     cases = [{"n": n, "server": str(script), "lock": str(tmp_path / "lock")} for n in range(6)]

@@ -13,9 +13,9 @@ from commands import environment, grue
 
 from grue import LlmSettings
 from grue.errors import LLMError
-from grue.facts import EpisodeResumed
+from grue.hosting import read_episode
 from grue.testing.llm_server import ScriptedLlmServer
-from grue.traces import read_episode
+from grue.tracing.facts import EpisodeResumed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLE = DOCS / "examples" / "note_sorter.py"

@@ -16,8 +16,9 @@ from grue.config.settings import GameConfiguration
 from grue.errors import MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.manager import MCPManager
-from grue.messages import PrewarmLost, SessionPrewarmed, TurnLimits
-from grue.runtime.trace import Envelope, Recorder
+from grue.messages import PrewarmLost, SessionPrewarmed
+from grue.policies import TurnLimits
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from grue import LlmSettings, Runner, TurnRequest
-from grue.answers import AnswerSpec
+from grue.engine.answers import AnswerSpec
 from grue.messages import SchemaIgnored
-from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.formats import WireName
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply
 
 SPEC = AnswerSpec(

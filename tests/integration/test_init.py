@@ -66,7 +66,7 @@ def test_servers_of_another_host_come_without_their_secrets(tmp_path: Path, home
     assert made.returncode == 0, made.stderr
     servers = json.loads((tmp_path / "mcp_config.json").read_text())["mcpServers"]
     assert servers["github"]["env"] == {"GITHUB_TOKEN": "${GITHUB_TOKEN}"}
-    assert servers["mind"]["args"] == ["-m", "grue.servers.think"]
+    assert servers["mind"]["args"] == ["-m", "grue.hosts.servers.think"]
     assert "set      GITHUB_TOKEN in the environment, for the server github" in made.stdout
     assert "the name is taken" in made.stderr
     assert SECRET not in made.stdout + made.stderr + "".join(written(tmp_path).values())

@@ -12,7 +12,7 @@ from promises import within
 
 from grue import LlmSettings, Runner, StdioServer, TurnRequest
 from grue.messages import CloseSession, SessionClosed, ToolCalled, TurnFailed, TurnInterrupted
-from grue.runtime.sync_edge import BlockingInsideEventLoopWarning
+from grue.runtime.loops.sync_edge import BlockingInsideEventLoopWarning
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
@@ -135,7 +135,7 @@ def test_a_turn_runs_in_a_thread_that_ends_before_the_next_one(llm: str) -> None
 
 
 def test_p40_a_turn_runs_inside_a_running_event_loop_and_says_so_once(llm: str) -> None:
-    from grue.runtime import sync_edge
+    from grue.runtime.loops import sync_edge
 
     sync_edge._warned.clear()
 

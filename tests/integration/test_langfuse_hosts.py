@@ -10,7 +10,7 @@ import pytest
 from langfuse_stand_in import StandIn
 
 from grue.config.settings import GameConfiguration
-from grue.games.house import HouseGame
+from grue.hosts.zork.games.house import HouseGame
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.orchestrator import EpisodeSetup, ZorkOrchestratorV2
 from grue.testing import faulty_server
@@ -33,7 +33,7 @@ def test_a_manager_that_is_used_by_itself_tells_of_its_sessions_and_calls(tmp_pa
     async def use() -> None:
         manager = MCPManager(configuration(tmp_path), langfuse_client=client)
         await manager.connect_session()
-        await manager.call_tool("box.echo", {"text": "hi"}, timeout_seconds=5)
+        await manager.call_tool("box.echo", {"text": "hi"}, timeout_seconds=DEADLINE_S)
         await manager.call_tool("box.fail", {})
         await manager.disconnect_session()
 
@@ -48,7 +48,7 @@ def test_a_manager_that_is_used_by_itself_tells_of_its_sessions_and_calls(tmp_pa
         ("agent-tool-calling-session", "mcp-tool-box.fail"),
     ]
     assert client.beginning("mcp-tool-box.echo")["input"] == {"text": "hi"}
-    assert client.beginning("mcp-tool-box.echo")["metadata"]["timeout_seconds"] == 5
+    assert client.beginning("mcp-tool-box.echo")["metadata"]["timeout_seconds"] == DEADLINE_S
     assert client.ending("mcp-tool-box.echo")["output"] == {"content": "hi"}
     assert client.ending("mcp-tool-box.fail")["level"] == "ERROR"
     assert sorted(client.ended()) == sorted(name for _, name in client.tree())

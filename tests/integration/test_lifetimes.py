@@ -8,6 +8,8 @@ from typing import Any
 
 import anyio
 import pytest
+from fault_matrix import TOLERATED
+from fault_turns import MODES, Mode, drive_turn
 from lifetimes import (
     DONE,
     ECHO,
@@ -26,9 +28,7 @@ from transport_servers import faulty
 
 from grue import FailurePolicy, FunctionTools, HttpServer, StdioServer, TurnLimits
 from grue.errors import BudgetSpent, MCPServerStartupError, TurnTimedOut
-from grue.mcp_transport.client import McpClient
 from grue.messages import (
-    Budget,
     ConnectFailed,
     McpDisabled,
     PrewarmLost,
@@ -44,16 +44,16 @@ from grue.messages import (
     ToolTimedOut,
     TurnCompleted,
 )
-from grue.processes.process_group import ProcessRegistry
-from grue.processes.process_table import live_members
-from grue.protocol.tool_lock import ToolLock, lock_of
-from grue.testing.fault_turns import MODES, Mode, drive_turn
-from grue.testing.faults import TOLERATED
+from grue.policies import Budget
+from grue.protocol.tools.lock import ToolLock, lock_of
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.processes.process_table import live_members
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.tool_sessions.failures import ServerFailed
 from grue.tool_sessions.server_requests import ElicitationRequest
 from grue.tracing.diff import diff
 from grue.tracing.reading import EpisodeEnvelope, open_episode
+from grue.transports.mcp.client import McpClient
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

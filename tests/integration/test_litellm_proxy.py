@@ -18,14 +18,15 @@ import httpx
 import pytest
 
 from grue import LLMError, Runner, TurnRequest
-from grue.answers import AnswerSpec
-from grue.llm_transport.endpoint import LlmSettings
-from grue.messages import TextDelta, TurnLimits
+from grue.engine.answers import AnswerSpec
+from grue.messages import TextDelta
+from grue.policies import TurnLimits
 from grue.protocol.retry import RetryPolicy
-from grue.provider_rules.chat_rules import ProviderRules
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.providers.chat_rules import ProviderRules
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.transports.llm.endpoint import LlmSettings
 
 pytestmark = pytest.mark.slow
 

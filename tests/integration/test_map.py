@@ -151,7 +151,7 @@ def test_what_fails_is_an_item_with_its_error() -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_concurrency_bounds_servers_and_what_is_taken_ahead(concurrency: int) -> None:
-    pytest.importorskip("mcp")
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     alive = most = taken = 0
     ahead: list[int] = []
 
@@ -191,7 +191,7 @@ def test_nothing_begins_before_the_first_item_is_asked_for() -> None:
 
 @pytest.mark.parametrize("how", ["iterator", "runner"])
 def test_closing_it_early_cancels_what_runs(how: str) -> None:
-    pytest.importorskip("mcp")
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     ended: list[Any] = []
     recorder = Recorder()
     recorder.add(lambda sent, _: ended.append(sent.body) if isinstance(sent.body, TurnFailed) else None)
@@ -333,7 +333,7 @@ def test_ctrl_c_in_the_middle_ends_it_within_seconds(tmp_path: Path) -> None:
 
 
 def test_overlapping_turns_are_replayed_counted_and_shown(tmp_path: Path) -> None:
-    pytest.importorskip("mcp")
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     trace = tmp_path / "trace.jsonl"
     recorder = Recorder()
     writer = TraceWriter(trace, episode="batch")
@@ -365,3 +365,20 @@ def test_overlapping_turns_are_replayed_counted_and_shown(tmp_path: Path) -> Non
     assert stats["servers"][0]["endings"] == {"polite": 7}
     shown = grue("trace", "show", str(trace), cwd=tmp_path)
     assert (shown.returncode, shown.stdout.count("TurnCompleted")) == (0, 8)
+
+
+def test_each_worker_of_a_batch_keeps_its_sessions() -> None:
+    opened: list[int | None] = []
+    with model(tool="faulty.echo") as llm:
+        command, *args = faulty_server.argv()
+        servers = {"faulty": StdioServer(name="faulty", command=command, args=tuple(args))}
+        with llm.runner(servers=servers, lifetime="episode", keep_sessions=True) as runner:
+            runner.recorder.add(
+                lambda envelope, _line: (
+                    opened.append(envelope.body.pid) if isinstance(envelope.body, SessionOpened) else None
+                )
+            )
+            items = list(runner.map([TurnRequest(system="s", user=f"q{n}") for n in range(6)], concurrency=2))
+            assert [item.error for item in items] == [None] * 6
+    assert len(opened) == 6
+    assert 1 <= len(set(opened)) <= 2

@@ -11,11 +11,11 @@ from transport_servers import QUICK
 
 from grue import LlmSettings, Runner, TurnLimits, TurnRequest
 from grue.messages import JsonObject, RequestCompletion, ToolMessage
-from grue.protocol.chat_wire.profile import WireName
-from grue.provider_rules.chat_rules import ProviderRules
-from grue.runtime.trace import Recorder
-from grue.runtime.trace_file import TraceWriter
+from grue.protocol.chat_wire.formats import WireName
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.providers.chat_rules import ProviderRules
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tracing.reading import read_episode
 from grue.tracing.replay import replay
@@ -106,7 +106,7 @@ def test_images_of_any_size(tmp_path: Path, wire: WireName, size: int) -> None:
     assert images_of(last) == [*shown, f"data:image/gif;base64,{base64_of(padded(GIF, 40))}"]
     if not shown:
         (result, _) = [message["content"] for message in last.messages if message["role"] == "tool"]
-        described = json.loads(result.partition("\n")[0])["content"][0]
+        described = json.loads(result.partition("\n")[0])[0]
         assert described["omitted"] == "it is larger than max_image_bytes, 5,242,880"
     if size > 1000:
         (payload,) = held_by(path, data)

@@ -55,7 +55,7 @@ def test_a_client_sees_the_same_server_over_each_wire(reference: Any) -> None:
         assert client.call("ref.add", {"a": 2, "b": 3}).content == {"result": 5}
         wrong = client.call("ref.add", {"a": "two", "b": 3})
         assert wrong.is_error
-        assert "'two' is not of type 'integer'" in str(wrong.error_message)
+        assert '"two" is not of type "integer"' in str(wrong.error_message)
         assert client.call("ref.test_error_handling", {}).is_error
         blocks = client.call("ref.test_multiple_content_types", {}).content
         assert [block["type"] for block in blocks] == ["text", "image", "resource"]

@@ -16,12 +16,12 @@ from real_servers import bounded, npm_server, over_http
 from transport_servers import QUICK
 
 from grue import LlmSettings, Runner, TurnLimits, TurnOutcome, TurnRequest
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.messages import JsonObject, ServerNoted, SessionOpened
-from grue.processes.limits import ProcessLimits
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
-from grue.tool_client import ToolClient
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 from grue.tool_sessions.server_specs import McpServer, StdioServer
 
@@ -157,7 +157,7 @@ def blocks(client: ToolClient, tool: str, arguments: JsonObject | None = None) -
 @bounded
 def test_everything_refuses_what_is_wrong_and_goes_on(everything: McpServer) -> None:
     with session(everything) as client:
-        assert "'message' is a required property" in refusal(client, "everything.echo", {})
+        assert '"message" is a required property' in refusal(client, "everything.echo", {})
         wrong = refusal(client, "everything.get-structured-content", {"location": "Atlantis"})
         assert "is not one of" in wrong
         own = refusal(client, "everything.get-resource-reference", {"resourceType": "Text", "resourceId": -1})
@@ -364,7 +364,7 @@ def turn(
 def check_turn(server: McpServer, tool: str, arguments: JsonObject, says: str, wrong: JsonObject) -> None:
     outcome, told = turn(server, [(tool, arguments), (tool, wrong), ("nope", {})], limits=LIMITS)
     assert (outcome.kind, outcome.response) == ("answered", "done")
-    assert [call.settlement for call in outcome.tool_calls] == ["returned", "returned", "rejected"]
+    assert [call.settlement for call in outcome.tool_calls] == ["returned", "rejected", "rejected"]
     assert [call.result.is_error for call in outcome.tool_calls] == [False, True, True]
     assert says in told[0]
     assert "the call was not sent" in told[1]

@@ -1,23 +1,31 @@
 """OAuth at a server by URL: logins, and tokens that end, are revoked, and are shared by processes."""
 
 import concurrent.futures
+import fcntl
 import json
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from http_servers import real_http_server
 
+from grue.cli.login import stored
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import NeedsLogin
 from grue.messages import ServerFailure, SessionOpened
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.faulty_http_server import faulty_http_server
-from grue.tool_client import ToolClient
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
 
@@ -25,8 +33,9 @@ pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue
 
 from auth_server import Guarded, guarded_server, press_yes
 
-from grue.mcp_transport.login import LoginRefused, log_in, log_out
-from grue.mcp_transport.token_store import TokenRecord, TokenStore
+from grue.transports.mcp.login import LoginRefused, log_in, log_out
+from grue.transports.mcp.oauth import Authorizer
+from grue.transports.mcp.token_store import TokenRecord, TokenStore
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +50,33 @@ def guarded(running: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return _fresh(running)
 
 
+def _unchanged(path: str, body: bytes) -> bytes:
+    del path
+    return body
+
+
+def rewriting(**changes: Any) -> Callable[[str, bytes], bytes]:
+    """Return a rewriting that changes members of JSON answers; a function makes the new value of the old."""
+
+    def rewrite(path: str, body: bytes) -> bytes:
+        del path
+        try:
+            said = json.loads(body)
+        except ValueError:
+            return body
+        for name, change in changes.items():
+            if name in said:
+                said[name] = change(said[name]) if callable(change) else change
+        return json.dumps(said).encode()
+
+    return rewrite
+
+
 def _fresh(running: Guarded) -> Guarded:
     issuer = running.issuer
     issuer.life_s = issuer.told_s = 3600
     issuer.refuses_refresh = False
+    issuer.rewrite = _unchanged
     issuer.registered = issuer.refreshed = 0
     issuer.access.clear()
     issuer.refresh.clear()
@@ -172,7 +204,7 @@ def test_a_server_that_wants_more_in_mid_turn_names_the_command_and_a_login_help
 _CALL = """
 import sys
 from grue import HttpServer
-from grue.tool_client import ToolClient
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.tool_sessions.oauth_settings import OAuth
 with ToolClient({"far": HttpServer(name="far", url=sys.argv[1], auth=OAuth())}) as client:
     print(client.call("far.echo", {"text": "hi"}).content)
@@ -243,3 +275,109 @@ def test_the_command_says_what_is_stored_and_until_when(guarded: Guarded, tmp_pa
     assert gone.stdout == "Logged out of far. Its tokens are revoked.\n"
     for secret in record.secrets().values():
         assert secret not in told.stdout + told.stderr + gone.stdout + gone.stderr
+
+
+@pytest.mark.parametrize("configured", ["", "bare", "with a slash"])
+@pytest.mark.parametrize("slashed", ["issuer", "authorization_servers"])
+def test_a_slash_at_the_end_of_an_issuer_makes_no_difference(
+    guarded: Guarded, slashed: str, configured: str
+) -> None:
+    bare = guarded.url.removesuffix("/mcp")
+    changes: dict[str, Any] = {"issuer": bare, "authorization_servers": [bare]}
+    changes[slashed] = f"{bare}/" if slashed == "issuer" else [f"{bare}/"]
+    guarded.issuer.rewrite = rewriting(**changes)
+    issuer = {"": None, "bare": bare, "with a slash": f"{bare}/"}[configured]
+    server = guarded.spec(issuer=issuer)
+    log_in(server, press_yes)
+    assert echoed(server) == "hi"
+
+
+def test_another_issuer_is_still_refused(guarded: Guarded) -> None:
+    guarded.issuer.rewrite = rewriting(issuer="https://elsewhere.example/")
+    with pytest.raises(LoginRefused, match="issuer mismatch"):
+        log_in(guarded.spec(), press_yes)
+
+
+@pytest.mark.parametrize(
+    "told_s", [10**18, 10**400, "9" * 400, -(10**400)], ids=["years", "huge", "text", "negative"]
+)
+def test_a_token_of_an_enormous_life_is_used_and_told(
+    guarded: Guarded, told_s: int | str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guarded.issuer.rewrite = rewriting(expires_in=told_s)
+    server = logged_in(guarded)
+    record = TokenStore(server).load()
+    assert record is not None
+    assert "a token" in stored(record)
+    assert echoed(server) == "hi"
+
+
+def test_a_damaged_file_of_tokens_is_told_too(guarded: Guarded) -> None:
+    server = logged_in(guarded)
+    change(server, expires_at=1e300)
+    found = TokenStore(server).load()
+    assert found is not None
+    assert "9999" in stored(found)
+
+
+def test_tokens_that_come_as_a_form_are_in_no_error(guarded: Guarded) -> None:
+    secrets: list[str] = []
+
+    def as_form(path: str, body: bytes) -> bytes:
+        if path != "/token":
+            return body
+        said = json.loads(body)
+        secrets.extend([said["access_token"], said["refresh_token"]])
+        return urlencode(said).encode()
+
+    guarded.issuer.rewrite = as_form
+    with pytest.raises(LoginRefused, match="an answer cannot be read") as refused:
+        log_in(guarded.spec(), press_yes)
+    shown = "".join(traceback.format_exception(refused.value))
+    assert secrets
+    assert not [secret for secret in secrets if secret[:16] in shown]
+
+
+class SlowStore(TokenStore):
+    """Writes only when it is let."""
+
+    def __init__(self, server: HttpServer) -> None:
+        super().__init__(server)
+        self.began, self.let = threading.Event(), threading.Event()
+
+    def save(self, record: TokenRecord) -> None:
+        self.began.set()
+        assert self.let.wait(30)
+        super().save(record)
+
+
+def test_a_cancellation_keeps_the_lock_until_the_token_is_written(guarded: Guarded) -> None:
+    server = logged_in(guarded)
+    change(server, expires_at=1.0)
+    store = SlowStore(server)
+
+    def is_free() -> bool:
+        with store.file.with_suffix(".lock").open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    async def cancelled_in_mid_write() -> bool:
+        authorizer = Authorizer(server, store, lambda _name, _value: None)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(authorizer.token)
+            await anyio.to_thread.run_sync(store.began.wait, 30)
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                for _ in range(100):
+                    await anyio.lowlevel.checkpoint()
+                freed = is_free()
+                store.let.set()
+        return freed
+
+    assert not anyio.run(cancelled_in_mid_write)
+    found = TokenStore(server).load()
+    assert found is not None
+    assert found.access_token in guarded.issuer.access, "what was issued is on file"

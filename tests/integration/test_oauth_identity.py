@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.messages import ServerFailure
-from grue.runtime.trace import Recorder
-from grue.tool_client import ToolClient
+from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.server_specs import HttpServer
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
@@ -18,8 +18,8 @@ from auth_server import Guarded, guarded_server, press_yes
 from identity_provider import IdentityProvider, identity_provider
 from mcp.shared.auth import JWT_BEARER_GRANT_TYPE, OAuthClientInformationFull
 
-from grue.mcp_transport.login import LoginRefused, log_in
-from grue.mcp_transport.token_store import TokenStore
+from grue.transports.mcp.login import LoginRefused, log_in
+from grue.transports.mcp.token_store import TokenStore
 
 CLIENT_SECRET = "secret-of-the-client"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from commands import grue
 
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.messages import ServerFailure
-from grue.tool_client import ToolClient
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 pytest.importorskip("keyring", reason="the keyring needs its extra: pip install 'grue[keyring]'")
@@ -24,8 +24,8 @@ import keyring.backends.fail
 from auth_server import Guarded, guarded_server, press_yes
 from file_keyring import FileKeyring
 
-from grue.mcp_transport.keyring_store import token_store
-from grue.mcp_transport.login import LoginRefused, log_in, log_out
+from grue.transports.mcp.keyring_store import token_store
+from grue.transports.mcp.login import LoginRefused, log_in, log_out
 
 BACKEND = "file_keyring.FileKeyring"
 
@@ -84,8 +84,8 @@ def test_without_a_keyring_a_session_and_a_login_name_the_file(guarded: Guarded)
 _CALL = """
 import sys
 from grue import HttpServer
-from grue.connections import OAuth
-from grue.tool_client import ToolClient
+from grue.hosting import OAuth
+from grue.engine.outside_turns.tool_client import ToolClient
 server = HttpServer(name="far", url=sys.argv[1], auth=OAuth(keep_tokens_in="keyring"))
 with ToolClient({"far": server}) as client:
     print(client.call("far.echo", {"text": "hi"}).content)

@@ -32,12 +32,12 @@ def server() -> Iterator[ScriptedLlmServer]:
 
 
 def openai_client(server: ScriptedLlmServer) -> Any:
-    openai = pytest.importorskip("openai", reason="the openai package is not installed")
+    openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
     return openai.OpenAI(base_url=server.base_url, api_key="sk-made-up", max_retries=0, timeout=60)
 
 
 def anthropic_client(server: ScriptedLlmServer) -> Any:
-    anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
+    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed: pip install anthropic")
     url = server.base_url.removesuffix("/v1")
     return anthropic.Anthropic(base_url=url, api_key="sk-made-up", max_retries=0, timeout=60)
 
@@ -176,8 +176,8 @@ def test_usage_and_refusals_are_read_as_they_are_meant() -> None:
 
 
 def test_errors_are_those_of_the_packages() -> None:
-    openai = pytest.importorskip("openai", reason="the openai package is not installed")
-    anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
+    openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
+    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed: pip install anthropic")
     user = [{"role": "user", "content": "hi"}]
     with ScriptedLlmServer(lambda _: rate_limited(7)) as server:
         with (

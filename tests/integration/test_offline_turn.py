@@ -5,17 +5,17 @@ import sys
 import pytest
 
 from grue.actors.llm import LlmActor, LlmEndpoint, LlmSettings
+from grue.engine.runner import Runner, TurnRequest
 from grue.errors import LLMError
-from grue.games.house import HouseGame
+from grue.hosts.servers import think
 from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.games.house import HouseGame
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import answer_spec
 from grue.messages import CompletionReceived
-from grue.offline import MODEL, ScriptedModelTransport, playbook_for
-from grue.runner import Runner, TurnRequest
-from grue.runtime.trace import Recorder
-from grue.servers import think
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.leftovers import assert_nothing_left
+from grue.testing.offline import MODEL, ScriptedModelTransport, playbook_for
 from grue.tool_sessions.server_specs import StdioServer
 
 THINK = StdioServer(name="think", command=sys.executable, args=("-I", "-S", think.__file__))

@@ -2,23 +2,20 @@
 
 import asyncio
 
-import anyio
 import pytest
+from fault_turns import Mode
 from patient_turns import ASK, patient_model
-from scripted_server import ScriptedConnection, ScriptedServer
 
 from grue import FunctionTools, LlmSettings, Runner
-from grue.testing.fault_turns import Mode
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
-from grue.tool_sessions.connection import Listing
 
 TURNS = 4
 
 
 @pytest.mark.parametrize("mode", ["episode", "ahead", "kept"])
 def test_the_turns_of_an_episode_share_one_connection(mode: Mode) -> None:
-    pytest.importorskip("mcp")
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     with patient_model() as model, assert_nothing_left(), model.runner(mode) as runner:
         runner.run_turn(ASK)
         runner.start_turn(ASK).result()
@@ -50,25 +47,3 @@ def test_the_turns_of_a_batch_share_as_many_connections_as_run_at_once(concurren
         assert all(item.outcome for item in items)
         assert len(llm.requests) == 16
         assert llm.accepted <= concurrency
-
-
-class StartsAfterTheModel(ScriptedConnection):
-    """A server whose start takes until the model has a connection."""
-
-    def __init__(self, llm: ScriptedLlmServer) -> None:
-        super().__init__(ScriptedServer(), "ok")
-        self._llm = llm
-
-    async def open(self, timeout_s: float) -> Listing:
-        with anyio.fail_after(60):
-            while not self._llm.accepted:  # noqa: ASYNC110 - nothing tells us
-                await anyio.sleep(0.01)
-        return await super().open(timeout_s)
-
-
-def test_a_turn_connects_to_the_model_while_its_servers_start() -> None:
-    with ScriptedLlmServer(lambda _: text_reply("done")) as llm:
-        settings = LlmSettings(base_url=llm.base_url, model="m")
-        with Runner(llm=settings, servers={"a": lambda _note: StartsAfterTheModel(llm)}) as runner:
-            runner.run_turn(ASK)
-        assert llm.accepted == len(llm.requests) == 1

@@ -11,14 +11,14 @@ from genai_conventions import MODEL as MODEL_SPAN
 from observed_turns import MODEL, Watched, answer, echoes
 from otlp_receiver import OtlpReceiver, Received
 
-from grue.llm_transport.endpoint import LlmSettings
-from grue.observers.otel import OtelObserver
-from grue.observers.otel_attributes import AgentDescription
-from grue.runner import Runner, TurnRequest
-from grue.runtime.trace import Recorder
+from grue.engine.runner import Runner, TurnRequest
+from grue.runtime.trace.recorder import Recorder
 from grue.testing import faulty_server
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.tool_sessions.server_specs import StdioServer
+from grue.tracing.observers.otel import OtelObserver
+from grue.tracing.observers.otel_attributes import AgentDescription
+from grue.transports.llm.endpoint import LlmSettings
 
 exporters = pytest.importorskip(
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -159,7 +159,7 @@ FROM_THE_ENVIRONMENT = """
 from opentelemetry import trace
 from recorded_turns import Play, Tape
 from grue.messages import RunTurn
-from grue.observers.otel import OtelObserver
+from grue.tracing.observers.otel import OtelObserver
 
 observer = OtelObserver()
 Play(Tape(observer), RunTurn(turn=1, system="You play.", user="A house."), ["take lamp"])

@@ -130,7 +130,7 @@ WAYS: dict[str, tuple[str, Callable[[Runner], object]]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::grue.runtime.sync_edge.BlockingInsideEventLoopWarning")
+@pytest.mark.filterwarnings("ignore::grue.runtime.loops.sync_edge.BlockingInsideEventLoopWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_without_threads_the_error_is_typed(way: str, no_threads: Callable[[], None]) -> None:
     lifetime, go = WAYS[way]

@@ -11,11 +11,22 @@ from typing import Any
 import anyio
 import pytest
 from commands import mock_server
+from fault_turns import Mode
 from lifetimes import PLAIN_MODES, modes
 from transport_servers import QUICK, faulty
 from worded_turns import WordedModel, ask, worded_model
 
-from grue import FunctionTools, Recorder, Runner, StdioServer, ToolPolicy, ToolRule, TraceWriter, TurnLimits
+from grue import (
+    FunctionTools,
+    Recorder,
+    Runner,
+    StdioServer,
+    ToolPolicy,
+    ToolRule,
+    TraceWriter,
+    TurnLimits,
+)
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import (
     MCPError,
     MCPRequestError,
@@ -35,9 +46,7 @@ from grue.messages import (
     ToolCalled,
     ToolReturned,
 )
-from grue.runtime.trace import Envelope
-from grue.testing.fault_turns import Mode
-from grue.tool_client import ToolClient
+from grue.runtime.trace.recorder import Envelope
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

@@ -20,13 +20,13 @@ from grue import (
     TurnRequest,
     parked_turns,
 )
-from grue.engine.recorded_conversation import resume_conversation
+from grue.engine.conversations.recorded_conversation import resume_conversation
 from grue.errors import TraceError
 from grue.messages import CompletionReceived, RunTurn, ToolCalled, ToolSkipped, TurnCompleted, TurnResumed
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.reading import read_episode
 
-KEPT = '{"error":"Tool call denied: keep it","content":null}'
+KEPT = "Error: Tool call denied: keep it"
 
 
 def model(request: LlmRequest) -> LlmReply:
@@ -74,7 +74,7 @@ def test_a_parked_turn_is_resumed_by_another_process(job: Job, stage: Stage) -> 
     assert (question.name, question.arguments, question.reason) == ("box.delete", DELETE[1], "it deletes")
     assert deleted(job) == []
     (said,) = stage.do(replace(job, action="resume"))
-    assert said == 'The tool said: {"content":"deleted"}'
+    assert said == "The tool said: deleted"
     assert deleted(job) == ["old.txt"]
     (end,) = bodies(job, TurnCompleted)
     assert (end.requests, end.iterations, len(end.tool_calls)) == (3, 2, 3)
@@ -95,7 +95,7 @@ def test_changed_arguments_are_used_and_told_to_the_model(job: Job, stage: Stage
     stage.do(job)
     (said,) = stage.do(replace(job, action="resume", decide="change"))
     assert deleted(job) == ["new.txt"]
-    assert 'The user changed the arguments of this call to {\\"name\\":\\"new.txt\\"}' in said
+    assert 'The user changed the arguments of this call to {"name":"new.txt"}' in said
 
 
 def test_an_expired_question_is_denied(job: Job, stage: Stage) -> None:
@@ -175,7 +175,7 @@ def test_a_turn_is_resumed_in_the_callers_event_loop(job: Job) -> None:
                 await made.resume_async(job.folder, decisions)
             return str(outcome.response)
 
-    assert anyio.run(park_and_resume) == 'The tool said: {"content":"deleted"}'
+    assert anyio.run(park_and_resume) == "The tool said: deleted"
     assert deleted(job) == ["old.txt"]
 
 
@@ -297,4 +297,4 @@ def test_whenever_it_is_killed_a_call_never_runs_twice_without_being_said(
         if not deleted(mine) or "interrupted; it may have taken effect" in said:
             assert "interrupted; it may have taken effect" in said or said.startswith("NothingToResume")
         else:
-            assert '{"content":"deleted"}' in said or said.startswith("NothingToResume")
+            assert "The tool said: deleted" in said or said.startswith("NothingToResume")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from commands import bodies, faulty, group_is_gone, grue, server_pids, trace_of, write_servers
+from patient_turns import wait_until
 
 from grue.messages import SessionClosed, SessionOpened
-from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -53,7 +54,8 @@ def test_the_same_seed_gives_the_same_commands_and_another_seed_another_puzzle(t
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not (shutil.which("dfrotz") or Path("/usr/games/dfrotz").exists()), reason="dfrotz is not installed"
+    not (shutil.which("dfrotz") or Path("/usr/games/dfrotz").exists()),
+    reason="dfrotz is not installed: apt-get install frotz",
 )
 def test_real_zork_is_played_twice_alike(tmp_path: Path, zork1: Path) -> None:
     for folder in ("one", "two"):
@@ -239,7 +241,7 @@ def test_cold_the_first_server_starts_before_what_talks_to_it_is_imported(
     """So that both start up at the same time."""
     played = grue("play", "--offline", "--turns", "1", *flags, cwd=tmp_path, before=NOTE_SPAWNS)
     assert played.returncode == 0, played.stderr
-    spawned, _, imported = played.stderr.strip().rpartition(" ")
+    spawned, _, imported = played.stderr.strip().splitlines()[-1].rpartition(" ")
     assert json.loads(spawned.lower())[0] is False
     assert imported == "True", "the program is another one by now: look for what it imports"
 
@@ -250,6 +252,28 @@ def test_with_spawn_beside_each_turn_uses_what_was_started_beside_the_one_before
     opened, spares = ([body["pid"] for body in bodies(tmp_path / "run", kind)] for kind in SESSIONS)
     assert len(opened) == 3
     assert opened[1:] == spares[:2]
+
+
+def test_with_spawn_beside_the_next_turns_server_is_ready_before_a_turns_model_has_answered(
+    tmp_path: Path,
+) -> None:
+    def answer(_request: LlmRequest) -> LlmReply:
+        wait_until(lambda: (tmp_path / "run" / "trace.jsonl").read_bytes().count(b'"SpareReady"') >= asked())
+        return text_reply(json.dumps({"thinking": "why not", "action": "north", "new_objective": None}))
+
+    with ScriptedLlmServer(answer) as server:
+
+        def asked() -> int:
+            return len(server.requests)
+
+        played = grue(
+            *("play", "--base-url", server.base_url, "--model", "any", "--turns", "2", "--spawn-beside"),
+            *("--run-dir", "run"),
+            cwd=tmp_path,
+        )
+    assert played.returncode == 0, played.stderr
+    assert result(tmp_path / "run")["commands"] == ["north", "north"]
+    assert len(bodies(tmp_path / "run", "TurnCompleted")) == 2
 
 
 SESSIONS = ("SessionOpened", "SpareReady")  # the tag of `SessionPrewarmed` on file

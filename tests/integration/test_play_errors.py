@@ -79,7 +79,7 @@ def test_a_game_that_is_none_is_named(tmp_path: Path, game: str) -> None:
 def test_r2_3_a_broken_mcp_config_names_file_line_and_column(tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text('{\n  "mcpServers": {,}\n}')
     played = grue("play", "--offline", "--mcp-config", "mcp.json", cwd=tmp_path)
-    says(played, 2, "MCP initialization failed: ", "mcp.json", "line 2")
+    says(played, 2, "MCP initialization failed: ", "mcp.json", "line 2, column 18")
 
 
 def test_r2_2_a_missing_mcp_config_says_what_to_do(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_p26_p27_r6_7_a_later_failure_retries_once_in_its_turn_then_disables(
 ) -> None:
     import sys
 
-    from grue.servers import think
+    from grue.hosts.servers import think
 
     (tmp_path / "count").write_text("")
     entry = {

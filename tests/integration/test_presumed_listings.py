@@ -26,9 +26,9 @@ from grue import (
     TurnRequest,
 )
 from grue.cli.app import app
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, TurnTimedOut
 from grue.messages import (
-    Budget,
     CallTools,
     CheckAnswer,
     DropCompletion,
@@ -37,15 +37,14 @@ from grue.messages import (
     RequestCompletion,
     SessionOpened,
     TextDelta,
-    ToolAnnotations,
     ToolDefinition,
-    ToolPolicy,
     ToolsPresumed,
     ToolsVerified,
     TurnFailed,
 )
-from grue.protocol.connection import Disabled, Proven, Untried
-from grue.protocol.tool_lock import ToolLock, lock_of
+from grue.policies import Budget, ToolAnnotations, ToolPolicy
+from grue.protocol.tools.lock import ToolLock, lock_of
+from grue.protocol.turn.connection import Disabled, Proven, Untried
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import (
     LlmReply,
@@ -56,7 +55,6 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
-from grue.tool_client import ToolClient
 from grue.tracing.counting import count_episode
 from grue.tracing.reading import open_episode
 
@@ -437,14 +435,14 @@ def test_a_conversation_that_goes_on_from_its_trace_presumes_what_that_has_liste
 _COLD = """
 import sys, threading
 from grue import HttpServer, LlmSettings, Runner, TurnRequest
-from grue.engine.early_request import EarlyRequest
+from grue.engine.turn_actors import EarlyRequest
 from grue.messages import ToolDefinition
-from grue.protocol.tool_lock import ToolLock, lock_of
+from grue.protocol.tools.lock import ToolLock, lock_of
 from grue.testing import faulty_server
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 from grue.tool_sessions.server_specs import StdioServer
 
-SDK, HTTP = "grue.mcp_transport.sdk", "grue.mcp_transport.sdk_http"
+SDK, HTTP = "grue.transports.mcp.sdk", "grue.transports.mcp.sdk_http"
 names = ("faulty", "url")
 tools = [ToolDefinition(server=name, tool="echo", input_schema={"type": "object"}) for name in names]
 locks = {tool.server: (tool,) for tool in tools}

@@ -15,8 +15,7 @@ import pytest
 from media import audio, blob, image, tool_message
 from pydantic import BaseModel, TypeAdapter
 
-from grue.answers import AnswerSpec
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.engine.answers import AnswerSpec
 from grue.messages import (
     CallId,
     JsonObject,
@@ -36,6 +35,7 @@ from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import ANTHROPIC, OPENAI, OPENAI_CHAT
 from grue.protocol.chat_wire.reply import Reply
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 KEY = "sk-made-up-key"
@@ -120,7 +120,7 @@ def ours(server: ScriptedLlmServer, profile_url: str, **settings: Any) -> list[d
 
 
 def test_chat_completions_as_the_openai_client_sends_them(server: ScriptedLlmServer) -> None:
-    openai = pytest.importorskip("openai", reason="the openai package is not installed")
+    openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
     function = {"name": "think__think", "description": "Think.", "parameters": PARAMETERS}
     tools = [{"type": "function", "function": function}]
     messages: list[Any] = [
@@ -147,7 +147,7 @@ def test_chat_completions_as_the_openai_client_sends_them(server: ScriptedLlmSer
 
 
 def test_responses_as_the_openai_client_sends_them(server: ScriptedLlmServer) -> None:
-    openai = pytest.importorskip("openai", reason="the openai package is not installed")
+    openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
     history: list[Any] = [
         {"role": "developer", "content": "You play."},
         {"role": "user", "content": "Where am I?"},
@@ -176,7 +176,7 @@ def test_responses_as_the_openai_client_sends_them(server: ScriptedLlmServer) ->
 
 
 def test_messages_as_the_anthropic_client_sends_them(server: ScriptedLlmServer) -> None:
-    anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
+    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed: pip install anthropic")
     marked = {"cache_control": {"type": "ephemeral"}}
     said: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "Where am I?", **marked}]}]
     asked: dict[str, Any] = {
@@ -206,7 +206,7 @@ def test_messages_as_the_anthropic_client_sends_them(server: ScriptedLlmServer) 
 
 
 def test_every_body_is_what_the_openai_package_has_types_for() -> None:
-    types = pytest.importorskip("openai.types.chat", reason="the openai package is not installed")
+    types = pytest.importorskip("openai.types.chat", reason="openai is not installed: pip install openai")
     chat = TypeAdapter(types.CompletionCreateParams)
     for path in (RECORDED / "openai_chat").iterdir():
         for body in requests(path):
@@ -221,7 +221,7 @@ def test_every_body_is_what_the_openai_package_has_types_for() -> None:
 
 
 def test_every_body_is_what_the_anthropic_package_has_types_for() -> None:
-    types = pytest.importorskip("anthropic.types", reason="the anthropic package is not installed")
+    types = pytest.importorskip("anthropic.types", reason="anthropic is not installed: pip install anthropic")
     adapter = TypeAdapter(types.MessageCreateParams)
     for path in (RECORDED / "anthropic").iterdir():
         for body in requests(path):
@@ -240,9 +240,15 @@ def media_requests(*profiles: WireProfile) -> Iterator[Any]:
 
 
 def test_images_audio_and_files_are_what_the_packages_have_types_for() -> None:
-    chat_types = pytest.importorskip("openai.types.chat", reason="the openai package is not installed")
-    responses = pytest.importorskip("openai.types.responses", reason="the openai package is not installed")
-    anthropic = pytest.importorskip("anthropic.types", reason="the anthropic package is not installed")
+    chat_types = pytest.importorskip(
+        "openai.types.chat", reason="openai is not installed: pip install openai"
+    )
+    responses = pytest.importorskip(
+        "openai.types.responses", reason="openai is not installed: pip install openai"
+    )
+    anthropic = pytest.importorskip(
+        "anthropic.types", reason="anthropic is not installed: pip install anthropic"
+    )
     everything = {"images": True, "audio": True, "files": True}
     for kind, profile, kinds in (
         (chat_types.CompletionCreateParams, OPENAI_CHAT, ("image_url", "input_audio", "file")),
@@ -262,7 +268,7 @@ FOREIGN = {
 
 
 def test_other_endpoints_get_what_openai_has_types_for_and_no_more_than_they_have_added() -> None:
-    types = pytest.importorskip("openai.types.chat", reason="the openai package is not installed")
+    types = pytest.importorskip("openai.types.chat", reason="openai is not installed: pip install openai")
     adapter = TypeAdapter(types.CompletionCreateParams)
     for path in (RECORDED / "golden").iterdir():
         bodies = [body for body in json.loads(path.read_text()) if "response_format" in body]
@@ -271,7 +277,7 @@ def test_other_endpoints_get_what_openai_has_types_for_and_no_more_than_they_hav
 
 
 def test_the_check_sees_what_the_types_do_not_have() -> None:
-    types = pytest.importorskip("openai.types.chat", reason="the openai package is not installed")
+    types = pytest.importorskip("openai.types.chat", reason="openai is not installed: pip install openai")
     message = {"role": "user", "content": [{"type": "text", "text": "x", "made_up": 1}]}
     body = {"model": "m", "messages": [message], "invented": True}
     assert unknown_to(TypeAdapter(types.CompletionCreateParams), body) == {"made_up", "invented"}

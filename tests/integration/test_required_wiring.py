@@ -22,11 +22,11 @@ from grue.errors import MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.manager import MCPManager
 from grue.messages import SessionClosed, SessionOpened, ToolCallResult
-from grue.observers.langfuse import LangfuseObserver
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing import faulty_server
 from grue.testing.doubles import MockLLMClient
 from grue.testing.leftovers import assert_nothing_left
+from grue.tracing.observers.langfuse import LangfuseObserver
 
 ECHO = {"name": "box.echo", "arguments": {"text": "hm"}}
 EVENTS_OF_A_TURN = {
@@ -45,8 +45,8 @@ def configuration(folder: Path, *flags: str, env: dict[str, str] | None = None) 
     return GameConfiguration(
         project_dir=folder,
         mcp_enabled=True,
-        mcp_server_startup_timeout_seconds=5,
-        mcp_tool_call_timeout_seconds=5,
+        mcp_server_startup_timeout_seconds=60,
+        mcp_tool_call_timeout_seconds=60,
     )
 
 
@@ -250,7 +250,7 @@ class Noting(MCPManager):
         return await super().call_tool(tool_name, arguments, timeout_seconds)
 
 
-A_SESSION = ["connect_session", "get_tool_schemas", "call_tool box.echo 5", "disconnect_session"]
+A_SESSION = ["connect_session", "get_tool_schemas", "call_tool box.echo 60", "disconnect_session"]
 
 
 def test_r3_1_r3_5_r5_1_turns_go_through_a_subclass(tmp_path: Path, log: Log) -> None:

@@ -14,17 +14,17 @@ from typer.testing import CliRunner, Result
 
 from grue.cli.app import app
 from grue.config.settings import GameConfiguration
-from grue.facts import EpisodeResumed
-from grue.games.house import HouseGame
+from grue.hosts.servers import think
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
+from grue.hosts.zork.games.house import HouseGame
 from grue.hosts.zork.orchestrator import EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import read_past
 from grue.messages import RunTurn
-from grue.observers.run_folder import RunFolder
-from grue.runtime.trace import Recorder
-from grue.servers import think
+from grue.runtime.trace.recorder import Recorder
 from grue.testing import replay
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
+from grue.tracing.facts import EpisodeResumed
+from grue.tracing.observers.run_folder import RunFolder
 from grue.tracing.reading import read_episode
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
@@ -162,7 +162,7 @@ def test_more_turns_and_another_time_limit_may_be_asked_for(grue: Run, run: str)
     assert told.exit_code == 0, told.output
     assert "turn_limit: 5 of 100 points, 4 turns" in told.stdout
     limits = [body["limits"]["turn_timeout_s"] for body in bodies(folder, "RunTurn")]
-    assert limits == [None, None, 30.0, 30.0]
+    assert limits == [1800.0, 1800.0, 30.0, 30.0]
 
 
 def test_the_result_and_the_logs_are_of_the_whole_episode(grue: Run) -> None:
@@ -248,7 +248,8 @@ def test_it_is_played_where_it_was_started_whence_ever_it_is_resumed(
 
 
 @pytest.mark.skipif(
-    not (shutil.which("dfrotz") or Path("/usr/games/dfrotz").exists()), reason="dfrotz is not installed"
+    not (shutil.which("dfrotz") or Path("/usr/games/dfrotz").exists()),
+    reason="dfrotz is not installed: apt-get install frotz",
 )
 def test_real_zork_comes_back(
     grue: Run, zork1: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -26,12 +26,12 @@ from msgspec import Struct
 from grue.errors import TraceError
 from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed, Remembered
 from grue.messages import RequestCompletion, RunTurn, TurnCompleted
-from grue.offline import playbook_for
-from grue.offline.chat_request import decode_body, read_request
-from grue.offline.script import completion, reply
 from grue.testing import replay
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, json_reply, tool_calls_reply
+from grue.testing.offline import playbook_for
+from grue.testing.offline.chat_request import decode_body, read_request
+from grue.testing.offline.script import completion, reply
 from grue.tracing.reading import EpisodeTrace, read_episode
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")

@@ -12,7 +12,7 @@ from rows import first_of
 from typer.testing import CliRunner, Result
 
 from grue.cli.app import app
-from grue.servers import think
+from grue.hosts.servers import think
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

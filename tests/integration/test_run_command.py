@@ -1,7 +1,9 @@
 """`grue run` as a user runs it: the bundled example without a key, its trace, outputs, and exit status."""
 
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     agent = here / "agent" / "agent.yaml"
     agent.write_text(agent.read_text().replace("command: npx", "command: grue-no-npx"))
     (here / "agent" / "workspace" / "report.md").unlink(missing_ok=True)
-    done = grue("run", "agent/agent.yaml", "--offline", "--run-dir", "run", cwd=here)
+    # As in an activated environment: not every machine has a `python3`.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = grue("run", "agent/agent.yaml", "--offline", "--run-dir", "run", cwd=here, PATH=path)
     (here / "stdout").write_text(done.stdout)
     assert done.returncode == 0, done.stderr
     return here
@@ -109,6 +113,7 @@ def test_json_has_an_object_a_line_and_the_result_last(tmp_path: Path) -> None:
         ("", [finish("no", success=False)], 1, "gave_up"),
         ("on_step_failure: stop", [("read_file", {"path": "nowhere"})], 1, "step_failed"),
         ("limits: {max_turns: 1}", [("note", {"text": "a"})], 4, "turn_limit"),
+        ("limits: {requests: 1}", [("note", {"text": "a"})], 4, "budget"),
         (
             "policy: {parking: true, rules: [{tools: agent.write_file, verdict: ask}]}",
             [("write_file", {"path": "a", "content": "b"})],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from grue.runtime.trace_reader import read_trace
+from grue.runtime.trace.reader import read_trace
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLE = DOCS / "examples" / "two_actors.py"

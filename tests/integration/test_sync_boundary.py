@@ -16,7 +16,7 @@ from grue import StdioServer
 from grue.config.settings import GameConfiguration
 from grue.hosts.zork.agent import ZorkAgent
 from grue.messages import SessionOpened
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing import faulty_server
 from grue.testing.doubles import MockLLMClient
 from grue.testing.leftovers import assert_nothing_left
@@ -107,7 +107,7 @@ def test_p7_a_server_gets_the_whole_environment_and_what_is_configured(
         agent(thinking(1, tools=True), server).get_action_with_reasoning("A cave.")
         expected = {**os.environ, **added}
     environment = json.loads(seen.read_text())
-    for name in ("LC_CTYPE", "_"):  # Python's and the shell's own doing
+    for name in ("LC_CTYPE", "_", "PWD", "OLDPWD", "SHLVL"):  # Python's and the shell's own doing
         environment.pop(name, None)
         expected.pop(name, None)
     assert environment == expected

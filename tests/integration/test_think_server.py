@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from grue.servers import think
+from grue.hosts.servers import think
 
 COMMAND = [sys.executable, "-I", "-S", think.__file__]
 COMPILED = "import sys; sys.path.append(sys.argv.pop(1)); import think; think.run()"
@@ -52,7 +52,7 @@ def initialize(process, version):
 @asynccontextmanager
 async def official_client():
     """A session of the official SDK over its own stdio transport, initialized."""
-    mcp = pytest.importorskip("mcp", reason="the mcp package is not installed: the SDK's client is not tried")
+    mcp = pytest.importorskip("mcp", reason="the SDK's client is not tried: pip install mcp")
     from mcp.client.stdio import stdio_client
 
     parameters = mcp.StdioServerParameters(command=COMMAND[0], args=COMMAND[1:])
@@ -97,7 +97,7 @@ async def test_official_client_sees_tool_errors_and_protocol_errors():
 
 
 async def test_a_client_that_probes_for_the_newest_protocol_falls_back_at_once():
-    mcp = pytest.importorskip("mcp", reason="the mcp package is not installed: the SDK's client is not tried")
+    mcp = pytest.importorskip("mcp", reason="the SDK's client is not tried: pip install mcp")
     from mcp.client.stdio import stdio_client
 
     parameters = mcp.StdioServerParameters(command=COMMAND[0], args=COMMAND[1:])

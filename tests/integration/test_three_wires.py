@@ -10,14 +10,13 @@ from rows import first_of
 
 from grue.config.settings import GameConfiguration, RetrySettings
 from grue.errors import MCPError
-from grue.games.catalogue import open_game
 from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
+from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.orchestrator import EpisodeSetup, ZorkOrchestratorV2
 from grue.messages import CompletionReceived, TextDelta
-from grue.observers.run_folder import RunFolder
-from grue.protocol.chat_wire.profile import WireName
-from grue.runtime.trace import Recorder
+from grue.protocol.chat_wire.formats import WireName
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import (
     LlmReply,
     LlmRequest,
@@ -27,6 +26,7 @@ from grue.testing.llm_server import (
     tool_calls_reply,
 )
 from grue.tracing.diff import diff
+from grue.tracing.observers.run_folder import RunFolder
 from grue.tracing.reading import open_episode, read_episode
 
 WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")

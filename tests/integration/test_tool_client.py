@@ -14,12 +14,13 @@ from promises import within
 from rows import first_of
 from transport_servers import QUICK, STUBBORN, faulty
 
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MCPError, MCPServerStartupError
-from grue.messages import JsonObject, OpenSession, ServerFailure, ServerNoted, SessionOpened, TurnLimits
-from grue.runtime.trace import Recorder
+from grue.messages import JsonObject, OpenSession, ServerFailure, ServerNoted, SessionOpened
+from grue.policies import TurnLimits
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
-from grue.tool_client import ToolClient
 from grue.tool_sessions.server_requests import ElicitationRequest
 from grue.tool_sessions.server_specs import StdioServer
 
@@ -180,7 +181,7 @@ def test_it_works_where_an_event_loop_runs() -> None:
 INTERRUPTED = """
 import sys
 from grue.tool_sessions.server_specs import StdioServer
-from grue.tool_client import ToolClient
+from grue.engine.outside_turns.tool_client import ToolClient
 
 command, *args = sys.argv[1:]
 try:

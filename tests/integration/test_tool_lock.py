@@ -1,6 +1,7 @@
 """A server whose tools are not as they were approved, in real turns under each policy."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +9,48 @@ import pytest
 from transport_servers import faulty
 from typed_server import typed_server
 
-from grue import FailurePolicy, LlmSettings, Runner, StdioServer, TurnOutcome, TurnRequest
+from grue import (
+    ApprovalQuestion,
+    FailurePolicy,
+    LlmSettings,
+    Runner,
+    StdioServer,
+    ToolChanged,
+    ToolNotFound,
+    ToolPolicy,
+    ToolRule,
+    TurnOutcome,
+    TurnRequest,
+)
 from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
-from grue.facts import Fact
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.manager import MCPManager
-from grue.messages import AnyMessage, OnToolDrift, ServerNoted, SessionOpened, ToolDefinition, ToolDrifted
-from grue.observers.event import Event
-from grue.observers.events import EventFeed
-from grue.protocol.tool_lock import ToolLock, lock_of
-from grue.runtime.trace import Envelope
+from grue.messages import (
+    AnyMessage,
+    ServerNoted,
+    SessionOpened,
+    ToolCalled,
+    ToolDefinition,
+    ToolDrifted,
+    ToolsChanged,
+)
+from grue.policies import OnToolDrift
+from grue.protocol.tools.lock import ToolLock, lock_of
+from grue.protocol.tools.results import NOT_AS_DECIDED
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
-from grue.tool_client import ToolClient
+from grue.tracing.facts import Fact
+from grue.tracing.observers.event import Event
+from grue.tracing.observers.events import EventFeed
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
 ECHO = tool_calls_reply(("faulty.echo", {"text": "hello"}))
+ECHO_TWICE = tool_calls_reply(("faulty.echo", {"text": "hello"}), ("faulty.echo", {"text": "again"}))
 DONE = text_reply("done")
 FIRST = ["faulty.echo", "faulty.fail", "faulty.environ"]
 
@@ -34,7 +58,7 @@ FIRST = ["faulty.echo", "faulty.fail", "faulty.environ"]
 class Turns:
     """Turns with one runner: their outcomes, what was said, what the model was asked."""
 
-    def __init__(self, server: StdioServer, replies: list[Any], *, turns: int = 1, **options: Any) -> None:
+    def __init__(self, server: StdioServer, replies: Any, *, turns: int = 1, **options: Any) -> None:
         self.said: list[AnyMessage | Fact] = []
         self.events: list[Event] = []
         self._feed = EventFeed("e")
@@ -42,9 +66,10 @@ class Turns:
             settings = LlmSettings(base_url=llm.base_url, model="m")
             runner = Runner(llm=settings, servers={server.name: server}, **options)
             runner.recorder.add(self._hear)
-            self.outcomes: list[TurnOutcome[str]] = [
-                runner.run_turn(TurnRequest(system="s", user="u")) for _ in range(turns)
-            ]
+            with runner:
+                self.outcomes: list[TurnOutcome[str]] = [
+                    runner.run_turn(TurnRequest(system="s", user="u")) for _ in range(turns)
+                ]
             self.asked: list[LlmRequest] = list(llm.requests)
 
     def _hear(self, envelope: Envelope[Any], line: bytes) -> None:
@@ -54,6 +79,12 @@ class Turns:
     def drifts(self) -> list[tuple[str, str, tuple[str, ...], bool]]:
         notes = [body for body in self.said if isinstance(body, ToolDrifted)]
         return [(note.tool, note.change, note.parts, note.refused) for note in notes]
+
+    def calls_after_a_change(self) -> list[str]:
+        """The tools that were called after the trace says that the server's tools have changed."""
+        changes = [at for at, body in enumerate(self.said) if isinstance(body, ToolsChanged)]
+        later = self.said[changes[0] :] if changes else []
+        return [body.tool for body in later if isinstance(body, ToolCalled)]
 
     def offered(self) -> list[list[str]]:
         return [[tool["function"]["name"] for tool in ask.body.get("tools", ())] for ask in self.asked]
@@ -108,10 +139,13 @@ def test_a_changed_and_an_unknown_tool_when_the_session_opens(
 def test_a_server_that_changes_its_tools_in_the_middle_of_a_turn(
     listed: tuple[ToolDefinition, ...], on_drift: OnToolDrift, later: list[str], refused: bool
 ) -> None:
-    replies = [ECHO, ECHO, ECHO, DONE]
+    replies = (
+        [ECHO_TWICE, DONE]
+        if refused
+        else [ECHO_TWICE, tool_calls_reply(("faulty.echo", {"words": "hello"})), DONE]
+    )
     turns = Turns(faulty("--change-tools"), replies, tool_lock=lock(*listed), policy=policy(on_drift))
-    assert turns.offered()[0] == turns.offered()[1] == FIRST
-    assert turns.offered()[2:] == [later, later]
+    assert turns.offered() == [FIRST, later, later][: len(replies)]
     assert turns.drifts() == [
         ("added", "added", (), refused),
         ("echo", "changed", ("input_schema",), refused),
@@ -119,7 +153,105 @@ def test_a_server_that_changes_its_tools_in_the_middle_of_a_turn(
         ("fail", "removed", (), False),
     ]
     settled = [call.settlement for call in turns.outcomes[0].tool_calls]
-    assert settled[-1] == ("skipped" if refused else "returned")
+    assert settled == ["returned", "rejected", "returned"][: len(settled)]
+    assert turns.calls_after_a_change() == ([] if refused else ["echo"])
+
+
+class Gate:
+    """Holds a reply or an approval back until the server has announced that its tools have changed."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._changed = threading.Event()
+        recorder.add(self._hear)
+
+    def _hear(self, envelope: Envelope[Any], line: bytes) -> None:
+        if isinstance(envelope.body, ServerNoted) and envelope.body.text.endswith("done: change-tools"):
+            self._changed.set()
+
+    def wait(self) -> None:
+        assert self._changed.wait(60), "the server has announced nothing"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("tool", ["echo", "fail"])
+def test_a_tool_that_changes_or_goes_while_the_model_thinks_is_not_called(
+    listed: tuple[ToolDefinition, ...], tool: str, locked: bool, kept: bool
+) -> None:
+    recorder = Recorder()
+    gate = Gate(recorder)
+
+    def reply(request: LlmRequest) -> Any:
+        gate.wait()
+        answered = any(message["role"] == "tool" for message in request.body["messages"])
+        return DONE if answered else tool_calls_reply((f"faulty.{tool}", {"text": "hello"}))
+
+    options: dict[str, Any] = {"recorder": recorder}
+    if locked:
+        options |= {"tool_lock": lock(*listed), "policy": policy("refuse")}
+    if kept:
+        options |= {"lifetime": "episode", "keep_sessions": True}
+    turns = Turns(faulty("--after-listing", "change-tools"), reply, **options)
+    (call,) = turns.outcomes[0].tool_calls
+    assert (call.settlement, call.result.error_message) == ("rejected", f"Tool call failed: {NOT_AS_DECIDED}")
+    assert turns.offered()[1] == ([] if locked else ["faulty.echo", "faulty.added"])
+    assert turns.calls_after_a_change() == []
+
+
+def test_an_approval_is_for_the_definition_that_the_person_saw_and_the_question_is_asked_anew() -> None:
+    recorder = Recorder()
+    gate = Gate(recorder)
+    asked: list[ApprovalQuestion] = []
+
+    def approve(questions: tuple[ApprovalQuestion, ...]) -> bool:
+        gate.wait()
+        asked.extend(questions)
+        return True
+
+    turns = Turns(
+        faulty("--after-listing", "change-tools"),
+        [ECHO, tool_calls_reply(("faulty.echo", {"words": "hello"})), DONE],
+        recorder=recorder,
+        approve=approve,
+        tool_policy=ToolPolicy(rules=(ToolRule(verdict="ask"),)),
+    )
+    first, second = turns.outcomes[0].tool_calls
+    assert (first.settlement, second.settlement) == ("rejected", "returned")
+    assert [question.input_schema["properties"] for question in asked if question.input_schema] == [
+        {"text": {"type": "string"}},
+        {"words": {"type": "string"}},
+    ]
+    assert turns.calls_after_a_change() == ["echo"]
+
+
+@pytest.mark.parametrize("on_drift", ["ignore", "report", "refuse"])
+def test_a_program_s_own_call_keeps_to_what_is_listed_now(
+    listed: tuple[ToolDefinition, ...], on_drift: OnToolDrift
+) -> None:
+    settings = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
+    said: list[Any] = []
+    with Runner(
+        llm=settings,
+        servers={"faulty": faulty("--change-tools")},
+        tool_lock=lock(*listed),
+        policy=policy(on_drift),
+        lifetime="episode",
+        keep_sessions=True,
+    ) as runner:
+        runner.recorder.add(lambda envelope, _: said.append(envelope.body))
+        assert runner.call("faulty.echo", {"text": "hello"}).content == "hello"
+        dropped = runner.call("faulty.fail")
+        (echo,) = (tool for tool in listed if tool.tool == "echo")
+        if on_drift == "refuse":
+            with pytest.raises(ToolNotFound):
+                runner.call("faulty.echo", {"words": "hello"}, check=True)
+        else:
+            with pytest.raises(ToolChanged):
+                runner.call("faulty.echo", {"words": "hello"}, check=True, definition=echo)
+            assert not runner.call("faulty.echo", {"words": "hello"}).is_error
+    assert (dropped.error_message or "").startswith("Unknown MCP tool: faulty.fail")
+    called = [body.tool for body in said if isinstance(body, ToolCalled)]
+    assert called == (["echo"] if on_drift == "refuse" else ["echo", "echo"])
 
 
 def test_to_ignore_drift_is_to_have_no_lock(listed: tuple[ToolDefinition, ...]) -> None:
@@ -213,9 +345,10 @@ def test_a_result_that_breaks_its_tool_s_promise_is_told_to_the_model_and_the_tu
     turns = Turns(server, [ANSWER, DONE])
     (call,) = turns.outcomes[0].tool_calls
     assert (call.settlement, call.result.is_error) == ("returned", True)
-    told = json.loads(turns.asked[1].body["messages"][-1]["content"])
-    assert told["error"].endswith("$.celsius: 'warm' is not of type 'number'")
-    assert told["content"] == {"celsius": "warm"}
+    error, content = turns.asked[1].body["messages"][-1]["content"].split("\n")
+    assert error.startswith("Error: ")
+    assert error.endswith('$.celsius: "warm" is not of type "number"')
+    assert json.loads(content) == {"celsius": "warm"}
     assert turns.outcomes[0].response == "done"
 
 
@@ -236,4 +369,4 @@ def test_an_image_is_in_the_trace_and_not_in_the_conversation() -> None:
     told = json.loads(turns.asked[1].body["messages"][-1]["content"])
     described = {"type": "image", "mimeType": "image/png", "bytes": 45_000}
     shown = {**described, "omitted": "it is not a PNG, JPEG, GIF or WebP image"}
-    assert told == {"content": [TEXT, shown]}
+    assert told == [TEXT, shown]

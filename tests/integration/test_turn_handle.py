@@ -11,12 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fault_turns import Mode
 from lifetimes import EVERY_RUN, PLAIN_MODES, modes
 from patient_turns import ASK, DEADLINE_S, PatientModel, patient_model, wait_until
 from promises import within
 
-from grue import AnswerError, AnswerSpec, LLMError, MCPServerStartupError, TurnCancelled, TurnRequest
-from grue.testing.fault_turns import Mode
+from grue import (
+    AnswerError,
+    AnswerSpec,
+    LLMError,
+    MCPServerStartupError,
+    TurnCancelled,
+    TurnRequest,
+)
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import error_reply
 

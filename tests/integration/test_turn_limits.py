@@ -3,8 +3,10 @@
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from promises import within
 from rows import first_of
@@ -12,7 +14,8 @@ from transport_servers import STUBBORN, faulty
 
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest, TurnTimedOut
 from grue.messages import RunTurn
-from grue.runtime.trace import Envelope
+from grue.runtime.actor import Actor
+from grue.runtime.trace.recorder import Envelope
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, tool_calls_reply
 
@@ -92,3 +95,31 @@ def test_a_user_may_keep_more_for_closing(llm: str) -> None:
         pytest.raises(TurnTimedOut, match=r"after 4\.6 s: 0\.4 s of the limit are kept for closing"),
     ):
         runner.run_turn(TurnRequest(system="s", user="u"))
+
+
+class Silent(Actor[Any]):
+    """A model that answers nothing."""
+
+    async def receive(self, envelope: Envelope[Any]) -> None:
+        await anyio.sleep_forever()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.anyio
+async def test_a_model_that_says_nothing_holds_a_turn_for_half_an_hour_at_most() -> None:
+    runner = Runner(llm=lambda mailbox, _agent, _note: Silent(mailbox))
+    begun = anyio.current_time()
+    with pytest.raises(TurnTimedOut, match="turn_timeout_seconds") as missed:
+        await runner.run_turn_async(TurnRequest(user="u"))
+    assert anyio.current_time() - begun == pytest.approx(1800)
+    assert missed.value.limit_s == 1800
+    assert "did not end within 1800 s: it was waiting for the model" in str(missed.value)
+    assert "of the TurnRequest, or of the runner's TurnLimits" in str(missed.value)
+
+
+def test_the_limit_of_a_turn_is_a_setting(tmp_path: Path) -> None:
+    toml = tmp_path / "pyproject.toml"
+    toml.write_text("[tool.grue.llm]\nturn_timeout_seconds = 45.5\n")
+    assert Runner.from_toml(toml).limits.turn_timeout_s == 45.5
+    toml.write_text("[tool.grue.llm]\nagent_model = 'm'\n")
+    assert Runner.from_toml(toml).limits.turn_timeout_s == 1800

@@ -76,7 +76,7 @@ def steps(kind: str, lifetime: str = "turn", url: str = NOBODY) -> tuple[list[di
 @pytest.mark.parametrize("lifetime", first_of(["turn", "episode"]))
 def test_after_it_a_turn_has_nothing_left_to_import(lifetime: str) -> None:
     (_, warming, turn), _ = steps("stdio", lifetime)
-    assert {"mcp", "h11", "grue.mcp_transport.sdk"} <= {*warming["loaded"]}
+    assert {"mcp", "grue.transports.mcp.sdk"} <= {*warming["loaded"]}
     assert [name for name in turn["loaded"] if name.partition(".")[0] in HEAVY] == []
     # The process that kills servers when the host dies is started, and no server.
     ((event, guard),) = warming["acts"]
@@ -88,7 +88,6 @@ def test_after_it_a_turn_has_nothing_left_to_import(lifetime: str) -> None:
 
 def test_without_servers_it_imports_what_talks_to_the_model_alone() -> None:
     (_, warming, turn), _ = steps("functions")
-    assert "h11" in warming["loaded"]
     assert "mcp" not in warming["loaded"]
     assert [name for name in turn["loaded"] if name.partition(".")[0] in HEAVY] == []
     assert warming["acts"] == []
@@ -97,7 +96,7 @@ def test_without_servers_it_imports_what_talks_to_the_model_alone() -> None:
 @pytest.mark.slow
 def test_a_server_that_is_reached_by_url_is_not_asked() -> None:
     (_, warming), asked = steps("url")
-    assert {"mcp", "h11", "grue.mcp_transport.sdk_http"} <= {*warming["loaded"]}
+    assert {"mcp", "grue.transports.mcp.sdk_http"} <= {*warming["loaded"]}
     assert warming["acts"] == []
     assert asked == [0, 0, 0]
 

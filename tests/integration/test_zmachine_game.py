@@ -12,8 +12,8 @@ import pytest
 from promises import within
 
 from grue.errors import GameError, MissingDependencyError
-from grue.games import Observation, ZMachineGame, open_game
-from grue.games.dfrotz import find_dfrotz
+from grue.hosts.zork.games import Observation, ZMachineGame, open_game
+from grue.hosts.zork.games.dfrotz import find_dfrotz
 
 OPENING = [
     "n",

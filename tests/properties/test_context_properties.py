@@ -13,16 +13,9 @@ from rows import first_of
 from turns import run
 from windowed_turns import Endpoint, WindowedTurn
 
-from grue.messages import (
-    Cleared,
-    CompletionReceived,
-    ContextOverflow,
-    ContextPolicy,
-    TurnCompleted,
-    TurnFailed,
-    TurnLimits,
-)
-from grue.protocol.context_fit import CALL_AGAIN, DO_NOT_REPEAT
+from grue.messages import Cleared, CompletionReceived, TurnCompleted, TurnFailed
+from grue.policies import ContextOverflow, ContextPolicy, TurnLimits
+from grue.protocol.context.fit import CALL_AGAIN, DO_NOT_REPEAT
 
 REPLIES = st.lists(st.lists(st.integers(0, 60_000), min_size=1, max_size=4), max_size=12)
 POLICIES = st.builds(

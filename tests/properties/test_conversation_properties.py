@@ -27,9 +27,9 @@ from grue import (
     Runner,
     TraceWriter,
 )
-from grue.llm_transport.endpoint import LlmEndpoint
 from grue.messages import AssistantReply, ToolMessage
 from grue.protocol.chat_wire.profiles import OPENROUTER
+from grue.transports.llm.endpoint import LlmEndpoint
 
 PROFILE = replace(OPENROUTER, lists_parameters=False)
 SETTINGS = LlmSettings(

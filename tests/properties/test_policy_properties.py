@@ -24,7 +24,7 @@ from grue.messages import (
     ToolTimedOut,
     TurnParked,
 )
-from grue.protocol.tool_policy import terms_of
+from grue.protocol.tools.policy import terms_of
 
 turns = settings(
     max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from turn_traces import TurnTape, possible
 
 from grue.messages import FinalForced, RequestCompletion, ServerDied, ToolSkipped, ToolTimedOut
-from grue.protocol.tool_results import SKIPPED_AFTER_TIMEOUT
-from grue.runtime.trace import Envelope
+from grue.protocol.tools.results import SKIPPED_AFTER_TIMEOUT
+from grue.runtime.trace.recorder import Envelope
 from grue.tracing.diff import diff
 from grue.tracing.reading import known_kinds, union_of
 from grue.tracing.replay import Changes, TurnReplay, render, replay

@@ -18,7 +18,7 @@ from scripted_server import LISTED
 from turns import failure
 
 from grue.messages import JsonObject, ServerName, ToolCallResult, ToolDefinition
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.virtual_time import run_in_virtual_time
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed

@@ -24,8 +24,8 @@ from grue.messages import (
     ToolTimedOut,
     TurnInterrupted,
 )
-from grue.observers.span_feed import SpanFeed
-from grue.observers.spans import (
+from grue.tracing.observers.span_feed import SpanFeed
+from grue.tracing.observers.spans import (
     Episode,
     Generation,
     SpanClosed,

@@ -38,7 +38,7 @@ from grue.messages import (
     TurnInterrupted,
     Usage,
 )
-from grue.protocol.tool_results import SKIPPED_AFTER_TIMEOUT
+from grue.protocol.tools.results import SKIPPED_AFTER_TIMEOUT
 
 turns = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 

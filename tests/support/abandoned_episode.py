@@ -255,7 +255,7 @@ class Stage:
 
 
 def _serve() -> None:
-    import grue.mcp_transport.sdk  # noqa: F401 - what each child would have to import
+    import grue.transports.mcp.sdk  # noqa: F401 - what each child would have to import
 
     for line in sys.stdin:
         mark, after_s, pausing, *asked = json.loads(line)

@@ -24,9 +24,7 @@ from turns import (
 
 from grue.messages import (
     ApprovalPostponed,
-    ApprovalQuestion,
     AskApproval,
-    Budget,
     CallsDecided,
     CallTools,
     CheckAnswer,
@@ -34,7 +32,6 @@ from grue.messages import (
     CloseSession,
     CompletionReceived,
     DropCompletion,
-    FailurePolicy,
     OfferTools,
     OpenSession,
     PresumedListing,
@@ -44,22 +41,27 @@ from grue.messages import (
     RunTurn,
     ServerDied,
     SessionOpened,
-    ToolAnnotations,
     ToolCall,
     ToolCallResult,
-    ToolPolicy,
     ToolReturned,
-    ToolRule,
     ToolSkipped,
     ToolsPresumed,
     ToolTimedOut,
-    TurnLimits,
     TurnParked,
     Usage,
 )
+from grue.policies import (
+    ApprovalQuestion,
+    Budget,
+    FailurePolicy,
+    ToolAnnotations,
+    ToolPolicy,
+    ToolRule,
+    TurnLimits,
+)
 from grue.protocol.tool_loop import step
-from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
-from grue.protocol.turn_states import Finished, Idle, TurnState
+from grue.protocol.tools.results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
+from grue.protocol.turn.states import Finished, Idle, TurnState
 
 TOOLS = ("look", "think", "ns.sit")
 HINTS = {"look": ToolAnnotations(read_only=True), "think": ToolAnnotations(read_only=True)}

@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -30,6 +30,11 @@ from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
 
 
+def _as_it_is(path: str, body: bytes) -> bytes:
+    del path
+    return body
+
+
 class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, AccessToken]):
     """Grants every login. Its attributes are set by tests.
 
@@ -40,6 +45,7 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         refreshed: How often a token was refreshed.
         assertions: The assertions of the identity provider that it trusts, with their claims.
         asserted: Who a token was issued to in exchange for an assertion, one after the other.
+        rewrite: Makes another body of each answer at another path than the MCP server's, as odd servers do.
     """
 
     def __init__(self) -> None:
@@ -52,6 +58,7 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         self.refresh: dict[str, RefreshToken] = {}
         self.assertions: dict[str, dict[str, str]] = {}
         self.asserted: list[str] = []
+        self.rewrite: Callable[[str, bytes], bytes] = _as_it_is
 
     async def get_client(self, client_id: str) -> OAuthClientInformationFull | None:
         return self.clients.get(client_id)
@@ -136,6 +143,35 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         )
 
 
+class _Rewriting:
+    """Passes requests on, and rewrites the answers of the authorization server."""
+
+    def __init__(self, app: Any, issuer: Issuer) -> None:
+        self._app = app
+        self._issuer = issuer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"] == "/mcp":
+            await self._app(scope, receive, send)
+            return
+        head: dict[str, Any] = {}
+        body = bytearray()
+
+        async def hold(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                head.update(message)
+                return
+            body.extend(message.get("body", b""))
+            if message.get("more_body"):
+                return
+            content = self._issuer.rewrite(scope["path"], bytes(body))
+            kept = [pair for pair in head["headers"] if pair[0].lower() != b"content-length"]
+            await send({**head, "headers": [*kept, (b"content-length", str(len(content)).encode())]})
+            await send({"type": "http.response.body", "body": content})
+
+        await self._app(scope, receive, hold)
+
+
 class Guarded:
     """A running server: its URL and its issuer."""
 
@@ -173,7 +209,8 @@ def guarded_server() -> Iterator[Guarded]:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the SDK's web framework, which is not under test
-            web = uvicorn.Server(uvicorn.Config(app.streamable_http_app(), log_level="critical"))
+            served = _Rewriting(app.streamable_http_app(), issuer)
+            web = uvicorn.Server(uvicorn.Config(served, log_level="critical"))
         thread = threading.Thread(target=web.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

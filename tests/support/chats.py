@@ -11,11 +11,11 @@ from grue.cli.chat.talk import Talk
 from grue.cli.chat.wiring import ChatWiring
 from grue.cli.live_story import Line
 from grue.hosts.agent_loop import LoopEvent
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.messages import Budget, FailurePolicy, ToolPolicy, ToolRule, TurnLimits
-from grue.offline import MODEL, ScriptedModelTransport, reply_in_chat
-from grue.runtime.redaction import Redaction
+from grue.policies import Budget, FailurePolicy, ToolPolicy, ToolRule, TurnLimits
+from grue.runtime.secrets.redaction import Redaction
 from grue.testing.fake_tools import FakeToolServer
+from grue.testing.offline import MODEL, ScriptedModelTransport, reply_in_chat
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
 ASKING = ToolPolicy(rules=(ToolRule(verdict="ask", reason="you wanted to be asked"),))
 
@@ -48,10 +48,14 @@ class ScriptedReader:
     def __init__(self, said: Sequence[Any], answers: Sequence[Any] = (), *, asks: bool = True) -> None:
         self.asks = asks
         self.questions: list[tuple[str, str]] = []
+        self.forgotten = 0
         self._said, self._answers = [*said], [*answers]
 
     def read(self) -> str | None:
         return _next(self._said) if self._said else None
+
+    def forget(self) -> None:
+        self.forgotten += 1
 
     def answer(self, question: str, default: str = "") -> str:
         self.questions.append((question, default))

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from grue.mcp_transport.login import log_in
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.messages import JsonObject, ServerFailure, ToolCallResult, ToolDefinition
-from grue.offline.schema_instances import UnsatisfiableError, minimal
-from grue.tool_client import ToolClient
+from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp.login import log_in
 
 _METADATA_URL = "https://conformance-test.local/client-metadata.json"
 _LOGINS = 3

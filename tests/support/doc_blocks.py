@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grue import LlmSettings, Runner, StdioServer, TurnRequest
-from grue.servers import think
+from grue.hosts.servers import think
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = [DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]

@@ -1,16 +1,14 @@
 """The servers and the programs that code blocks of the documents speak to, or speak of."""
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from doc_blocks import DOCS
 
 from grue import HttpServer, Runner, ToolClient
-from grue.runtime.trace_reader import read_trace
-from grue.testing import faults
+from grue.runtime.trace.reader import read_trace
 from grue.testing.mock_server import MockServer
 
 
@@ -59,18 +57,6 @@ class Reader(ExitStack):
             kinds = {name: getattr(program, name) for name in ("Measure", "Measured", "Heat")}
             made |= {"Path": Path, "read_trace": read_trace, **kinds}
         return made
-
-
-@contextmanager
-def small_matrix() -> Iterator[None]:
-    """A fault matrix of one row: the whole one takes minutes, and `test_fault_matrix.py` runs it."""
-    whole = faults.run_matrix
-    row = next(fault for fault in faults.FAULTS if fault.modes == ("turn",))
-    faults.run_matrix = lambda modes=("turn",): whole([row], modes=modes)  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        faults.run_matrix = whole
 
 
 def _two_actors() -> Any:

@@ -9,7 +9,7 @@ from recorded_episodes import CRASH, HANG, RecordedEpisode
 
 from grue import FailurePolicy, TurnLimits
 from grue.messages import OpenSession, RequestCompletion, SessionOpened, ToolCalled
-from grue.protocol.connection import Disabled
+from grue.protocol.turn.connection import Disabled
 from grue.testing.fake_tools import FakeToolServer
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 

@@ -19,7 +19,7 @@ import socket
 import sys
 from typing import Any
 
-_NOT_IMPORTED = ("grue.__main__", "grue.observers.", "grue.servers", "grue.testing")
+_NOT_IMPORTED = ("grue.__main__", "grue.tracing.observers.", "grue.servers", "grue.testing")
 _PASSED_ON = {number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
 _PASSED_ON[signal.SIGUSR1] = signal.SIGKILL
 _LOOK_FOR_OWNER_S = 1.0

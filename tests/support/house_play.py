@@ -1,7 +1,7 @@
 """Ways through the house that several tests take."""
 
-from grue.games.game import Observation
-from grue.games.house import HouseGame
+from grue.hosts.zork.games.game import Observation
+from grue.hosts.zork.games.house import HouseGame
 
 INTO_KITCHEN = ("n", "n", "open door", "n", "n")
 TO_TRAPDOOR = (*INTO_KITCHEN, "e", "take sardines", "w", "give sardines to cat")

@@ -15,7 +15,7 @@ import httpx  # noqa: F401
 import msgspec  # noqa: F401
 import pydantic  # noqa: F401
 
-MODULES = ("grue.hosts.agent_loop", "grue.sessions", "grue.testing.fake_tools")
+MODULES = ("grue.hosts.agent_loop", "grue.hosting", "grue.testing.fake_tools")
 
 
 class NotInstalled(importlib.abc.MetaPathFinder):

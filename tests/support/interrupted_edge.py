@@ -10,7 +10,7 @@ import warnings
 
 import anyio
 
-from grue.runtime.sync_edge import run_blocking
+from grue.runtime.loops.sync_edge import run_blocking
 
 
 async def work() -> None:

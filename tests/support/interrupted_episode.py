@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from grue.runtime import loop_thread
-from grue.runtime.interrupts import defer_interrupts
-from grue.runtime.loop_thread import EpisodeLoop
+from grue.runtime.loops import loop_thread
+from grue.runtime.loops.interrupts import defer_interrupts
+from grue.runtime.loops.loop_thread import EpisodeLoop
 
 # Longer than the test waits: only a hurried clean-up ends in time.
 loop_thread.INTERRUPT_GRACE_S = loop_thread.CLOSE_GRACE_S = 1000.0

@@ -132,7 +132,7 @@ def _main() -> None:
 def _warm_up() -> None:
     from grue.cli.play import play_episode
     from grue.cli.play_options import PlayOptions
-    from grue.processes.guard import guard
+    from grue.runtime.processes.guard import guard
 
     folder = Path(f"warm-{os.getpid()}")
     output = os.dup(1)
@@ -192,7 +192,7 @@ def _mortal(kill: Kill, to_tell: int, over: int) -> Callable[[], Any]:
 
     It writes down which turns were over, as the host could know.
     """
-    from grue.runtime.trace import Recorder
+    from grue.runtime.trace.recorder import Recorder
 
     class MortalRecorder(Recorder):
         recorded = 0

@@ -8,13 +8,21 @@ from typing import Any, TypeAlias
 
 import pytest
 from _pytest.mark.structures import ParameterSet
+from fault_turns import GRACE_S, LIFETIMES, Mode
 from transport_servers import faulty
 
-from grue import LlmSettings, Recorder, Runner, StdioServer, TraceWriter, TurnOutcome, TurnRequest
+from grue import (
+    LlmSettings,
+    Recorder,
+    Runner,
+    StdioServer,
+    TraceWriter,
+    TurnOutcome,
+    TurnRequest,
+)
 from grue.messages import SessionOpened
-from grue.processes.limits import ProcessLimits
-from grue.runtime.trace import Envelope
-from grue.testing.fault_turns import GRACE_S, LIFETIMES, Mode
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.trace.recorder import Envelope
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 
-from grue.actors.llm import LlmActor, LlmEndpoint, LlmSettings
+from grue.actors.llm import LentConversation, LlmActor, LlmEndpoint, LlmSettings
 from grue.messages import (
     AnyMessage,
     CheckToolSupport,
@@ -30,7 +30,7 @@ from grue.messages import (
 )
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 
 TURN = ConversationId("turn-1")
 KEY = "sk-recognisable-0123456789"
@@ -51,11 +51,13 @@ def settings_for(base_url: str, **changes: Any) -> LlmSettings:
 class Desk:
     """Plays the agent: sends requests, takes what comes back."""
 
-    def __init__(self, supervisor: Supervisor, endpoint: LlmEndpoint) -> None:
+    def __init__(
+        self, supervisor: Supervisor, endpoint: LlmEndpoint, lent: LentConversation | None = None
+    ) -> None:
         self.llm = supervisor.mailbox("llm")
         self.agent = supervisor.mailbox("agent")
         self._numbers = itertools.count(1)
-        supervisor.start(LlmActor(self.llm, self.agent, endpoint, supervisor.note))
+        supervisor.start(LlmActor(self.llm, self.agent, endpoint, supervisor.note, lent))
 
     async def ask(
         self,
@@ -115,12 +117,14 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(endpoint: LlmEndpoint, lines: list[bytes] | None = None) -> AsyncIterator[Desk]:
+async def desk(
+    endpoint: LlmEndpoint, lines: list[bytes] | None = None, lent: LentConversation | None = None
+) -> AsyncIterator[Desk]:
     recorder = Recorder()
     if lines is not None:
         recorder.add(lambda _, line: lines.append(line))
     async with Supervisor(recorder, turn=1) as supervisor:
-        yield Desk(supervisor, endpoint)
+        yield Desk(supervisor, endpoint, lent)
 
 
 N = TypeVar("N", bound=AnyMessage)

@@ -4,9 +4,10 @@ import base64
 import struct
 import zlib
 
-from grue.messages import Attachment, CallId, JsonObject, ToolMessage, TurnLimits
-from grue.protocol.tool_media import MediaRoom
-from grue.protocol.tool_results import from_mcp, told
+from grue.messages import Attachment, CallId, JsonObject, ToolMessage
+from grue.policies import TurnLimits
+from grue.protocol.tools.media import MediaRoom
+from grue.protocol.tools.results import from_mcp, told
 
 
 def _chunk(kind: bytes, body: bytes) -> bytes:

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from grue.offline.schema_instances import minimal
 from grue.testing.llm_server import LlmReply, LlmRequest, text_reply, tool_calls_reply
+from grue.testing.offline.schema_instances import minimal
 
 
 def oblige(request: LlmRequest) -> LlmReply:

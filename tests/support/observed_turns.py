@@ -6,16 +6,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from grue.engine.runner import Runner, TurnOutcome, TurnRequest
 from grue.errors import MCPError
 from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
-from grue.llm_transport.endpoint import LlmSettings
-from grue.messages import TurnLimits
-from grue.processes.limits import ProcessLimits
-from grue.runner import Runner, TurnOutcome, TurnRequest
-from grue.runtime.trace import Envelope, Observer, Recorder
+from grue.policies import TurnLimits
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.trace.recorder import Envelope, Observer, Recorder
 from grue.testing import faulty_server
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tool_sessions.server_specs import StdioServer
+from grue.transports.llm.endpoint import LlmSettings
 
 MODEL = "scripted"
 USAGE = {

@@ -4,15 +4,15 @@ import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from grue.games.game import Game
+from grue.hosts.servers import think
 from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.games.game import Game
 from grue.hosts.zork.memories import Memories
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, playable
-from grue.offline.chat_request import decode_body, read_request
-from grue.offline.playbook import Playbook
-from grue.offline.script import Reply, reply
-from grue.servers import think
+from grue.testing.offline.chat_request import decode_body, read_request
+from grue.testing.offline.playbook import Playbook
+from grue.testing.offline.script import Reply, reply
 
 THINK = {
     "type": "function",

@@ -165,9 +165,8 @@ def decided(job: Job) -> list[Any]:
 
 
 def main() -> None:
-    import grue.engine.resume
-    import grue.engine.resumed_run
-    import grue.runner  # noqa: F401 - forks have it loaded
+    import grue.engine.conversations.resume
+    import grue.engine.runner  # noqa: F401 - forks have it loaded
 
     for line in sys.stdin:
         jobs = [Job(**each) for each in json.loads(line)]

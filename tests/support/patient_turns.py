@@ -6,9 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from grue import LlmSettings, ProcessLimits, RetryPolicy, Runner, StdioServer, TurnLimits, TurnRequest
+from fault_turns import LIFETIMES, Mode
+
+from grue import (
+    LlmSettings,
+    ProcessLimits,
+    RetryPolicy,
+    Runner,
+    StdioServer,
+    TurnLimits,
+    TurnRequest,
+)
 from grue.testing import faulty_server
-from grue.testing.fault_turns import LIFETIMES, Mode
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 ASK = TurnRequest[str](system="Answer.", user="What is the plan?")

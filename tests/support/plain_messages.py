@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from grue.runtime.trace import Envelope, Recorder
-from grue.runtime.trace_file import TraceOptions, TraceWriter
+from grue.runtime.trace.file import TraceOptions, TraceWriter
+from grue.runtime.trace.recorder import Envelope, Recorder
 
 
 class Said(Struct, frozen=True, tag=True):

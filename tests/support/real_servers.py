@@ -95,7 +95,7 @@ def _entry(name: str) -> str:
     package = f"@modelcontextprotocol/server-{name}"
     modules = installed("GRUE_NPM_SERVERS", package)
     if not shutil.which("node"):
-        pytest.skip("node is not installed")
+        pytest.skip("node is not installed: apt-get install nodejs")
     entry = modules / package / "dist" / "index.js"
     assert entry.is_file(), f"{package} is not installed in {modules}"
     return str(entry)

@@ -8,12 +8,22 @@ from typing import Any, Self
 
 import anyio
 
-from grue import AnswerSpec, FailurePolicy, MCPError, Recorder, Runner, TraceWriter, TurnLimits, TurnRequest
+from grue import (
+    AnswerSpec,
+    FailurePolicy,
+    MCPError,
+    Recorder,
+    Runner,
+    TraceWriter,
+    TurnLimits,
+    TurnRequest,
+)
 from grue.messages import CompletionReceived, RequestCompletion, ToolCall, ToolSupportChecked, Usage
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 from grue.testing.fake_tools import FakeToolServer
+from grue.testing.virtual_time import run_in_virtual_time
 
 HANG = object()
 CRASH = object()
@@ -95,9 +105,13 @@ class RecordedEpisode:
         turn_timeout_s: float | None = None,
         system: str = "You play.",
     ) -> None:
-        """Run a turn, whatever comes of it."""
+        """Run a turn, whatever comes of it. Its time limit counts in virtual time: only `HANG` reaches it."""
+        request = self._request(script, check, turn_timeout_s, system)
         with contextlib.suppress(MCPError):
-            self.runner.run_turn(self._request(script, check, turn_timeout_s, system))
+            if turn_timeout_s is None:
+                self.runner.run_turn(request)
+            else:
+                run_in_virtual_time(lambda: self.runner.run_turn_async(request))
 
     def cancelled_turn(self, *script: Reply, when: type) -> None:
         """Run a turn that is cancelled as soon as a message of this kind is recorded."""

@@ -32,9 +32,9 @@ from grue.messages import (
     Usage,
 )
 from grue.protocol.tool_loop import step
-from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
-from grue.protocol.turn_states import Finished, Idle
-from grue.runtime.trace import Envelope, Observer, Recorder
+from grue.protocol.tools.results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
+from grue.protocol.turn.states import Finished, Idle
+from grue.runtime.trace.recorder import Envelope, Observer, Recorder
 
 STARTED_AT = 1_790_000_000.0
 

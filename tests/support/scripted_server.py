@@ -9,7 +9,7 @@ import anyio.lowlevel
 from turns import failure, tool
 
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition
-from grue.processes.server_exit import ServerExit
+from grue.runtime.processes.server_exit import ServerExit
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 
@@ -22,7 +22,8 @@ class ScriptedServer:
     Args:
         connects: What each connection does: `ok`, `fail on entering`, `fail`, `hang`, `bug`, `slow to enter`,
             `slow to leave`, `fail on leaving`.
-        tools: What a call of each tool does: `refuse`, `time out`, `die`, `bug`, `hang`, or else its result.
+        tools: What a call of each tool does: `refuse`, `unsent` (refuse before sending), `time out`, `die`,
+            `bug`, `hang`, or else its result.
     """
 
     def __init__(self, *connects: str, tools: Mapping[str, Any] | None = None) -> None:
@@ -109,6 +110,9 @@ class ScriptedConnection:
             return await self._outcome(tool, arguments, timeout_s)
         finally:
             server.at_once -= 1
+
+    async def refusal(self, tool: str, arguments: JsonObject) -> str | None:
+        return "no such argument" if self._server.tools.get(tool) == "unsent" else None
 
     async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         relisted, self._server.relisted = self._server.relisted, None

@@ -6,7 +6,7 @@ from types import ModuleType
 import anyio
 import pytest
 
-from grue.loading import load
+from grue.runtime.loading import load
 
 _TAKES_S = 120.0
 
@@ -21,8 +21,8 @@ class SlowImports:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.deadlines: list[float] = []
         self._late_s = 0.0
-        monkeypatch.setattr("grue.mcp_transport.client.time", self)
-        monkeypatch.setattr("grue.mcp_transport.client.load", self._load)
+        monkeypatch.setattr("grue.transports.mcp.client.time", self)
+        monkeypatch.setattr("grue.transports.mcp.client.load", self._load)
 
     def monotonic(self) -> float:
         """Return the time with all imports so far."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from viewer_traces import EpisodeTape
 
-from grue.approvals import ApprovalDecision, ApprovalQuestion
-from grue.facts import EpisodeEnded, EpisodeStarted
 from grue.hosts.zork.facts import Decided, Observed
 from grue.messages import (
     AnswerSchema,
@@ -45,6 +43,8 @@ from grue.messages import (
     Usage,
     UserText,
 )
+from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.tracing.facts import EpisodeEnded, EpisodeStarted
 
 TALK: Any = "talk-1"
 

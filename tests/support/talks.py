@@ -7,7 +7,7 @@ from typing import Any
 from wire_bodies import up_to_last_message, without_markers
 
 from grue import FunctionTools, LlmSettings, RetryPolicy, Runner
-from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from recorded_turns import STARTED_AT, Tape
 
-from grue.runtime.trace import Envelope
-from grue.runtime.trace_format import FORMAT, TraceHeader
+from grue.runtime.trace.format import FORMAT, TraceHeader
+from grue.runtime.trace.recorder import Envelope
 from grue.tracing.reading import EpisodeReader, open_episode
 
 

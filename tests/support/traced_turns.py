@@ -25,7 +25,7 @@ from grue.messages import (
     ToolSupportChecked,
     ToolTimedOut,
 )
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 
 STEP_S = 0.25
 

@@ -33,7 +33,7 @@ from grue.messages import (
     TurnFailed,
     TurnInterrupted,
 )
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 
 
 def possible(turn: ArbitraryTurn) -> bool:

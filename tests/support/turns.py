@@ -11,7 +11,6 @@ from grue.messages import (
     CompletionFailed,
     CompletionReceived,
     DeadlinePassed,
-    FailurePolicy,
     LlmFailure,
     McpDisabled,
     PresumedListing,
@@ -22,7 +21,6 @@ from grue.messages import (
     SessionClosed,
     SessionOpened,
     StartupFailed,
-    SupportCheck,
     ToolCall,
     ToolCallResult,
     ToolDefinition,
@@ -32,13 +30,13 @@ from grue.messages import (
     ToolSupportChecked,
     ToolTimedOut,
     TurnInterrupted,
-    TurnLimits,
     Usage,
 )
-from grue.protocol.tool_calls import Rejected, Run, read_calls, runs_of
+from grue.policies import FailurePolicy, SupportCheck, TurnLimits
 from grue.protocol.tool_loop import step
-from grue.protocol.tool_policy import CallTerms
-from grue.protocol.turn_states import Idle, TurnState
+from grue.protocol.tools.calls import Rejected, Run, read_calls, runs_of
+from grue.protocol.tools.policy import CallTerms
+from grue.protocol.turn.states import Idle, TurnState
 
 A, B = ServerName("a"), ServerName("b")
 ANSWER = AnswerSchema("decision", {"type": "object"})

@@ -36,8 +36,8 @@ from grue.messages import (
     Usage,
     UserText,
 )
-from grue.runtime.trace import Recorder
-from grue.runtime.trace_file import TraceWriter
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Recorder
 
 STARTED_AT = 1_790_000_000.0
 

@@ -31,7 +31,7 @@ from grue.messages import (
     Usage,
     UserText,
 )
-from grue.runtime.trace import Envelope, Observer
+from grue.runtime.trace.recorder import Envelope, Observer
 
 SAMPLING = {
     "temperature": 0.5,

@@ -19,7 +19,6 @@ from grue.messages import (
     CloseSession,
     CompletionFailed,
     CompletionReceived,
-    ContextOverflow,
     LlmFailure,
     OfferTools,
     OpenSession,
@@ -35,8 +34,9 @@ from grue.messages import (
     Usage,
     UserText,
 )
+from grue.policies import ContextOverflow
 from grue.protocol.tool_loop import step
-from grue.protocol.turn_states import Finished, Idle, TurnState
+from grue.protocol.turn.states import Finished, Idle, TurnState
 
 FRAME_TOKENS = 6
 

@@ -18,8 +18,8 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.provider_rules.chat_rules import ProviderRules
-from grue.provider_rules.dialects import dialect_of
+from grue.testing.providers.chat_rules import ProviderRules
+from grue.testing.providers.dialects import dialect_of
 
 MODEL = ModelSettings(model="some/model", temperature=0.5, top_k=40, max_tokens=300)
 THINK = ToolDefinition(

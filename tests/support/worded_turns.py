@@ -5,8 +5,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from fault_turns import LIFETIMES, Mode
+
 from grue import LlmSettings, ProcessLimits, RetryPolicy, Runner, TurnRequest
-from grue.testing.fault_turns import LIFETIMES, Mode
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 

@@ -1,7 +1,14 @@
-"""The documents: code blocks that Python can read, commands that exist, and headings that are headings."""
+"""The documents: code blocks that Python can read, headings that are headings; what they name exists."""
 
 import ast
+import importlib.util
+import pkgutil
 import re
+import tokenize
+from collections.abc import Iterator
+from contextlib import suppress
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 from case_tables import each_case
@@ -63,3 +70,70 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def _anchor(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
+
+
+_FILE = re.compile(r"`((?:[\w.*-]+/)*[\w*-]+\.(?:py|pyi|js|toml|md))(?:::\w+)?`")
+_MODULE = re.compile(r"`(grue(?:\.\w+)+)`")
+_OF_USERS = {"sums.py", "scorers.toml", "server.py", "report.md", "test_x.py"}
+"""Files that a reader of a page makes, and one that stands for any."""
+_CODE = [path for folder in ("src", "tests", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+
+
+@cache
+def _tree() -> tuple[str, ...]:
+    folders = [ROOT / name for name in ("src", "tests", "tools", "benchmarks", "docs")]
+    files = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*.*"))]
+    return tuple(f"/{path.relative_to(ROOT)}" for path in files)
+
+
+def _absent_files(text: str) -> list[str]:
+    """Return the files named in a text that are not in the tree, by whatever end of their path."""
+    named = {name for name in _FILE.findall(text) if name.rpartition("/")[2] not in _OF_USERS}
+    return [name for name in named if not any(fnmatch(path, f"*/{name}") for path in _tree())]
+
+
+def _absent_modules(text: str) -> list[str]:
+    return [name for name in set(_MODULE.findall(text)) if not _exists(name)]
+
+
+@cache
+def _exists(name: str) -> bool:
+    with suppress(ImportError):
+        if importlib.util.find_spec(name):
+            return True
+    try:
+        pkgutil.resolve_name(name)
+    except (AttributeError, ImportError):
+        return False
+    return True
+
+
+def _words_in(module: Path) -> Iterator[str]:
+    """Yield a module's docstrings and comments."""
+    source = module.read_bytes()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+    with module.open("rb") as file:
+        yield from (each.string for each in tokenize.tokenize(file.readline) if each.type == tokenize.COMMENT)
+
+
+@each_case("page", [page for page in PAGES if page.name != "CHANGELOG.md"])
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    prose = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    assert _absent_files(prose) == []
+    if page.name != "spans.md":  # which names attributes of spans, such as `grue.warning`
+        assert _absent_modules(prose) == []
+
+
+def test_files_that_docstrings_and_comments_name_exist() -> None:
+    absent = {str(module.relative_to(ROOT)): _absent_files("\n".join(_words_in(module))) for module in _CODE}
+    assert {module: names for module, names in absent.items() if names} == {}
+
+
+def test_what_the_guide_to_hosts_lists_can_be_imported() -> None:
+    guide = (ROOT / "docs" / "guides" / "hosts.md").read_text(encoding="utf-8")
+    table = guide.partition("| of `grue.hosting` |")[2].partition("\n\n")[0]
+    names = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert len(names) > 20
+    assert [name for name in names if not _exists(f"grue.hosting.{name}")] == []

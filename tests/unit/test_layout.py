@@ -1,5 +1,6 @@
 """tests/unit mirrors src/grue: a file's tests are found by the name of the module."""
 
+import ast
 from pathlib import Path
 
 from case_tables import each_case
@@ -8,15 +9,22 @@ ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
 OF_THE_PROJECT = (
     "docs",
+    "editors",
     "import_grue",
     "layout",
     "natural_mistakes",
     "packaging",
     "private_codes",
     "public_api",
+    "public_types",
     "requirements_table",
 )
 """Tests of the package as a whole."""
+
+SAME_NAME_IN_A_ROOM = {
+    ("transports", "_Reply"): "what one path has of a reply, and the other one; one of the two paths goes",
+}
+"""Classes of one room that share a name, by room and name, each with the reason."""
 
 FILES = sorted(path.relative_to(UNIT) for path in UNIT.rglob("test_*.py"))
 
@@ -37,7 +45,35 @@ def test_a_test_file_has_the_name_of_its_module_and_perhaps_a_word_more(file: Pa
     assert any(name == module or name.startswith(f"{module}_") for module in modules), "no such module"
 
 
+def room_of(module: Path) -> str:
+    """The folder of a module; a host is a room of its own."""
+    parts = module.relative_to(ROOT / "src" / "grue").parts[:-1]
+    return "/".join(parts[: 2 if parts[:1] == ("hosts",) else 1]) or "(root)"
+
+
+def test_no_two_classes_of_a_room_have_one_name() -> None:
+    homes: dict[tuple[str, str], list[str]] = {}
+    for module in sorted((ROOT / "src" / "grue").rglob("*.py")):
+        for part in ast.parse(module.read_bytes()).body:
+            if isinstance(part, ast.ClassDef):
+                homes.setdefault((room_of(module), part.name), []).append(module.name)
+    twice = {room_and_name: places for room_and_name, places in homes.items() if len(places) > 1}
+    assert twice.keys() <= SAME_NAME_IN_A_ROOM.keys(), twice
+
+
 def test_the_skill_agent_stays_small() -> None:
     """All lines of its modules. What another host could use belongs to the core."""
     modules = (ROOT / "src" / "grue" / "hosts" / "skill_agent").glob("*.py")
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules) < 1800
+
+
+def test_what_is_absent_and_skips_a_test_is_named_with_the_way_to_get_it() -> None:
+    told: dict[str, str] = {}
+    for file in (ROOT / "tests").rglob("*.py"):
+        for call in (each for each in ast.walk(ast.parse(file.read_bytes())) if isinstance(each, ast.Call)):
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "importorskip":
+                told[f"{file.name}:{call.lineno}"] = "".join(
+                    ast.unparse(each.value) for each in call.keywords if each.arg == "reason"
+                )
+    assert len(told) > 20
+    assert [place for place, reason in told.items() if "pip install" not in reason] == []

@@ -35,7 +35,7 @@ def test_nothing_depends_on_mcptools() -> None:
 
 
 def test_what_an_index_shows_refers_to_no_file_of_the_repository() -> None:
-    pytest.importorskip("hatchling", reason="it builds the package")
+    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install hatchling")
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None
@@ -49,7 +49,7 @@ def test_what_an_index_shows_refers_to_no_file_of_the_repository() -> None:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a wheel and a source distribution, built without a network."""
-    pytest.importorskip("hatchling", reason="it builds the package")
+    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install hatchling")
     folder = tmp_path_factory.mktemp("built")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)],
@@ -76,7 +76,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert inside == kept
-    assert {"grue/py.typed", "grue/tracing/viewer_page/page.html", "grue/servers/think.py"} <= inside
+    assert {"grue/py.typed", "grue/tracing/viewer_page/page.html", "grue/hosts/servers/think.py"} <= inside
     assert "Description-Content-Type: text/markdown" in metadata
     assert {f"Provides-Extra: {extra}" for extra in ("mcp", "fernz", "otel", "langfuse", "yaml")} <= {
         *metadata.splitlines()

@@ -47,8 +47,4 @@ def test_hosts_are_held_to_the_public_modules() -> None:
     modules = {
         path.stem for path in source.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    beside = {"__init__", "__main__", "hosts", "games", "servers", "testing"}
-    beside.add("lean_httpx")  # httpx itself, imported at less cost
-    reached_from_the_root = {"answers", "context_policy", "conversation", "large_data", "terminal_approval"}
-    reached_from_the_root.add("tool_client")
-    assert modules - forbidden - set(tool().PUBLIC) <= beside | reached_from_the_root
+    assert modules - forbidden - set(tool().PUBLIC) == {"__init__", "__main__", "hosts"}

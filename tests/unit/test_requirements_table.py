@@ -6,7 +6,10 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import pytest
 from case_tables import each_case
+from example_counts import LEAST, count, named_tests
+from hypothesis import is_hypothesis_test
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "requirements.md"
@@ -58,6 +61,7 @@ Invalid tool name format: {name}. Expected format: {server_name}.{tool_name}
 Unknown MCP tool
 Tool call timed out after {N}s
 Tool call failed: {e}
+Agent failed to return final action after tool calling. Last finish_reason: {r}
 Please provide your final action now without calling any more tools.
 {game state}\n\n{memories}
 Parse error: {e}. Raw: {first 100 characters}
@@ -69,7 +73,7 @@ ITEMS = [
     *(f"L{number}" for number in range(1, 29)),
     *(f"S{number}" for number in range(1, 30)),
     *(f"D{number}" for number in range(3, 13)),
-    *(f"B{number}" for number in range(1, 75)),
+    *(f"B{number}" for number in range(1, 83)),
     *(f"`{item}`" for item in (*EVENTS, *LOG_LINES, *TEXTS)),
     "names of observations",
 ]
@@ -114,3 +118,31 @@ def test_each_property_that_is_not_open_has_a_test_named_for_it(number: int) -> 
     tests = dict(rows())[f"P{number}"]
     names = [name for _, name in REFERENCE.findall(tests)]
     assert any(f"_p{number}_" in name for name in names) or (not names and OPEN.search(tests))
+
+
+def test_a_property_that_is_named_has_a_hundred_examples_in_every_run(request: pytest.FixtureRequest) -> None:
+    properties = {
+        item.nodeid: item.obj
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
+    }
+    named = {
+        each: count(test) for each, test in properties.items() if each.partition("[")[0] in named_tests()
+    }
+    assert [each for each, number in named.items() if number < LEAST] == []
+    # In a run of everything; a run of this file alone has none of them.
+    assert len(named) > 30 or len(request.session.items) < 5000
+
+
+def test_each_source_that_a_docstring_names_is_a_row() -> None:
+    rows = re.findall(r"^\| ([A-Z][\d.]+) \|", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
+    known = {*rows, *(row.partition(".")[0] for row in rows)}
+    named: set[str] = set()
+    for module in (ROOT / "src").rglob("*.py"):
+        for line in re.findall(r"^ *Source: (.*)$", module.read_text(encoding="utf-8"), re.MULTILINE):
+            for first, last in re.findall(r"([A-Z]?[\w.]+)(?:-([A-Z]?[\d.]+))?", line):
+                named |= {first}
+                if last:  # R2.1-3 is short for R2.1-R2.3, and P31-32 for P31-P32
+                    named.add(last if last[0].isalpha() else re.sub(r"\d+$", last, first))
+    assert len(named) > 80
+    assert sorted(named - known) == []

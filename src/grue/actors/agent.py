@@ -18,37 +18,10 @@ from typing import TypeAlias
 import anyio
 from msgspec.structs import replace
 
-from grue.messages import (
-    AnswerAccepted,
-    AnswerRefused,
-    AskApproval,
-    CallTools,
-    CheckAnswer,
-    CheckToolSupport,
-    CloseSession,
-    DeadlinePassed,
-    DropCompletion,
-    LlmCommand,
-    OpenSession,
-    RequestCompletion,
-    RewriteHistory,
-    RunTurn,
-    ServerName,
-    SessionClosed,
-    SessionCommand,
-    ToolsPresumed,
-    TurnCommand,
-    TurnCompleted,
-    TurnEnd,
-    TurnEvent,
-    TurnFailed,
-    TurnInterrupted,
-    TurnLimits,
-    TurnNote,
-    TurnParked,
-)
+from grue import messages as m
+from grue.policies import TurnLimits
 from grue.protocol.tool_loop import step
-from grue.protocol.turn_states import (
+from grue.protocol.turn.states import (
     AwaitingClose,
     AwaitingCompletion,
     AwaitingDrop,
@@ -63,22 +36,22 @@ from grue.protocol.turn_states import (
     progress_of,
 )
 from grue.runtime.actor import Actor, Note, reply
-from grue.runtime.aside import aside
 from grue.runtime.channel import Mailbox, MailboxClosed
-from grue.runtime.clock import now
-from grue.runtime.pace import Pace
-from grue.runtime.trace import Envelope
+from grue.runtime.loops.aside import aside
+from grue.runtime.loops.clock import now
+from grue.runtime.loops.pace import Pace
+from grue.runtime.trace.recorder import Envelope
 
 _MANY = 50
 
-Check: TypeAlias = Callable[[str], AnswerAccepted | AnswerRefused]
+Check: TypeAlias = Callable[[str], m.AnswerAccepted | m.AnswerRefused]
 """The host's check of a final text. An exception that it raises counts as a crash of the agent."""
 
 
 _CLOSING_S = 5.0
 
 
-class AgentActor(Actor[TurnEvent]):
+class AgentActor(Actor[m.TurnEvent]):
     """Runs one turn: receives one `RunTurn` and replies with `TurnCompleted` or `TurnFailed`.
 
     Args:
@@ -101,10 +74,10 @@ class AgentActor(Actor[TurnEvent]):
 
     def __init__(
         self,
-        mailbox: Mailbox[TurnEvent],
+        mailbox: Mailbox[m.TurnEvent],
         *,
-        llm: Mailbox[LlmCommand],
-        sessions: Mapping[ServerName, Mailbox[SessionCommand]],
+        llm: Mailbox[m.LlmCommand],
+        sessions: Mapping[m.ServerName, Mailbox[m.SessionCommand]],
         check: Check,
         note: Note,
         deadline: float = float("inf"),
@@ -117,13 +90,13 @@ class AgentActor(Actor[TurnEvent]):
         self._deadline = deadline
         self._state: TurnState = Idle()
         self._before: TurnState = self._state
-        self._asked: Envelope[TurnEvent] | None = None
+        self._asked: Envelope[m.TurnEvent] | None = None
         self._pace = Pace()
-        self.approval: Mailbox[AskApproval] | None = None
-        self.presumed: ToolsPresumed | None = None
+        self.approval: Mailbox[m.AskApproval] | None = None
+        self.presumed: m.ToolsPresumed | None = None
         self.on_step: Callable[[], None] | None = None
-        self.end: TurnEnd | None = None
-        self.last_request: RequestCompletion | None = None
+        self.end: m.TurnEnd | None = None
+        self.last_request: m.RequestCompletion | None = None
 
     @property
     def is_presuming(self) -> bool:
@@ -163,9 +136,9 @@ class AgentActor(Actor[TurnEvent]):
             await self._wind_up()
             raise
 
-    async def receive(self, envelope: Envelope[TurnEvent]) -> None:
+    async def receive(self, envelope: Envelope[m.TurnEvent]) -> None:
         """Pass one event to the state machine and perform the commands that it returns."""
-        if isinstance(envelope.body, RunTurn):
+        if isinstance(envelope.body, m.RunTurn):
             self._asked = envelope
         self._pace.paused()
         following, commands = await self._step(envelope)
@@ -184,7 +157,7 @@ class AgentActor(Actor[TurnEvent]):
         if isinstance(following, AwaitingClose):
             # The model is not asked again, so its connections are closed while the sessions close.
             self._llm.close()
-        if isinstance(envelope.body, RunTurn) and self.presumed is not None:
+        if isinstance(envelope.body, m.RunTurn) and self.presumed is not None:
             # Recorded as an event of its own, so that a replay needs nothing but the trace. The servers are
             # starting by now.
             await self.receive(self._happened(self.presumed, sender=self.name))
@@ -192,18 +165,18 @@ class AgentActor(Actor[TurnEvent]):
             self.on_step()
 
     async def _step(
-        self, envelope: Envelope[TurnEvent]
-    ) -> tuple[TurnState, tuple[TurnCommand | TurnNote, ...]]:
+        self, envelope: Envelope[m.TurnEvent]
+    ) -> tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]:
         if not envelope.is_long:
             return step(self._state, envelope.body)
         # The longer the arguments of a call are, the longer it takes to read them. Shielded, because a trace
         # with an event that never had its commands could not be replayed.
-        outcome: list[tuple[TurnState, tuple[TurnCommand | TurnNote, ...]]] = []
+        outcome: list[tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]] = []
         with anyio.CancelScope(shield=True):
             outcome.append(await aside(step, self._state, envelope.body))
         return outcome[0]
 
-    async def _next(self) -> Envelope[TurnEvent]:
+    async def _next(self) -> Envelope[m.TurnEvent]:
         if self._deadline != inf and not isinstance(self._state, Idle | AwaitingClose):
             with anyio.CancelScope(deadline=self._deadline):
                 return await self.mailbox.receive()
@@ -211,12 +184,12 @@ class AgentActor(Actor[TurnEvent]):
         return await self.mailbox.receive()
 
     async def _wind_up(self) -> None:
-        if self._asked is None or not isinstance(self._asked.body, RunTurn):
+        if self._asked is None or not isinstance(self._asked.body, m.RunTurn):
             return
         bound = now() + _closing_s(self._asked.body.limits)
         with anyio.CancelScope(shield=True, deadline=bound):
             if now() < self._deadline:
-                interrupted = TurnInterrupted(reason="cancelled")
+                interrupted = m.TurnInterrupted(reason="cancelled")
                 await self.receive(self._happened(interrupted, sender="supervisor"))
             else:
                 # The scope around the whole turn may expire in the same instant as the deadline of its work.
@@ -225,52 +198,52 @@ class AgentActor(Actor[TurnEvent]):
             while not isinstance(self._state, Finished):
                 await self.receive(await self.mailbox.receive())
 
-    async def _perform(self, command: TurnCommand | TurnNote, cause: int) -> None:
+    async def _perform(self, command: m.TurnCommand | m.TurnNote, cause: int) -> None:
         match command:
-            case RequestCompletion() | DropCompletion() | RewriteHistory() | CheckToolSupport():
+            case m.RequestCompletion() | m.DropCompletion() | m.RewriteHistory() | m.CheckToolSupport():
                 await self._llm.send(command, sender=self.name, cause=cause)
-                if isinstance(command, RequestCompletion):
+                if isinstance(command, m.RequestCompletion):
                     self.last_request = command
-            case OpenSession() | CallTools():
+            case m.OpenSession() | m.CallTools():
                 await self._sessions[command.server].send(command, sender=self.name, cause=cause)
-            case CloseSession():
+            case m.CloseSession():
                 await self._close(command, cause)
-            case CheckAnswer():
+            case m.CheckAnswer():
                 asked = self._note(command, sender=self.name, cause=cause)
                 verdict = self._check(command.content)
                 await self.mailbox.send(verdict, sender=self.name, cause=asked.seq)
-            case AskApproval():
+            case m.AskApproval():
                 assert self.approval is not None, "a policy that asks has somebody to ask"
                 await self.approval.send(command, sender=self.name, cause=cause)
-            case TurnCompleted() | TurnFailed() | TurnParked():
+            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked():
                 assert self._asked is not None, "a turn ends only after it began"
                 self.end = command
                 reply(self._asked, command)
             case _:
                 self._note(command, sender=self.name, cause=cause)
 
-    async def _close(self, command: CloseSession, cause: int) -> None:
+    async def _close(self, command: m.CloseSession, cause: int) -> None:
         try:
             await self._sessions[command.server].send(command, sender=self.name, cause=cause)
         except MailboxClosed:
             # The session's actor has ended, and it ends its process before it does. Report the close in
             # its place, or the agent would wait for `SessionClosed` until its limit.
-            closed = SessionClosed(server=command.server)
+            closed = m.SessionClosed(server=command.server)
             await self.mailbox.send(closed, sender=command.server, cause=cause)
 
-    def _happened(self, event: TurnEvent, *, sender: str) -> Envelope[TurnEvent]:
+    def _happened(self, event: m.TurnEvent, *, sender: str) -> Envelope[m.TurnEvent]:
         """Record an event that did not arrive through the mailbox, and return its envelope."""
         return self._note(event, sender=sender)
 
-    def _deadline_passed(self) -> DeadlinePassed:
+    def _deadline_passed(self) -> m.DeadlinePassed:
         assert self._asked is not None, "the deadline counts only in a turn"
-        assert isinstance(self._asked.body, RunTurn), "only RunTurn is asked"
+        assert isinstance(self._asked.body, m.RunTurn), "only RunTurn is asked"
         limits = self._asked.body.limits
-        return DeadlinePassed(limit_s=limits.turn_timeout_s or 0.0, kept_s=limits.teardown_s or 0.0)
+        return m.DeadlinePassed(limit_s=limits.turn_timeout_s or 0.0, kept_s=limits.teardown_s or 0.0)
 
 
 def _closing_s(limits: TurnLimits) -> float:
-    """Return how long a cancelled turn waits for its sessions to close."""
+    """Return the seconds that a cancelled turn waits for its sessions to close."""
     if limits.turn_timeout_s is None and limits.teardown_s is not None:
         return limits.teardown_s
     return _CLOSING_S

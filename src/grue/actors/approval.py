@@ -7,16 +7,17 @@ answers is decided where the turn is put together (`engine/approval.py`).
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from grue.messages import ApprovalPostponed, ApprovalQuestion, AskApproval, CallsDecided, TurnEvent
+from grue import messages as m
+from grue.policies import ApprovalQuestion
 from grue.runtime.actor import Actor
 from grue.runtime.channel import Mailbox
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 
-Answer: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], Awaitable[CallsDecided | ApprovalPostponed]]
+Answer: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], Awaitable[m.CallsDecided | m.ApprovalPostponed]]
 """Answers all questions about one reply."""
 
 
-class ApprovalActor(Actor[AskApproval]):
+class ApprovalActor(Actor[m.AskApproval]):
     """Answers `AskApproval`.
 
     Args:
@@ -25,12 +26,14 @@ class ApprovalActor(Actor[AskApproval]):
         answer: Finds it.
     """
 
-    def __init__(self, mailbox: Mailbox[AskApproval], *, agent: Mailbox[TurnEvent], answer: Answer) -> None:
+    def __init__(
+        self, mailbox: Mailbox[m.AskApproval], *, agent: Mailbox[m.TurnEvent], answer: Answer
+    ) -> None:
         super().__init__(mailbox)
         self._agent = agent
         self._answer = answer
 
-    async def receive(self, envelope: Envelope[AskApproval]) -> None:
+    async def receive(self, envelope: Envelope[m.AskApproval]) -> None:
         """Have the questions of one reply answered, and tell the agent."""
         answer = await self._answer(envelope.body.questions)
         await self._agent.send(answer, sender=self.name, cause=envelope.seq)

@@ -1,45 +1,26 @@
 """One completion of the LLM actor: the requests that it takes, sent to the endpoint one after the other.
 
-`protocol/completion_attempts.py` decides what follows a failed or a cut reply. Come here for how its commands
-are carried out.
+`protocol/turn/completion_attempts.py` decides what follows a failed or a cut reply. Come here for how its
+commands are carried out.
 """
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from grue.large_data import JOINED_AT_ONCE
-from grue.llm_transport.endpoint import LlmEndpoint
-from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed
-from grue.llm_transport.request_gate import (
-    Permit,
-    RequestOutcome,
-    WantedRequest,
-    not_sent,
-    outcome_of,
-    permit_for,
-)
-from grue.messages import (
-    CompletionRetried,
-    ContextPolicy,
-    HistoryRewritten,
-    LlmFailure,
-    LlmNote,
-    ReplyCut,
-    RequestCompletion,
-    SettingsLeftOut,
-    TextDelta,
-    Usage,
-)
+from grue import messages as m
+from grue.policies import ContextPolicy
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
 from grue.protocol.chat_wire.reply import Reply
-from grue.protocol.chat_wire.wire_format import Delta
-from grue.protocol.completion_attempts import (
+from grue.protocol.chat_wire.wire_format import Choice, Delta
+from grue.protocol.chat_wire.written_calls import Part, ThoughtSplitter
+from grue.protocol.turn.completion_attempts import (
     AdaptProfile,
     AttemptEvent,
     CompletionWanted,
@@ -56,7 +37,18 @@ from grue.protocol.completion_attempts import (
     Wait,
     attempt_step,
 )
-from grue.protocol.prices import most_usage, with_cost
+from grue.protocol.turn.prices import most_usage, with_cost
+from grue.runtime.large_data import JOINED_AT_ONCE
+from grue.transports.llm.endpoint import LlmEndpoint
+from grue.transports.llm.exchange import LONG_BYTES, Answered, Streamed
+from grue.transports.llm.request_gate import (
+    Permit,
+    RequestOutcome,
+    WantedRequest,
+    not_sent,
+    permit_for,
+    request_outcome,
+)
 
 REFUSED_MEDIA = "the endpoint refused a request with images or files"
 
@@ -64,28 +56,44 @@ REFUSED_MEDIA = "the endpoint refused a request with images or files"
 class Asking:
     """One completion: sends the requests that `completion_attempts.py` asks for, and reports on them.
 
+    Args:
+        endpoint: Sends the requests. It is open.
+        conversation: Has been asked already.
+        command: The request.
+        say: Gets the reports.
+        on_sent: Called whenever a request has been written; `None`: nobody asks.
+        choice: Which of the offered tools has to be called; `None`: the model decides.
+        sleep: Waits for a number of seconds between two requests.
+
     Attributes:
-        unreported: What it may have cost so far, if it is given up now.
+        unreported: What it may have cost so far, if it is given up now or has failed.
     """
 
     def __init__(
         self,
         endpoint: LlmEndpoint,
         conversation: Conversation,
-        command: RequestCompletion,
-        say: Callable[[LlmNote], None],
+        command: m.RequestCompletion,
+        say: Callable[[m.LlmNote], None],
         on_sent: Callable[[], None] | None = None,
+        *,
+        choice: Choice | None = None,
+        sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
     ) -> None:
         self._endpoint = endpoint
         self._conversation = conversation
         self._command = command
         self.say = say
         self._on_sent = on_sent
+        self._choice = choice
+        self._sleep = sleep
         self._shown = False
-        self._cut = Usage()
-        self.unreported = Usage()
+        self._cut = m.Usage()
+        self._lost = m.Usage()
+        self._thoughts = ThoughtSplitter()
+        self.unreported = m.Usage()
 
-    async def outcome(self) -> Reply | LlmFailure:
+    async def outcome(self) -> Reply | m.LlmFailure:
         """Send the request until it is answered or fails for good. Return the reply, or the failure."""
         settings = self._endpoint.settings
         state, commands = attempt_step(
@@ -98,7 +106,9 @@ class Asking:
                     case SendRequest(settings=limited):
                         event = await self._exchange(limited)
                     case Wait(delay_s):
-                        await anyio.sleep(delay_s)
+                        await self._sleep(delay_s)
+                    case Finish(Reply() as reply):
+                        return replace(reply, usage=reply.usage + self._lost)
                     case Finish(outcome):
                         return outcome
                     case _:
@@ -117,49 +127,64 @@ class Asking:
                 rewritten = self._conversation.drop_attachments()
                 if rewritten is not None:
                     self.say(
-                        HistoryRewritten(
+                        m.HistoryRewritten(
                             conversation=self._command.conversation, rewrite=rewritten, reason=REFUSED_MEDIA
                         )
                     )
             case ReportRetry(attempt, delay_s, failure):
-                note = CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure)
+                note = m.CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure)
                 self.say(note)
             case ReportCut(limit, retried_with, usage):
                 self._cut = usage
                 self.say(
-                    ReplyCut(request=request, limit_tokens=limit, retried_with=retried_with, usage=usage)
+                    m.ReplyCut(request=request, limit_tokens=limit, retried_with=retried_with, usage=usage)
                 )
             case TakeBackShown():
-                self.say(TextDelta(request=request, text="", restart=True))
+                self.say(m.TextDelta(request=request, text="", restart=True))
             case ShowAgain(reply):
+                self._thoughts = ThoughtSplitter()
                 for delta in (Delta(reply.reasoning or "", "reasoning"), Delta(reply.content or "")):
                     if delta.text:
                         self._show(delta)
 
     async def _exchange(self, settings: ModelSettings) -> ReplyRead | RequestFailed:
         self._shown = False
+        self._thoughts = ThoughtSplitter()
         profile = self._conversation.profile
         self._report_left_out(profile)
-        stream = self._command.stream and self._endpoint.profile.streams
-        write = functools.partial(self._conversation.body, settings, stream=stream)
+        must_stream = self._endpoint.profile.must_stream
+        shown = self._command.stream and (self._endpoint.profile.streams or must_stream)
+        stream = shown or must_stream
+        write = functools.partial(self._conversation.body, settings, choice=self._choice, stream=stream)
         long = self._conversation.size >= JOINED_AT_ONCE
         body = await anyio.to_thread.run_sync(write) if long else write()
-        streamed = Streamed(self._conversation.format.assembler(), self._show) if stream else None
+        streamed = (
+            Streamed(self._conversation.format.assembler(), self._show if shown else _unshown)
+            if stream
+            else None
+        )
         permit = await self._permit(len(body), settings.max_tokens)
         if isinstance(permit, str):
             return self._refused(permit, profile)
         per_token = self._conversation.bytes_per_token or ContextPolicy().bytes_per_token
         limit = profile.limit(settings)
-        self.unreported = self._cut + most_usage(len(body), per_token, limit, self._endpoint.price)
-        answer, reply = await self._posted(body, streamed, permit)
-        self.unreported = self._cut
+        self.unreported = (
+            self._cut + self._lost + most_usage(len(body), per_token, limit, self._endpoint.price)
+        )
+        reply = await self._posted(body, streamed, permit)
+        if isinstance(reply, Fault) and reply.received:
+            # It broke off, or did not end in time. What had come by then is paid for, and nobody counts it.
+            tokens = math.ceil(reply.received / per_token)
+            self._lost += most_usage(len(body), per_token, tokens, self._endpoint.price)
+        self.unreported = self._cut + self._lost
+        for part, text in self._thoughts.flush():
+            self._say_delta(text, part)
         if isinstance(reply, Reply):
             return ReplyRead(reply, profile, self._shown)
         return RequestFailed(
             fault=reply,
             failure=self._endpoint.describe(reply),
             profile=profile,
-            retry_after_s=answer.retry_after_s if isinstance(answer, Answered) else None,
             attachments=self._conversation.has_attachments,
             shown=self._shown,
             jitter=self._endpoint.jitter(),
@@ -170,7 +195,7 @@ class Asking:
         names = left_out(profile, endpoint.settings) - endpoint.left_out
         if names:
             endpoint.left_out |= names
-            note = SettingsLeftOut(
+            note = m.SettingsLeftOut(
                 request=self._command.request,
                 settings=tuple(sorted(names)),
                 endpoint=profile.name,
@@ -186,9 +211,7 @@ class Asking:
         fault = not_sent(why)
         return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
 
-    async def _posted(
-        self, body: bytes, streamed: Streamed | None, permit: Permit | None
-    ) -> tuple[Answered | Fault, Reply | Fault]:
+    async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
         """Send the request and read the reply. The permit is settled whatever happens."""
         outcome = RequestOutcome()
         try:
@@ -201,8 +224,8 @@ class Asking:
                 if isinstance(answer, Answered) and answer.first_chunk_s is not None:
                     facts = replace(facts, first_chunk_s=answer.first_chunk_s)
                 reply = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage, facts=facts)
-            outcome = outcome_of(answer, reply)
-            return answer, reply
+            outcome = request_outcome(answer, reply)
+            return reply
         finally:
             if permit is not None:
                 permit.settle(outcome)
@@ -216,13 +239,29 @@ class Asking:
 
     def _understood(self, answer: Answered) -> Reply | Fault:
         if not 200 <= answer.status < 300:
-            return fault_of_status(answer.status, answer.body, answer.location)
+            return fault_of_status(answer.status, answer.body, answer.location, answer.retry_after_s)
         history = self._conversation.history
         # The number is part of the ids that are made up for calls without one, so it must not start again in
         # a later turn.
         request = max(self._command.request, history.replies + 1)
-        return self._conversation.read(answer.body, request=request, used_ids=history.call_ids)
+        return self._conversation.read(
+            answer.body,
+            request=request,
+            used_ids=history.call_ids,
+            text_tool_calls=self._endpoint.settings.text_tool_calls,
+        )
 
     def _show(self, delta: Delta) -> None:
+        if delta.part != "content":
+            self._say_delta(delta.text, delta.part)
+            return
+        for part, text in self._thoughts.feed(delta.text):
+            self._say_delta(text, part)
+
+    def _say_delta(self, text: str, part: Part) -> None:
         self._shown = True
-        self.say(TextDelta(request=self._command.request, text=delta.text, part=delta.part))
+        self.say(m.TextDelta(request=self._command.request, text=text, part=part))
+
+
+def _unshown(_: Delta) -> None:
+    """Take a piece of a reply that is streamed because its endpoint does nothing else."""

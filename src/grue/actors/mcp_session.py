@@ -4,8 +4,8 @@
 one call. It has to be one task: a connection holds cancel scopes and task groups, and anyio requires the task
 that entered them to leave them.
 
-`protocol/connection.py` decides what to do after a failed connect, `protocol/tool_batch.py` which calls of a
-batch are made. The actor uses the server only through `ToolConnection`
+`protocol/turn/connection.py` decides what to do after a failed connect, `protocol/tools/batch.py` which
+calls of a batch are made. The actor uses the server only through `ToolConnection`
 (`tool_sessions/connection.py`), so an MCP client, a dictionary of functions and a host's own object work
 alike, and the agent sees no difference.
 """
@@ -15,28 +15,21 @@ import contextlib
 import anyio
 from msgspec.structs import replace
 
-from grue.messages import (
-    CallTools,
-    CloseSession,
-    ConnectFailed,
-    McpDisabled,
-    OpenSession,
-    ServerDied,
-    ServerName,
-    SessionClosed,
-    SessionCommand,
-    SessionOpened,
-    StartupFailed,
-    ToolCalled,
-    ToolCallResult,
-    ToolDefinition,
-    ToolReturned,
-    ToolsChanged,
-    ToolTimedOut,
-    TurnEvent,
+from grue import messages as m
+from grue.policies import AfterFailedConnect
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.batch import (
+    BatchArrived,
+    CallSettled,
+    MakeCall,
+    NoBatch,
+    ReadChangedTools,
+    ReportSettlement,
+    batch_step,
+    not_as_decided,
 )
-from grue.protocol import tool_results
-from grue.protocol.connection import (
+from grue.protocol.tools.calls import is_as_decided
+from grue.protocol.turn.connection import (
     Attempt,
     AttemptFailed,
     ConnectionCommand,
@@ -49,33 +42,25 @@ from grue.protocol.connection import (
     Untried,
     connection_step,
 )
-from grue.protocol.tool_batch import (
-    BatchArrived,
-    MadeCallSettled,
-    MakeCall,
-    NoBatch,
-    ReadChangedTools,
-    ReportSettlement,
-    batch_step,
-)
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox, MailboxClosed
-from grue.runtime.clock import now
-from grue.runtime.trace import Envelope
+from grue.runtime.loops.clock import now
+from grue.runtime.loops.host_code import calling
+from grue.runtime.trace.recorder import Envelope
 from grue.tool_sessions.connection import (
     Connect,
     ConnectionStatus,
     ToolConnection,
     exclusive,
     finish_task,
+    refusal,
 )
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
-from grue.vocabulary import AfterFailedConnect
 
 _CLOSE_REPORT_S = 1.0
 
 
-class SessionActor(Actor[SessionCommand]):
+class SessionActor(Actor[m.SessionCommand]):
     """Serves one tool server's sessions, one after the other.
 
     Args:
@@ -93,9 +78,9 @@ class SessionActor(Actor[SessionCommand]):
 
     def __init__(
         self,
-        mailbox: Mailbox[SessionCommand],
+        mailbox: Mailbox[m.SessionCommand],
         *,
-        agent: Mailbox[TurnEvent],
+        agent: Mailbox[m.TurnEvent],
         connect: Connect,
         note: Note,
         connection: ConnectionState | None = None,
@@ -103,14 +88,16 @@ class SessionActor(Actor[SessionCommand]):
     ) -> None:
         super().__init__(mailbox)
         self.connection: ConnectionState = connection or Untried()
-        self._server = ServerName(mailbox.name)
+        self._server = m.ServerName(mailbox.name)
         self._agent = agent
         self._connect = connect
         self._note = note
         self._deadline = deadline
         self._connected: ToolConnection | None = None
         self._closed_reported = False
-        self.listed: tuple[ToolDefinition, ...] | None = None
+        self.listed: tuple[m.ToolDefinition, ...] | None = None
+        self._tools: tuple[m.ToolDefinition, ...] = ()
+        self._serves_unlisted = False
 
     async def run(self) -> None:
         """Serve until the mailbox is closed. If cancelled, end the process and report it, then re-raise."""
@@ -123,27 +110,27 @@ class SessionActor(Actor[SessionCommand]):
                 await self._report_closed(None)
             raise
 
-    async def receive(self, envelope: Envelope[SessionCommand]) -> None:
+    async def receive(self, envelope: Envelope[m.SessionCommand]) -> None:
         """Serve a session from its `OpenSession` to its `CloseSession`."""
         match envelope.body:
-            case OpenSession():
+            case m.OpenSession():
                 await self._open(envelope.body, envelope.seq)
-            case CloseSession():
+            case m.CloseSession():
                 await self._report_closed(envelope.seq)
-            case CallTools():
+            case m.CallTools():
                 await self._call_all(None, envelope.body, envelope.seq)
 
-    async def _open(self, command: OpenSession, cause: int) -> None:
+    async def _open(self, command: m.OpenSession, cause: int) -> None:
         self._closed_reported = False
         before = self.connection
-        order: ConnectionCommand | None = self._connection_step(ConnectRequested(command.policy))
+        order: ConnectionCommand | None = self._connection_step(ConnectRequested(command.policy, now()))
         while isinstance(order, Attempt):
             order = await self._attempt(order, command, cause)
         match order:
             case ReportDisabled(reason, newly):
-                await self._report(McpDisabled(server=self._server, reason=reason, newly=newly), cause)
+                await self._report(m.McpDisabled(server=self._server, reason=reason, newly=newly), cause)
             case ReportStartupFailure(failure):
-                await self._report(StartupFailed(server=self._server, failure=failure), cause)
+                await self._report(m.StartupFailed(server=self._server, failure=failure), cause)
             case ReportOpened():
                 pass  # reported when the session was opened
             case None:
@@ -151,20 +138,23 @@ class SessionActor(Actor[SessionCommand]):
                 # stays as it was. The agent has the same deadline and needs no report.
                 self.connection = before
 
-    async def _attempt(self, attempt: Attempt, command: OpenSession, cause: int) -> ConnectionCommand | None:
+    async def _attempt(
+        self, attempt: Attempt, command: m.OpenSession, cause: int
+    ) -> ConnectionCommand | None:
         """Connect and, if that succeeds, serve the session to its end.
 
         Returns:
             The next command of the connection's state machine; `None` if the turn's deadline has passed.
         """
         started = now()
-        self._connected = connection = self._connect(self._note)
+        with calling(self._connect, "the server"):
+            self._connected = connection = self._connect(self._note)
         closing: float | None = None
         try:
             async with connection:
                 listing = await connection.open(self._within(command.timeout_s))
                 order = self._connection_step(ConnectSucceeded())
-                opened = SessionOpened(
+                opened = m.SessionOpened(
                     server=self._server,
                     tools=self._named(listing.tools),
                     attempt=attempt.number,
@@ -174,6 +164,7 @@ class SessionActor(Actor[SessionCommand]):
                     serves_unlisted=listing.serves_unlisted,
                     address=connection.status.address,
                 )
+                self._tools, self._serves_unlisted = opened.tools, opened.serves_unlisted
                 self.listed = None if opened.serves_unlisted else opened.tools
                 await self._report(opened, cause)
                 cause = await self._serve(connection) or cause
@@ -189,13 +180,13 @@ class SessionActor(Actor[SessionCommand]):
         return order
 
     def _connect_failed(self, failed: ServerFailed, attempt: Attempt, cause: int) -> ConnectionCommand:
-        order = self._connection_step(AttemptFailed(failed.failure))
+        order = self._connection_step(AttemptFailed(failed.failure, now()))
         then: AfterFailedConnect = "disable"
         if isinstance(order, Attempt):
             then = "retry"
         elif isinstance(order, ReportStartupFailure):
             then = "raise"
-        note = ConnectFailed(server=self._server, attempt=attempt.number, failure=failed.failure, then=then)
+        note = m.ConnectFailed(server=self._server, attempt=attempt.number, failure=failed.failure, then=then)
         self._note(note, sender=self.name, cause=cause)
         return order
 
@@ -203,7 +194,7 @@ class SessionActor(Actor[SessionCommand]):
         """Send `SessionClosed`, even while this task is being cancelled."""
         connection, self._connected = self._connected, None
         status = ConnectionStatus() if connection is None else connection.status
-        closed = SessionClosed(
+        closed = m.SessionClosed(
             server=self._server,
             ending=status.ending,
             exit_status=status.exit_status,
@@ -219,51 +210,73 @@ class SessionActor(Actor[SessionCommand]):
         """Serve batches until `CloseSession` arrives; return the sequence number of that message."""
         async for envelope in self.mailbox:
             match envelope.body:
-                case CallTools():
+                case m.CallTools():
                     await self._call_all(connection, envelope.body, envelope.seq)
-                case CloseSession():
+                case m.CloseSession():
                     return envelope.seq
-                case OpenSession():
+                case m.OpenSession():
                     raise RuntimeError(f"{self._server} was asked to open a session that is open")
         return None
 
-    async def _call_all(self, connection: ToolConnection | None, batch: CallTools, cause: int) -> None:
-        """Serve a batch as `tool_batch.py` says; with no connection every call is skipped."""
+    async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
+        """Serve a batch as `protocol/tools/batch.py` says; with no connection every call is skipped."""
         # A kept session may serve calls outside turns too. They must not get between the calls of a batch.
         async with exclusive(connection):
             await self._serve_batch(connection, batch, cause)
 
-    async def _serve_batch(self, connection: ToolConnection | None, batch: CallTools, cause: int) -> None:
+    async def _serve_batch(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
         state, commands = batch_step(NoBatch(), BatchArrived(batch, connected=connection is not None))
         while commands:
-            settlement: MadeCallSettled | None = None
+            settlement: CallSettled | None = None
             for command in commands:
                 match command:
                     case ReportSettlement(settled):
                         await self._report(settled, cause)
+                    case MakeCall(called, call) if not self._is_as_decided(call):
+                        settlement = not_as_decided(called)
                     case MakeCall(called) if connection is not None:
-                        self._note(called, sender=self.name, cause=cause)
-                        settlement = await self._call(connection, batch, called)
+                        settlement = await self._refused(connection, called)
+                        if settlement is None:
+                            self._note(called, sender=self.name, cause=cause)
+                            settlement = await self._call(connection, batch, called)
                     case ReadChangedTools() if connection is not None:
                         await self._report_changed_tools(connection, batch, cause)
             if settlement is None:
                 return
             state, commands = batch_step(state, settlement)
 
-    async def _report_changed_tools(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
+    async def _report_changed_tools(self, connection: ToolConnection, batch: m.CallTools, cause: int) -> None:
         tools = await connection.refresh_tools(self._within(batch.timeout_s))
         if tools is not None:
             tools = self._named(tools)
+            self._tools = tools
             self.listed = None if self.listed is None else tools
-            await self._report(ToolsChanged(server=self._server, tools=tools), cause)
+            await self._report(m.ToolsChanged(server=self._server, tools=tools), cause)
 
-    def _named(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
+    def _is_as_decided(self, call: m.ServerCall) -> bool:
+        """Return whether the call may be sent to the tool as it is now.
+
+        A call is decided on before it gets here: by the model, the policy, a person, a program. The server
+        may have changed the tool or removed it since, or the tool lock refuses it now.
+        """
+        return is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
+
+    def _named(self, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
         """Return the tools under this server's name; a connection of the host's may know another name."""
         return tuple(
             tool if tool.server == self._server else replace(tool, server=self._server) for tool in tools
         )
 
-    async def _call(self, connection: ToolConnection, batch: CallTools, call: ToolCalled) -> MadeCallSettled:
+    async def _refused(self, connection: ToolConnection, call: m.ToolCalled) -> m.ToolSkipped | None:
+        """Return the settlement of a call that would not be sent; `None`: it can be made."""
+        if call.task is not None:
+            return None
+        reason = await refusal(connection, call.tool, call.arguments)
+        if reason is None:
+            return None
+        return m.ToolSkipped(batch=call.batch, call_id=call.call_id, reason=reason, refused=True)
+
+    async def _call(self, connection: ToolConnection, batch: m.CallTools, call: m.ToolCalled) -> CallSettled:
         started = now()
 
         def lasted() -> float:
@@ -273,7 +286,7 @@ class SessionActor(Actor[SessionCommand]):
         try:
             result = await self._answer(connection, call, self._within(batch.timeout_s))
         except ToolTimedOutError as error:
-            return ToolTimedOut(
+            return m.ToolTimedOut(
                 batch=number,
                 call_id=call_id,
                 # The server's own limit may be the smaller one.
@@ -284,7 +297,7 @@ class SessionActor(Actor[SessionCommand]):
         except ToolRefusedError as refusal:
             result, error_code = tool_results.call_failed(str(refusal)), refusal.code
         except ServerFailed as failed:
-            return ServerDied(
+            return m.ServerDied(
                 server=self._server,
                 batch=number,
                 call_id=call_id,
@@ -293,7 +306,7 @@ class SessionActor(Actor[SessionCommand]):
                 request_id=connection.status.last_request_id,
             )
         request_id = connection.status.last_request_id
-        return ToolReturned(
+        return m.ToolReturned(
             batch=number,
             call_id=call_id,
             result=result,
@@ -303,12 +316,14 @@ class SessionActor(Actor[SessionCommand]):
             error_code=error_code if request_id else None,
         )
 
-    async def _answer(self, connection: ToolConnection, call: ToolCalled, timeout_s: float) -> ToolCallResult:
+    async def _answer(
+        self, connection: ToolConnection, call: m.ToolCalled, timeout_s: float
+    ) -> m.ToolCallResult:
         if call.task is not None:
             return await finish_task(connection, call.tool, call.task, timeout_s)
         return await connection.call(call.tool, call.arguments, timeout_s)
 
-    async def _report(self, event: TurnEvent, cause: int | None) -> None:
+    async def _report(self, event: m.TurnEvent, cause: int | None) -> None:
         await self._agent.send(event, sender=self.name, cause=cause)
 
     def _connection_step(

@@ -5,18 +5,7 @@ conversation, and a slow completion delays only the server that asked for it. Sa
 turn's limits allow a number of requests.
 """
 
-from grue.messages import (
-    AssistantText,
-    CompletionReceived,
-    ConversationId,
-    ConversationItem,
-    LlmCommand,
-    RequestCompletion,
-    RequireAnswer,
-    ServerName,
-    SystemText,
-    UserText,
-)
+from grue import messages as m
 from grue.runtime.channel import Mailbox
 from grue.tool_sessions.server_requests import Declined, Sample, Sampled, SamplingRequest
 
@@ -34,7 +23,7 @@ class CurrentSampler:
     def __init__(self) -> None:
         self.sampler: Sampler | None = None
 
-    def on_behalf_of(self, server: ServerName, *, beside: "Sampler | None" = None) -> Sample:
+    def on_behalf_of(self, server: m.ServerName, *, beside: "Sampler | None" = None) -> Sample:
         """Return the function that answers the requests of one server.
 
         Args:
@@ -59,12 +48,12 @@ class Sampler:
         most: How many requests are answered in this turn; further ones are declined.
     """
 
-    def __init__(self, llm: Mailbox[LlmCommand], most: int) -> None:
+    def __init__(self, llm: Mailbox[m.LlmCommand], most: int) -> None:
         self._llm = llm
         self._most = most
         self._asked = 0
 
-    def on_behalf_of(self, server: ServerName) -> Sample:
+    def on_behalf_of(self, server: m.ServerName) -> Sample:
         """Return the function that answers the requests of one server."""
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
@@ -72,19 +61,21 @@ class Sampler:
                 return Declined(f"this turn allows {self._most} sampling requests, and they are used up")
             self._asked += 1
             reply = await self._llm.ask(self._command(request), sender=server)
-            if not isinstance(reply, CompletionReceived):
+            if not isinstance(reply, m.CompletionReceived):
                 return Declined(f"the model gave no completion: {reply.failure.message}")
+            if reply.stopped:
+                return Declined(f"the provider stopped the reply before its end ({reply.stopped})")
             return Sampled(reply.content or "", reply.model)
 
         return sample
 
-    def _command(self, request: SamplingRequest) -> RequestCompletion:
-        said: list[ConversationItem] = [SystemText(request.system)]
+    def _command(self, request: SamplingRequest) -> m.RequestCompletion:
+        said: list[m.ConversationItem] = [m.SystemText(request.system)]
         for role, text in request.messages:
-            said.append(UserText(text) if role == "user" else AssistantText(text))
-        return RequestCompletion(
-            conversation=ConversationId(f"sampling-{self._asked}"),
+            said.append(m.UserText(text) if role == "user" else m.AssistantText(text))
+        return m.RequestCompletion(
+            conversation=m.ConversationId(f"sampling-{self._asked}"),
             request=self._asked,
             new=tuple(said),
-            mode=RequireAnswer(),
+            mode=m.RequireAnswer(),
         )

@@ -80,7 +80,7 @@ def play(
     offline: _Offline = False,
     model: _Model = None,
     base_url: _BaseUrl = None,
-    mcp_config: Annotated[Path | None, typer.Option(help="MCP servers; the first is used.")] = None,
+    mcp_config: Annotated[Path | None, typer.Option(help="A file of MCP servers; the first is used.")] = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Play without tools.")] = False,
     turns: Annotated[int | None, typer.Option(min=1, help="Most turns to play.", show_default="60")] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the game.")] = 0,
@@ -231,10 +231,10 @@ def chat(
 def run(
     context: typer.Context,
     agent: Annotated[
-        str | None, typer.Argument(metavar="[AGENT.yaml]", help="The agent.", show_default="agent.yaml")
+        str | None, typer.Argument(metavar="AGENT.yaml", help="The agent.", show_default="agent.yaml")
     ] = None,
     task: Annotated[
-        str | None, typer.Argument(metavar="[TASK]", help="The task.", show_default="the agent's own")
+        str | None, typer.Argument(metavar="TASK", help="The task.", show_default="the agent's own")
     ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Use a scripted model, which knows the bundled example.")
@@ -284,7 +284,7 @@ def run(
 def runs(
     folder: Annotated[Path, typer.Argument(help="A folder of episodes.")] = Path("runs"),
     html: Annotated[
-        bool, typer.Option("--html", help="Write an index page into it, and the episodes' pages.")
+        bool, typer.Option("--html", help="Write an index page into the folder, and a page for each episode.")
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Write it and open it in a browser.")] = False,
 ) -> None:
@@ -392,24 +392,13 @@ def doctor(
         str | None, typer.Option(help="The endpoint to check.", show_default="the project's")
     ] = None,
     no_network: Annotated[bool, typer.Option("--no-network", help="Make no network requests.")] = False,
-    faults: Annotated[
-        bool,
-        typer.Option("--faults", help="Run the fault matrix instead; it takes half a minute."),
-    ] = False,
-    mode: Annotated[
-        str, typer.Option(help="With --faults: turn, episode, ahead, kept, beside or presumed.")
-    ] = "turn",
 ) -> None:
     """Check everything that an episode needs, and print what is wrong and how to fix it."""
     with plain_errors():
-        from grue.cli.doctor import examine, try_faults
+        from grue.cli.doctor import examine
 
         take_interrupts()
-        if not (
-            try_faults(mode)
-            if faults
-            else examine(mcp_config, network=not no_network, base_url=base_url, model=model)
-        ):
+        if not examine(mcp_config, network=not no_network, base_url=base_url, model=model):
             raise typer.Exit(FAILED)
 
 

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Sequence
 
-from grue.config.reading import nearest
+from grue import messages as m
+from grue.config.documents import nearest
 from grue.errors import MCPConfigError
-from grue.messages import JsonObject, ToolDefinition
 
 
-def read_arguments(tool: ToolDefinition, text: str | None, pairs: Sequence[str]) -> JsonObject:
+def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str]) -> m.JsonObject:
     """Return the arguments of a call; a pair replaces a member of the same name.
 
     Args:
@@ -35,7 +35,7 @@ def read_arguments(tool: ToolDefinition, text: str | None, pairs: Sequence[str])
     return arguments
 
 
-def _object(text: str) -> JsonObject:
+def _object(text: str) -> m.JsonObject:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -4,8 +4,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from grue.observers.langfuse import LangfuseObserver
-    from grue.observers.otel import OtelObserver
+    from grue.tracing.observers.langfuse import LangfuseObserver
+    from grue.tracing.observers.otel import OtelObserver
 
 
 class Backends(ExitStack):
@@ -24,12 +24,12 @@ class Backends(ExitStack):
         """
         backends = cls()
         if langfuse:
-            from grue.observers.langfuse import LangfuseObserver, require_langfuse
+            from grue.tracing.observers.langfuse import LangfuseObserver, require_langfuse
 
             require_langfuse()
             backends.add(LangfuseObserver(session_id=episode_id))
         if otel:
-            from grue.observers.otel import OtelObserver, require_otel
+            from grue.tracing.observers.otel import OtelObserver, require_otel
 
             require_otel()
             backends.add(OtelObserver(session_id=episode_id))

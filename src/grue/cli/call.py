@@ -7,17 +7,17 @@ from typing import Any
 
 from msgspec import Struct
 
+from grue import messages as m
 from grue.cli.arguments import read_arguments
 from grue.cli.project import known_servers, no_such_server
 from grue.cli.saying import say
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError
-from grue.messages import ServerNoted, ToolCallResult
-from grue.protocol.safe_text import plain_text, printable
-from grue.protocol.tool_names import split_name
-from grue.runtime.trace import Envelope, Recorder
-from grue.tool_client import ToolClient
+from grue.protocol.tools.names import split_name
+from grue.runtime.safe_text import plain_text, printable
+from grue.runtime.trace.recorder import Envelope, Recorder
 
 _NOTE_CHARS = 300
 
@@ -72,11 +72,11 @@ def _server_of(name: str) -> str:
 
 def _show_notes(envelope: Envelope[Any], line: bytes) -> None:
     del line
-    if isinstance(envelope.body, ServerNoted):
+    if isinstance(envelope.body, m.ServerNoted):
         say(printable(f"{envelope.body.kind}: {envelope.body.text}", _NOTE_CHARS), err=True)
 
 
-def _print(options: CallOptions, result: ToolCallResult) -> None:
+def _print(options: CallOptions, result: m.ToolCallResult) -> None:
     if options.as_json:
         say(json.dumps(result.to_dict()))
         return

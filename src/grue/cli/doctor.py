@@ -15,36 +15,29 @@ from typing import assert_never
 import anyio
 
 from grue import __version__
+from grue import messages as m
 from grue.cli.doctor_boot import before_start, boot_lines
 from grue.cli.doctor_llm import look_at_llm
 from grue.cli.finding import Finding, Verdict
 from grue.cli.login import stored_login
-from grue.cli.project import (
-    BUNDLED,
-    PROJECT_FILE,
-    KnownServers,
-    declines_mcp,
-    known_servers,
-    project_tables,
-)
+from grue.cli.project import BUNDLED, PROJECT_FILE, KnownServers, declines_mcp, known_servers, project_tables
 from grue.cli.saying import say, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MissingDependencyError
-from grue.facts import counted
-from grue.games.interpreters import choose_interpreter
-from grue.mcp_transport.listing_cache import ListingCache
-from grue.mcp_transport.node_version import node_too_old
-from grue.mcp_transport.oauth_faults import AuthorizationRefused
-from grue.mcp_transport.sdk_version import require_mcp
-from grue.messages import ServerFailure, SessionClosed, SessionOpened
-from grue.processes.process_group import ProcessRegistry
-from grue.protocol.safe_text import printable
-from grue.tool_client import ToolClient
+from grue.hosts.zork.games.interpreters import choose_interpreter
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.safe_text import printable
 from grue.tool_sessions.environment import is_own_key, visible_keys
 from grue.tool_sessions.failures import failure_text
 from grue.tool_sessions.server_specs import HttpServer, StdioServer
+from grue.tracing.facts import counted
+from grue.transports.mcp.listing_cache import ListingCache
+from grue.transports.mcp.node_version import node_too_old
+from grue.transports.mcp.oauth_faults import AuthorizationRefused
+from grue.transports.mcp.sdk_version import require_mcp
 
 _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
 _NODE = ("node", "npx", "npm", "pnpm", "yarn")
@@ -72,31 +65,6 @@ def examine(
         for line in more:
             say(f"       {line}")
     return in_order
-
-
-def try_faults(mode: str = "turn") -> bool:
-    """Run the fault matrix, print a line for each fault, and return whether all were handled as required.
-
-    Args:
-        mode: How the turns run, as in `fault_turns.MODES`.
-
-    Raises:
-        MCPConfigError: There is no such mode.
-    """
-    from grue.testing.fault_turns import MODES
-    from grue.testing.faults import run_matrix
-
-    chosen = tuple(known for known in MODES if known == mode)
-    if not chosen:
-        raise MCPConfigError(f"--mode is one of {', '.join(MODES)}, not {printable(mode, 60)!r}.")
-    results = []
-    for result in run_matrix(modes=chosen):
-        say(result.line())
-        results.append(result)
-    wrong = sum(bool(result.wrong) for result in results)
-    elapsed_s = sum(result.elapsed_s for result in results)
-    say(f"{len(results)} faults, {wrong} of them wrong, {elapsed_s:.1f} s")
-    return not wrong
 
 
 def _findings(
@@ -190,7 +158,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
     except MissingDependencyError:
         return  # `_packages` has reported it
     for name, outcome in outcomes.items():
-        if isinstance(outcome, ServerFailure):
+        if isinstance(outcome, m.ServerFailure):
             yield Finding("WRONG", failure_text(outcome))
         else:
             found = _server(outcome, client.closed.get(name), known.source)
@@ -199,7 +167,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             yield Finding(found.verdict, "\n".join([found.text, *lines]))
 
 
-def _server(opened: SessionOpened, closed: SessionClosed | None, source: str) -> Finding:
+def _server(opened: m.SessionOpened, closed: m.SessionClosed | None, source: str) -> Finding:
     count = counted(len(opened.tools), "tool")
     version = opened.protocol_version
     text = f"{opened.server} ({source}): MCP {version}, {count}, up in {opened.elapsed_s:.2f} s"

@@ -8,11 +8,12 @@ from pathlib import Path, PurePath
 
 from msgspec import Struct
 
-from grue.mcp_transport.launchers import Direct, Launcher, direct_command, launcher_of
-from grue.messages import SessionOpened, TurnLimits
-from grue.protocol.safe_text import printable
-from grue.tool_client import ToolClient
+from grue import messages as m
+from grue.engine.outside_turns.tool_client import ToolClient
+from grue.policies import TurnLimits
+from grue.runtime.safe_text import printable
 from grue.tool_sessions.server_specs import McpServer, StdioServer
+from grue.transports.mcp.launchers import Direct, Launcher, direct_command, launcher_of
 
 _DO_NOTHING = {"node": ("-e", "0"), "python": ("-c", "")}
 _INTERPRETER_S = 10.0
@@ -40,7 +41,7 @@ def before_start(server: McpServer) -> Launch | None:
     return Launch(server, launcher, installed=launcher == "npx" and direct_command(server) is not None)
 
 
-def boot_lines(launch: Launch, opened: SessionOpened, limits: TurnLimits) -> Iterator[str]:
+def boot_lines(launch: Launch, opened: m.SessionOpened, limits: TurnLimits) -> Iterator[str]:
     """Yield what a server's start consisted of. It is started up to twice more for that.
 
     Args:
@@ -80,14 +81,14 @@ def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
     yield printable(direct.note)
 
 
-def _started(server: StdioServer, limits: TurnLimits) -> SessionOpened | None:
+def _started(server: StdioServer, limits: TurnLimits) -> m.SessionOpened | None:
     """Start a server and end it; `None`: it did not start."""
     with ToolClient({server.name: server}, limits=limits) as client:
         outcome = client.connect()[server.name]
-    return outcome if isinstance(outcome, SessionOpened) else None
+    return outcome if isinstance(outcome, m.SessionOpened) else None
 
 
-def _names(opened: SessionOpened) -> set[str]:
+def _names(opened: m.SessionOpened) -> set[str]:
     return {tool.tool for tool in opened.tools}
 
 

@@ -11,30 +11,35 @@ from typing import Any
 import anyio
 from msgspec import structs
 
-from grue.answers import AnswerSpec
+from grue import messages as m
 from grue.cli.finding import Finding
 from grue.cli.project import project_tables
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
+from grue.engine.answers import AnswerSpec
+from grue.engine.runner import Runner, TurnRequest
 from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.llm_transport.exchange import Answered
-from grue.llm_transport.keys import key_names, needs_key
-from grue.messages import CompletionReceived, JsonObject, ToolSupportChecked, TurnLimits
+from grue.policies import TurnLimits
 from grue.protocol.chat_wire.answer_shape import has_shape
 from grue.protocol.chat_wire.failures import Fault, fault_of_status, shown_endpoint
 from grue.protocol.chat_wire.model_list import find_model, read_models
-from grue.protocol.model_support import rule_for
-from grue.runner import Runner, TurnRequest
-from grue.runtime.trace import Envelope, Recorder
+from grue.protocol.chat_wire.model_support import rule_for
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.llm.exchange import Answered
+from grue.transports.llm.keys import key_names, needs_key
 
 _SHORT, _ROOM = 16, 400
 """Token limits: for a short reply, the smallest that every endpoint accepts; and for a call or an object."""
 
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."
-_SWATCH: JsonObject = {"type": "object", "properties": {"swatch": {"type": "string"}}, "required": ["swatch"]}
+_SWATCH: m.JsonObject = {
+    "type": "object",
+    "properties": {"swatch": {"type": "string"}},
+    "required": ["swatch"],
+}
 """The request does not name the member, so a model that is not held to the schema does not guess it."""
 
 _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at all"}
@@ -154,6 +159,9 @@ def _shape(endpoint: LlmEndpoint) -> Finding:
         return Finding("note", f"Structured output: {_in_a_word(tried.failure)}.\n{tried.failure}")
     if taken is not None:
         return Finding("note", f"Structured output: {taken}; the schema is put into the prompt instead.")
+    if tried.replies[0].finish_reason == "length":
+        cut = "unknown, since the reply was cut at its length limit"
+        return Finding("note", f"Structured output: {cut}.\nRaise max_tokens, or have the model think less.")
     if not has_shape(_SWATCH, tried.replies[0].content or ""):
         told = has_shape(_SWATCH, tried.replies[-1].content or "")
         then = "told in the prompt, the model keeps to it" if told else "the model does not keep to it either"
@@ -172,8 +180,8 @@ class _Tried:
     """A small turn: its replies, and why it failed."""
 
     def __init__(self, endpoint: LlmEndpoint, *, tool: bool = False, answer: Any = None) -> None:
-        self.replies: list[CompletionReceived] = []
-        self.support: ToolSupportChecked | None = None
+        self.replies: list[m.CompletionReceived] = []
+        self.support: m.ToolSupportChecked | None = None
         self.failure: MCPError | None = None
         recorder = Recorder()
         recorder.add(self._keep)
@@ -191,9 +199,9 @@ class _Tried:
 
     def _keep(self, envelope: Envelope[Any], line: bytes) -> None:
         del line
-        if isinstance(envelope.body, CompletionReceived):
+        if isinstance(envelope.body, m.CompletionReceived):
             self.replies.append(envelope.body)
-        elif isinstance(envelope.body, ToolSupportChecked):
+        elif isinstance(envelope.body, m.ToolSupportChecked):
             self.support = envelope.body
 
 

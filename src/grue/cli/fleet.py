@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from grue.cli.fleet_progress import Progress
+from grue.cli.fleet_progress import FleetProgress
 from grue.cli.saying import say, shown_path
 from grue.errors import FleetError
 from grue.fleet.driver import Finished, Tally, stop
@@ -16,10 +16,10 @@ from grue.fleet.folder import MANIFEST, FleetFolder
 from grue.fleet.local import default_workers
 from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
 from grue.fleet.sweep import Sweep, read_sweep
-from grue.protocol.prices import price_of
+from grue.protocol.turn.prices import price_of
 
 
-class RunOptions(Struct, frozen=True, kw_only=True):
+class FleetRunOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue fleet run`; see its help."""
 
     sweep: Path
@@ -35,7 +35,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         return self.directory or Path("runs") / self.sweep.stem
 
 
-def run_fleet(options: RunOptions) -> bool:
+def run_fleet(options: FleetRunOptions) -> bool:
     """Run a sweep and print its progress; return whether nothing is missing.
 
     Raises:
@@ -57,7 +57,7 @@ def run_fleet(options: RunOptions) -> bool:
             ray=options.ray,
         ),
     )
-    view = Progress(sys.stdout, options.place, sweep.budget)
+    view = FleetProgress(sys.stdout, options.place, sweep.budget)
     costs = Costs()
 
     def watch(tally: Tally, running: dict[str, float], known: Costs) -> None:
@@ -68,10 +68,10 @@ def run_fleet(options: RunOptions) -> bool:
     finished = fleet.sweep(sweep, retry=options.retry, watch=watch)
     view.end(finished.tally, costs)
     say(_summary(finished, options))
-    return finished.reason == "finished" and not finished.tally.given_up
+    return finished.reason == "finished" and not finished.tally.given_up and not finished.tally.unpaid
 
 
-def print_plan(options: RunOptions) -> None:
+def print_plan(options: FleetRunOptions) -> None:
     """Say how many episodes are missing, and what they will take.
 
     Raises:
@@ -116,18 +116,26 @@ def stop_fleet(directory: Path) -> None:
     say("The fleet stops after its running episodes. To go on, run its sweep again.")
 
 
-def _summary(finished: Finished, options: RunOptions) -> str:
+def _summary(finished: Finished, options: FleetRunOptions) -> str:
     tally, place = finished.tally, shown_path(options.place)
     lines = [
         f"{finished.reason}: {tally.done:,} of {tally.total:,} episodes are done; {tally.failed:,} failed."
     ]
-    if finished.why:
+    if finished.reason == "paused":
         lines.append(f"Paused, because {finished.why}")
-    if tally.given_up:
+    if finished.reason == "budget":
+        lines.append(f"Ended, because {finished.why}. With a larger budget the same command plays the rest.")
+    elif tally.unpaid:
         lines.append(
-            f"{tally.given_up:,} could not be played in three attempts. To try them again: grue fleet retry"
-            f" {shown_path(options.sweep)}" + (f" --dir {place}" if options.directory else "")
+            f"{tally.unpaid:,} were not played to their end, because the budget has refused a request."
         )
+    if tally.given_up:
+        lines += [
+            f"{tally.given_up:,} were given up after three attempts, or cannot be read:",
+            *(f"  {trouble}" for trouble in tally.troubles),
+            f"To try them again: grue fleet retry {shown_path(options.sweep)}"
+            + (f" --dir {place}" if options.directory else ""),
+        ]
     if tally.others:
         lines.append(
             f"{tally.others:,} further episodes in {place} are not in this sweep: their settings differ."
@@ -137,7 +145,7 @@ def _summary(finished: Finished, options: RunOptions) -> str:
 
 
 def warnings_of(sweep: Sweep) -> list[str]:
-    """Return what a user should know of the limits before anything starts."""
+    """Return the warnings about limits that a user should read before anything starts."""
     budget = sweep.budget
     if budget.money_usd is None:
         return []

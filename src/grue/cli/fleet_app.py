@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from grue.cli import take_interrupts
-from grue.cli.plain_errors import FAILED, Commands, plain_errors
+from grue.cli.plain_errors import FAILED, USAGE, Commands, plain_errors
 
 fleet_app = typer.Typer(
     cls=Commands, help="Run thousands of episodes and compare their results.", no_args_is_help=True
@@ -79,6 +79,149 @@ def table(
         print_table(directory, None if by is None else by.split(","), as_json=as_json)
 
 
+_Cell = Annotated[
+    str,
+    typer.Argument(
+        metavar="DIR[:SETTING=VALUE,...]",
+        help="A fleet's folder, or the episodes in it that have these settings.",
+    ),
+]
+
+
+@fleet_app.command()
+def compare(
+    a: _Cell,
+    b: Annotated[
+        str,
+        typer.Argument(
+            metavar="[DIR][:SETTING=VALUE,...]", help="The other one; without DIR: in the same folder."
+        ),
+    ],
+    score: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The score to compare.", show_default="score")
+    ] = None,
+    fail_if_worse: Annotated[
+        float | None,
+        typer.Option(
+            metavar="LOSS",
+            help="For CI: exit with 1 if B has lost so much, with 2 if there are too few episodes to tell.",
+        ),
+    ] = None,
+    passing: Annotated[
+        float | None,
+        typer.Option("--pass", metavar="SCORE", help="An episode passes from here on.", show_default="1"),
+    ] = None,
+    failed_as: Annotated[float, typer.Option(metavar="SCORE", help="The score of a failed episode.")] = 0.0,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTING,...",
+            help="Cases with the same values are one group.",
+            show_default="none",
+        ),
+    ] = None,
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help="A smaller score is the better one.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Name every case that changed.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Say whether B is better than A, case by case, with an interval; or that it cannot be told.
+
+    Needs the extra `evaluate`. With fewer than 15 cases nothing is said, and the status is 2.
+    """
+    with plain_errors():
+        from grue.cli.fleet_compare import print_comparison
+        from grue.cli.saying import say
+        from grue.fleet.compare import Options, TooFewCasesError
+
+        take_interrupts()
+        if fail_if_worse is not None and not fail_if_worse > 0:
+            raise typer.BadParameter("give a loss above 0", param_hint="--fail-if-worse")
+        options = Options(
+            score=score,
+            lower_is_better=lower_is_better,
+            failed_as=failed_as,
+            passing=passing,
+            cluster=tuple(cluster.split(",")) if cluster else (),
+            margin=fail_if_worse,
+        )
+        try:
+            worse = print_comparison(a, b, options, as_json=as_json, show_all=every)
+        except TooFewCasesError as error:
+            say(f"grue: {error}", err=True)
+            raise typer.Exit(USAGE) from error
+        if worse is not False:
+            raise typer.Exit(FAILED if worse else USAGE)
+
+
+@fleet_app.command()
+def score(
+    directory: _Directory,
+    scorers: Annotated[
+        str, typer.Argument(metavar="SCORERS.toml|MODULE:FUNCTION", help="What gives the scores.")
+    ],
+    again: Annotated[bool, typer.Option("--again", help="Also episodes that have a score of it.")] = False,
+) -> None:
+    """Give finished episodes further scores, from their traces. Nothing is played again."""
+    with plain_errors():
+        from grue.cli.fleet_failures import score_episodes
+
+        take_interrupts()
+        if not score_episodes(directory, scorers, again=again):
+            raise typer.Exit(FAILED)
+
+
+_Score = Annotated[str, typer.Option("--score", metavar="NAME", help="The score that says who passes.")]
+_Pass = Annotated[
+    float | None,
+    typer.Option("--pass", metavar="SCORE", help="An episode passes from here on.", show_default="1"),
+]
+
+
+@fleet_app.command()
+def failures(
+    directory: _Directory,
+    score: _Score = "score",
+    passing: _Pass = None,
+    every: Annotated[bool, typer.Option("--all", help="Name every episode of a group.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Group the episodes that failed by what went wrong, with the commands that open their traces there."""
+    with plain_errors():
+        from grue.cli.fleet_failures import print_failures
+
+        take_interrupts()
+        print_failures(directory, score=score, passing=passing, as_json=as_json, show_all=every)
+
+
+@fleet_app.command()
+def report(
+    directory: _Directory,
+    score: _Score = "score",
+    passing: _Pass = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="SETTING,...", help="A cell for each.", show_default="those with few values"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page.", show_default="DIR/report.html")
+    ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Write one HTML page of a fleet that works offline: cells, costs, cases, failures, every episode."""
+    with plain_errors():
+        from grue.cli.saying import say_page
+        from grue.fleet.report import REPORT, write_report
+
+        take_interrupts()
+        page = out or directory / REPORT
+        count = write_report(
+            directory, page, score=score, passing=passing, by=None if by is None else by.split(",")
+        )
+        say_page(page, open_browser, f": {count:,} episodes")
+
+
 @fleet_app.command()
 def show(
     directory: _Directory,
@@ -114,12 +257,12 @@ class _Chosen(NamedTuple):
 
 def _run(chosen: _Chosen, *, plan: bool = False, retry: bool = False) -> None:
     with plain_errors():
-        from grue.cli.fleet import RunOptions, print_plan, run_fleet
+        from grue.cli.fleet import FleetRunOptions, print_plan, run_fleet
 
         take_interrupts()
         if chosen.engine not in ("local", "ray"):
             raise typer.BadParameter("write local or ray", param_hint="--engine")
-        options = RunOptions(
+        options = FleetRunOptions(
             sweep=chosen.sweep,
             directory=chosen.directory,
             workers=chosen.workers,

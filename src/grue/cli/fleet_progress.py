@@ -46,7 +46,7 @@ class Seen(Struct, frozen=True, kw_only=True):
         """About how long the rest will take; `None`: too few are done."""
         tally = self.tally
         fresh = tally.done - tally.before
-        missing = tally.total - tally.done - tally.given_up
+        missing = tally.total - tally.done - tally.given_up - tally.unpaid
         return missing * self.elapsed_s / fresh if fresh >= _SAMPLE else None
 
     @property
@@ -60,16 +60,16 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 class View(Protocol):
-    """Shows the progress."""
+    """A way to show the progress of a fleet: on a terminal, or line by line."""
 
     def show(self, seen: Seen) -> None:
-        """Show it."""
+        """Show the progress that was read."""
 
     def end(self) -> None:
-        """Leave the last one as it is."""
+        """Stop. What was shown last stays on the screen."""
 
 
-class Progress:
+class FleetProgress:
     """Shows the progress from time to time.
 
     Args:
@@ -140,6 +140,7 @@ class _JsonLines:
             "done": tally.done,
             "failed": tally.failed,
             "given_up": tally.given_up,
+            "unpaid": tally.unpaid,
             "running": len(seen.running),
             "scores": {name: total / count for name, (count, total) in tally.scores.items()},
             "requests": spent.requests,

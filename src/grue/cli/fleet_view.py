@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from grue.cli.saying import say, shown_path
 from grue.errors import FleetError
 from grue.fleet.accounts import read_ledger
 from grue.fleet.fleet import Manifest
-from grue.fleet.folder import MANIFEST, TRACE, CaseFile, Commit, EpisodeFolder, FleetFolder
+from grue.fleet.folder import MANIFEST, TRACE, FleetFolder
+from grue.fleet.results import results
 
 _NO_CELL = frozenset({"seed"})
 """Settings that make repetitions rather than cells of a table."""
 
+_OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}
 _WIDEST = 28
 
 
@@ -31,15 +33,12 @@ def print_status(directory: Path, *, as_json: bool) -> None:
     outcomes: Counter[str] = Counter()
     versions: Counter[str] = Counter()
     models: Counter[str] = Counter()
-    for episode in folder.episodes():
-        commit = episode.commit
-        if commit is None:
-            ends = [episode.end_of(path) for _, path in episode.attempts()]
-            outcomes["interrupted" if not ends or ends[-1] is None else "not played"] += 1
-            continue
-        outcomes[commit.end.outcome] += 1
-        versions[commit.version] += 1
-        models[commit.end.model] += 1
+    for result in results(directory):
+        outcome = result.outcome if result.end is None else result.end.outcome
+        outcomes[_OUTCOMES.get(outcome, outcome)] += 1
+        if outcome in ("scored", "failed") and result.end is not None:
+            versions[result.grue] += 1
+            models[result.end.model] += 1
     spent = read_ledger(folder)
     found = {
         "work": manifest.work,
@@ -48,6 +47,7 @@ def print_status(directory: Path, *, as_json: bool) -> None:
         "failed": outcomes["failed"],
         "not_played": outcomes["not played"],
         "interrupted_or_running": outcomes["interrupted"],
+        "damaged": outcomes["damaged"],
         "requests": spent.requests,
         "tokens": spent.tokens,
         "money_usd": round(spent.money_usd, 6),
@@ -72,6 +72,8 @@ def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -
     say(f"  scored {outcomes['scored']:,}, failed {outcomes['failed']:,}")
     if outcomes["not played"] or outcomes["interrupted"]:
         say(f"  not played {outcomes['not played']:,}, interrupted or running {outcomes['interrupted']:,}")
+    if outcomes["damaged"]:
+        say(f"  damaged {outcomes['damaged']:,}: `grue fleet retry` plays them again")
 
 
 def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> None:
@@ -85,16 +87,19 @@ def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> 
     Raises:
         FleetError: There is no fleet, or a file of it is damaged.
     """
-    folder, _ = _opened(directory)
-    done = [(case, commit) for case, commit in _committed(folder) if commit.end.outcome == "scored"]
-    failed = sum(1 for _, commit in _committed(folder) if commit.end.outcome == "failed")
-    axes = list(by) if by is not None else _differing([case.settings for case, _ in done])
+    _opened(directory)
+    found = list(results(directory))
+    done = [each for each in found if each.outcome == "scored"]
+    failed = sum(each.outcome == "failed" for each in found)
+    damaged = [each.error for each in found if each.outcome == "damaged"]
+    axes = list(by) if by is not None else _differing([each.settings for each in done])
     cells: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for case, commit in done:
-        key = tuple(_word(case.settings.get(axis)) for axis in axes)
+    for result in done:
+        key = tuple(_word(result.settings.get(axis)) for axis in axes)
         scores = cells.setdefault(key, {})
-        for name, value in commit.end.scores.items():
-            scores.setdefault(name, []).append(value)
+        for name, value in result.scores.items():
+            if "@" not in name or (result.end is not None and name in result.end.scores):
+                scores.setdefault(name, []).append(value)
     rows = [
         {
             **dict(zip(axes, key, strict=True)),
@@ -108,6 +113,8 @@ def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> 
     _print_rows(axes, rows)
     if failed:
         say(f"{failed:,} failed episodes have no score and are not in the table.")
+    if damaged:
+        say(f"{len(damaged):,} episodes cannot be read and are not in the table: {damaged[0]}")
 
 
 def print_episode(directory: Path, beginning: str) -> None:
@@ -147,18 +154,6 @@ def _opened(directory: Path) -> tuple[FleetFolder, Manifest]:
     return folder, manifest
 
 
-def _committed(folder: FleetFolder) -> Iterator[tuple[CaseFile, Commit]]:
-    for episode in folder.episodes():
-        found = _result(episode)
-        if found is not None:
-            yield found
-
-
-def _result(episode: EpisodeFolder) -> tuple[CaseFile, Commit] | None:
-    case, commit = episode.case, episode.commit
-    return None if case is None or commit is None else (case, commit)
-
-
 def _differing(settings: list[dict[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for each in settings for name in each)
     return [
@@ -190,7 +185,7 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]]) -> None:
         [
             *(str(row[axis])[:_WIDEST] for axis in axes),
             *(_cell(row.get(name)) for name in names),
-            str(max(row[name]["n"] for name in names if name in row)),
+            str(max((row[name]["n"] for name in names if name in row), default=0)),
         ]
         for row in rows
     ]

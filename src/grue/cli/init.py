@@ -5,6 +5,7 @@ A file that exists is never written to. What is copied from another host holds n
 """
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from grue.config.copied_entry import CopiedEntry
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.other_hosts import FoundServers, find_hosts, read_host
 from grue.errors import MCPConfigError
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
+from grue.runtime.whole_file import write_whole
 
 
 def start_project(folder: Path, sources: Sequence[Path]) -> None:
@@ -54,12 +56,10 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
 
 
 def _write(path: Path, text: str) -> bool:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
+    if os.path.lexists(path):
         say(f"kept     {shown_path(path)}, which was there already")
         return False
+    write_whole(path, text.encode(), mode=0o666)
     say(f"written  {shown_path(path)}")
     return True
 
@@ -68,7 +68,7 @@ def _own_server() -> dict[str, Any]:
     """Return the entry of the bundled server. It names `python` if that is this interpreter."""
     found = shutil.which("python")
     python = "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
-    return {"command": python, "args": ["-m", "grue.servers.think"]}
+    return {"command": python, "args": ["-m", "grue.hosts.servers.think"]}
 
 
 def _offered(folder: Path) -> list[FoundServers]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grue import LlmSettings, Runner, TurnRequest
-from grue.settings import read_servers
+from grue.hosting import read_servers
 
 CONFIG = Path(__file__).with_name("mcp_config.json")
 
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 TEST = '''"""The program with a scripted model: no network, no key, and no process left behind."""
 
 from grue import LlmSettings, Runner
-from grue.settings import MCPConfig
+from grue.hosting import MCPConfig
 from grue.testing.llm_server import text_reply, tool_calls_reply
 
 from agent import CONFIG, Answer, ask

@@ -21,7 +21,7 @@ from grue.cli.live_progress import Progress
 from grue.cli.live_status import Row, status_rows
 from grue.cli.live_story import Story, painted
 from grue.cli.live_terminal import Output
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 
 _TICK_S = 0.1
 _WIDEST = 96

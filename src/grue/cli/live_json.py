@@ -6,10 +6,10 @@ from typing import Any, TextIO
 import msgspec
 from msgspec import structs
 
-from grue.facts import EpisodeResumed
+from grue import messages as m
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
-from grue.messages import TurnCompleted
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
+from grue.tracing.facts import EpisodeResumed
 
 _LEFT_OUT = ("settings", "conditions")
 """Fields with the episode's options, which the reader of these lines already knows. Changes are printed."""
@@ -46,7 +46,7 @@ class JsonLines:
                     "location": seen.location,
                     "score": seen.score,
                 }
-            case TurnCompleted() as end:
+            case m.TurnCompleted() as end:
                 self._turn["tool_calls"] = [
                     {"name": call.name, "arguments": call.arguments, "settlement": call.settlement}
                     for call in end.tool_calls

@@ -1,8 +1,7 @@
 """The current state of an episode: which steps are under way, the turn, the score and the cost.
 
 Pure: times are arguments, in seconds of any one clock. Texts from servers, tools and the model are untrusted;
-    they
-are made printable here. `live_status` shows the state.
+they are made printable here. `live_status` shows the state.
 """
 
 from collections.abc import Callable, Hashable
@@ -11,31 +10,13 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from grue import messages as m
 from grue.cli.live_story import call_text, tool_name
-from grue.facts import EpisodeEnded, EpisodeStarted
 from grue.hosts.zork.facts import Decided, Observed
-from grue.messages import (
-    CallTools,
-    CheckToolSupport,
-    CloseSession,
-    CompletionReceived,
-    DeadlinePassed,
-    OpenSession,
-    ReplyCut,
-    ReplyDropped,
-    RequestCompletion,
-    RunTurn,
-    ServerNoted,
-    TextDelta,
-    ToolCalled,
-    TurnCompleted,
-    TurnFailed,
-    TurnInterrupted,
-    Usage,
-)
-from grue.protocol.safe_text import ELLIPSIS, printable
-from grue.runtime.trace import Envelope
+from grue.runtime.safe_text import ELLIPSIS, printable
+from grue.runtime.trace.recorder import Envelope
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S
+from grue.tracing.facts import EpisodeEnded, EpisodeStarted
 from grue.tracing.steps import Step, StepBegan, StepTracker
 
 _PREVIEW_CHARS = 400
@@ -84,7 +65,7 @@ class Progress:
         self.max_turns = max_turns
         self.score: int | None = None
         self.max_score: int | None = None
-        self.usage = Usage()
+        self.usage = m.Usage()
         self.dropped = 0
         self.deadline: float | None = None
         self._call_timeout_s: float | None = None
@@ -101,14 +82,14 @@ class Progress:
 
     def _begin(self, step: Step, now: float, *, pause_s: float) -> None:
         match step.began.body:
-            case OpenSession(server=server, timeout_s=timeout_s) if step.kind == "startup":
+            case m.OpenSession(server=server, timeout_s=timeout_s) if step.kind == "startup":
                 name = printable(server, _NAME_CHARS)
                 if timeout_s == DOWNLOAD_TIMEOUT_S:
                     name = f"{name} (may still be downloading)"
                 doing = Doing(activity="starting", name=name, since=now, limit_s=timeout_s)
-            case CloseSession(server=server):
+            case m.CloseSession(server=server):
                 doing = Doing(activity="closing", name=printable(server, _NAME_CHARS), since=now)
-            case ToolCalled() as call:
+            case m.ToolCalled() as call:
                 doing = Doing(
                     activity="calling",
                     name=tool_name(call),
@@ -116,10 +97,10 @@ class Progress:
                     limit_s=self._call_timeout_s,
                     text=call_text(call),
                 )
-            case RequestCompletion():
+            case m.RequestCompletion():
                 activity: Activity = "thinking" if step.attempt == 1 else "retrying"
                 doing = Doing(activity=activity, since=now + pause_s)
-            case CheckToolSupport():
+            case m.CheckToolSupport():
                 doing = Doing(activity="checking", since=now)
             case Decided():
                 doing = Doing(activity="playing", since=now)
@@ -135,21 +116,21 @@ class Progress:
                 self.turn, self.score, self.max_score = turn, score, max_score
             case EpisodeEnded():
                 self.doing = {"end": Doing(activity="finishing", since=now)}
-            case RunTurn(turn=turn, limits=limits):
+            case m.RunTurn(turn=turn, limits=limits):
                 self.doing.clear()
                 self.turn = max(self.turn, turn)
                 self.deadline = None if limits.turn_timeout_s is None else now + limits.turn_timeout_s
-            case TurnCompleted() | TurnFailed():
+            case m.TurnCompleted() | m.TurnFailed():
                 self.doing.clear()
                 self.deadline = None
-            case TurnInterrupted() | DeadlinePassed():
+            case m.TurnInterrupted() | m.DeadlinePassed():
                 # The turn no longer waits for what was under way, only for its sessions to close.
                 self.doing = {"stop": Doing(activity="stopping", since=now)}
-            case CallTools(timeout_s=timeout_s):
+            case m.CallTools(timeout_s=timeout_s):
                 self._call_timeout_s = timeout_s
-            case CompletionReceived(usage=usage):
+            case m.CompletionReceived(usage=usage):
                 self.usage += usage
-            case ReplyDropped(usage=usage):
+            case m.ReplyDropped(usage=usage):
                 self.usage += usage
                 self.dropped += 1
             case _:
@@ -157,13 +138,13 @@ class Progress:
 
     def _text_arrives(self, body: Struct) -> None:
         match body:
-            case ServerNoted(kind="progress", server=server, text=text):
+            case m.ServerNoted(kind="progress", server=server, text=text):
                 prefix = f"{printable(server)}."
                 calls = [key for key, doing in self.doing.items() if doing.name.startswith(prefix)]
                 self._show_text(calls, lambda _: f"{ELLIPSIS} {printable(text, _PREVIEW_CHARS)}")
-            case ReplyCut() | TextDelta(restart=True):
+            case m.ReplyCut() | m.TextDelta(restart=True):
                 self._show_text(self._requests(), lambda _: "")
-            case TextDelta(text=text):
+            case m.TextDelta(text=text):
                 added = printable(text.replace("\n", " "))
                 self._show_text(self._requests(), lambda so_far: (so_far + added)[-_PREVIEW_CHARS:])
 

@@ -12,10 +12,10 @@ import math
 import os
 from typing import TypeAlias
 
+from grue import messages as m
 from grue.cli.live_progress import Doing, Progress
 from grue.cli.live_story import CYAN
-from grue.messages import Usage
-from grue.protocol.safe_text import ELLIPSIS
+from grue.runtime.safe_text import ELLIPSIS
 from grue.tracing.columns import cells, cut
 from grue.tracing.presentation import DIM, YELLOW
 
@@ -27,6 +27,8 @@ _FEWEST_LINES = 6
 """With fewer lines, only the status line is shown."""
 _FEWEST_COLUMNS = 16
 """With fewer columns, nothing is shown."""
+_NEAR_S = 600
+"""The time that is left of a turn is shown from here on."""
 _URGENT_S = 10
 _INDENT = "  "
 _BETWEEN = " · "
@@ -78,7 +80,8 @@ def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
         parts.append((0, _activity(doing, now), YELLOW if waits else ""))
     if progress.deadline is not None:
         left_s = max(0, math.ceil(progress.deadline - now))
-        parts.append((1, f"{_span(left_s)} left", YELLOW if left_s <= _URGENT_S else DIM))
+        if left_s <= _NEAR_S:
+            parts.append((1, f"{_span(left_s)} left", YELLOW if left_s <= _URGENT_S else DIM))
     if progress.turn:
         last = f"/{progress.max_turns}" if progress.max_turns else ""
         parts.append((2, f"turn {progress.turn}{last}", DIM))
@@ -123,7 +126,7 @@ def _count(tokens: int) -> str:
     return f"{tokens / 1000:.1f}k" if tokens < 999_950 else f"{tokens / 1_000_000:.1f}M"
 
 
-def _cost(usage: Usage) -> str:
+def _cost(usage: m.Usage) -> str:
     cost = usage.cost_usd or 0.0
     return f"${cost:.2f}" if cost >= 1 else f"${cost:.4f}"
 

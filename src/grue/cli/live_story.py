@@ -10,21 +10,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue.facts import EpisodeResumed, Severity, counted
+from grue import messages as m
 from grue.hosts.zork.facts import Decided, EpisodeStarted, McpInitialized, Observed
-from grue.messages import (
-    CallId,
-    ServerDied,
-    ServerNoted,
-    ToolCalled,
-    ToolDrifted,
-    ToolReturned,
-    ToolTimedOut,
-    TurnCompleted,
-    TurnFailed,
-)
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells
+from grue.tracing.facts import EpisodeResumed, Severity, counted
 from grue.tracing.presentation import COLOURS, DIM, GREEN, RED, YELLOW, problem_in, severity_of
 from grue.tracing.stats_table import duration
 
@@ -79,14 +69,14 @@ def painted(text: str, style: str) -> str:
     return f"\x1b[{style}m{text}\x1b[0m" if style and text else text
 
 
-def call_text(call: ToolCalled) -> str:
+def call_text(call: m.ToolCalled) -> str:
     """Return a call's `thought` argument, or else its arguments as JSON, in one printable line."""
     thought = call.arguments.get("thought")
     text = thought if isinstance(thought, str) else json.dumps(call.arguments, ensure_ascii=False)
     return printable(text, _TEXT_CHARS)
 
 
-def tool_name(call: ToolCalled) -> str:
+def tool_name(call: m.ToolCalled) -> str:
     """Return the call's canonical name, printable."""
     return printable(f"{call.server}.{call.tool}", _NAME_CHARS)
 
@@ -101,24 +91,24 @@ class Story:
 
     def __init__(self, *, beside_status: bool = False) -> None:
         self._beside_status = beside_status
-        self._under_way: dict[CallId, ToolCalled] = {}
+        self._under_way: dict[m.CallId, m.ToolCalled] = {}
         self._turn = 0
         self._score: int | None = None
-        self._drifted: set[ToolDrifted] = set()
+        self._drifted: set[m.ToolDrifted] = set()
         self._printers: dict[type[Struct], Callable[[Any], Iterator[Line]]] = {
             EpisodeStarted: self._started,
             EpisodeResumed: self._resumed,
             McpInitialized: self._configured,
             Observed: self._observed,
             Decided: self._decided,
-            ToolCalled: self._called,
-            ToolReturned: self._returned,
-            ToolTimedOut: self._settled,
-            ServerDied: self._settled,
-            ServerNoted: self._noted,
-            ToolDrifted: self._drift,
-            TurnCompleted: self._turn_over,
-            TurnFailed: self._turn_over,
+            m.ToolCalled: self._called,
+            m.ToolReturned: self._returned,
+            m.ToolTimedOut: self._settled,
+            m.ServerDied: self._settled,
+            m.ServerNoted: self._noted,
+            m.ToolDrifted: self._drift,
+            m.TurnCompleted: self._turn_over,
+            m.TurnFailed: self._turn_over,
         }
 
     def lines(self, body: Struct) -> Iterator[Line]:
@@ -157,38 +147,38 @@ class Story:
             yield Line("")
             yield Line(printable(f"Turn {body.turn}{place}{score}"), BOLD)
 
-    def _called(self, body: ToolCalled) -> Iterator[Line]:
+    def _called(self, body: m.ToolCalled) -> Iterator[Line]:
         if self._beside_status:
             self._under_way[body.call_id] = body
         else:
             yield _tool_line(body, "")
 
-    def _returned(self, body: ToolReturned) -> Iterator[Line]:
+    def _returned(self, body: m.ToolReturned) -> Iterator[Line]:
         yield from self._done(body.call_id, body.duration_s)
         if body.result.is_error:
             yield complaint(body.result.error_message or "")
 
-    def _settled(self, body: ToolTimedOut | ServerDied) -> Iterator[Line]:
+    def _settled(self, body: m.ToolTimedOut | m.ServerDied) -> Iterator[Line]:
         yield from self._done(body.call_id, body.duration_s)
         yield from _problem(body)
 
-    def _done(self, call_id: CallId, duration_s: float) -> Iterator[Line]:
+    def _done(self, call_id: m.CallId, duration_s: float) -> Iterator[Line]:
         call = self._under_way.pop(call_id, None)
         if call is not None:
             yield _tool_line(call, f" ({duration(duration_s)})")
 
-    def _turn_over(self, body: TurnCompleted | TurnFailed) -> Iterator[Line]:
+    def _turn_over(self, body: m.TurnCompleted | m.TurnFailed) -> Iterator[Line]:
         """Print the calls that an interruption left unfinished."""
         del body
         for call in self._under_way.values():
             yield _tool_line(call, " (given up)")
         self._under_way.clear()
 
-    def _noted(self, body: ServerNoted) -> Iterator[Line]:
+    def _noted(self, body: m.ServerNoted) -> Iterator[Line]:
         if body.kind == "progress" and not self._beside_status:
             yield Line(f"    … {printable(body.text, _TEXT_CHARS)}", DIM, "      ")
 
-    def _drift(self, body: ToolDrifted) -> Iterator[Line]:
+    def _drift(self, body: m.ToolDrifted) -> Iterator[Line]:
         # Each turn's session records the drift again.
         if body not in self._drifted:
             self._drifted.add(body)
@@ -202,7 +192,7 @@ class Story:
         yield Line(f"> {printable(body.action)}", GREEN)
 
 
-def _tool_line(call: ToolCalled, lasted: str) -> Line:
+def _tool_line(call: m.ToolCalled, lasted: str) -> Line:
     return Line(f"{lasted}: {call_text(call)}", DIM, "    ", f"  {tool_name(call)}", CYAN)
 
 

@@ -10,10 +10,10 @@ from grue.cli.project import known_servers, no_such_server
 from grue.cli.saying import say
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
-from grue.loading import load
-from grue.mcp_transport.keyring_store import token_store
-from grue.mcp_transport.token_store import TokenRecord
+from grue.runtime.loading import load
 from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp.keyring_store import token_store
+from grue.transports.mcp.token_store import TokenRecord
 
 
 def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: bool) -> None:
@@ -35,7 +35,7 @@ def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: b
         if browser and _has_browser():
             webbrowser.open(address)
 
-    record = load("grue.mcp_transport.login").log_in(chosen, show, scope=scope)
+    record = load("grue.transports.mcp.login").log_in(chosen, show, scope=scope)
     say(f"Logged in to {server}: {stored(record)}; in {token_store(chosen).place}.")
 
 
@@ -46,7 +46,7 @@ def logout(server: str, mcp_config: Path | None) -> None:
         MCPConfigError: There is no such server.
     """
     chosen = _by_url(server, mcp_config)
-    found, revoked = load("grue.mcp_transport.login").log_out(chosen)
+    found, revoked = load("grue.transports.mcp.login").log_out(chosen)
     if not found:
         say(f"There is no login to {server} in {token_store(chosen).place}.")
     else:
@@ -54,7 +54,7 @@ def logout(server: str, mcp_config: Path | None) -> None:
 
 
 def stored_login(server: HttpServer) -> str | None:
-    """Return what is stored for a server, until when and where, without any secret; `None`: nothing is.
+    """Describe the login that is stored for a server, without any secret; `None`: none is.
 
     Raises:
         AuthorizationRefused: The keyring cannot be used.

@@ -17,7 +17,7 @@ def main() -> None:
         if sys.argv[1:] == ["--version"]:
             sys.stdout.write(f"grue {__version__}\n")
             return
-        from grue.loading import load
+        from grue.runtime.loading import load
 
         load("grue.cli.app").app()
     finally:

@@ -2,7 +2,7 @@
 
 import time
 
-from grue.games.game import Game, Observation
+from grue.hosts.zork.games.game import Game, Observation
 
 
 class PacedGame:

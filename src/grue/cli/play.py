@@ -17,21 +17,21 @@ from grue.cli.play_options import PlayOptions, as_started, recorded
 from grue.cli.project import declines_mcp
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
+from grue.config.mcp_servers import missing_servers
 from grue.config.settings import GameConfiguration
-from grue.config.wording import missing_servers
+from grue.engine.terminal_approval import ask_at_terminal
 from grue.errors import MCPConfigError, TraceError
-from grue.facts import counted
-from grue.games.catalogue import open_game
-from grue.games.game import Game
-from grue.games.zmachine import ZMachineGame
-from grue.hosts.zork.bundled import bundled_server
+from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
 from grue.hosts.zork.client import LLMClient
+from grue.hosts.zork.games.catalogue import open_game
+from grue.hosts.zork.games.game import Game
+from grue.hosts.zork.games.zmachine import ZMachineGame
 from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
-from grue.llm_transport.keys import api_key, require_key
-from grue.observers.run_folder import RunFolder, new_run_path
-from grue.runtime.trace import Recorder
-from grue.terminal_approval import ask_at_terminal
+from grue.runtime.trace.recorder import Recorder
+from grue.tracing.facts import counted
+from grue.tracing.observers.run_folder import RunFolder, new_run_path
+from grue.transports.llm.keys import api_key, require_key
 
 
 def play_episode(options: PlayOptions) -> EpisodeResult:
@@ -137,7 +137,7 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     if options.base_url is not None:
         config.client_base_url = options.base_url
     if options.offline:
-        from grue.offline import MODEL
+        from grue.testing.offline import MODEL
 
         config.agent_model = MODEL
     config.agent_model = options.model or config.agent_model
@@ -153,12 +153,18 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     if config.mcp_enabled or declines_mcp():
         return config, None
     config.mcp_enabled = True
+    if options.output not in ("json", "quiet"):
+        say(
+            f"grue: no MCP servers are configured, so the bundled one, {BUNDLED_NAME!r}, is used. For none:"
+            " --no-mcp, or enabled = false under [tool.grue.mcp] in pyproject.toml.",
+            err=True,
+        )
     return config, bundled_server()
 
 
 def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMClient:
     if options.offline:
-        from grue.offline import OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, playbook_for
+        from grue.testing.offline import OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, playbook_for
 
         pause_s = PIECE_PAUSE_S if options.stream and sys.stdout.isatty() else 0.0
         transport = ScriptedModelTransport(playbook_for(game.name, options.seed), pause_s=pause_s)

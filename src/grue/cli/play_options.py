@@ -5,10 +5,10 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from grue import messages as m
 from grue.cli.recorded_options import recorded_options, run_folder, started_options
 from grue.errors import MCPConfigError
 from grue.hosts.zork.past import Past
-from grue.messages import JsonObject
 
 
 class PlayOptions(Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ _RECORDED = (
 """Options that are recorded, and restored when the episode is resumed."""
 
 
-def recorded(options: PlayOptions) -> JsonObject:
+def recorded(options: PlayOptions) -> m.JsonObject:
     """Return the options to record, as JSON, with the working directory, where the project's settings are."""
     return recorded_options(options, _RECORDED)
 

@@ -7,20 +7,20 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.messages import JsonObject
 
 S = TypeVar("S", bound=Struct)
 
 
-def recorded_options(options: Struct, names: Iterable[str]) -> JsonObject:
+def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
     """Return these options as JSON, with the working directory, where the project's settings are."""
     given = {name: getattr(options, name) for name in names}
-    chosen: JsonObject = msgspec.to_builtins(given, enc_hook=str)
+    chosen: m.JsonObject = msgspec.to_builtins(given, enc_hook=str)
     return {**chosen, "started_in": str(Path.cwd())}
 
 
-def started_options(recorded: JsonObject, kind: type[S], otherwise: str) -> S:
+def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
     """Return the options that were recorded.
 
     Args:

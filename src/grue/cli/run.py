@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
+from grue import messages as m
 from grue.cli.backends import Backends
 from grue.cli.live import LiveView
 from grue.cli.live_terminal import Terminal
@@ -14,19 +15,18 @@ from grue.cli.recorded_options import started_options
 from grue.cli.run_story import RunLines, RunStory
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
-from grue.connections import ToolServer
+from grue.engine.terminal_approval import ask_at_terminal
 from grue.errors import MCPConfigError
-from grue.facts import counted
+from grue.hosting import ToolServer
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.hosts.skill_agent.past import read_run
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.llm_transport.keys import require_key
-from grue.messages import JsonObject
-from grue.observers.run_folder import new_run_path
-from grue.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_to_task
-from grue.runtime.trace import Recorder
-from grue.terminal_approval import ask_at_terminal
+from grue.runtime.trace.recorder import Recorder
+from grue.testing.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_to_task
 from grue.tool_sessions.server_specs import StdioServer
+from grue.tracing.facts import counted
+from grue.tracing.observers.run_folder import new_run_path
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.llm.keys import require_key
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "skill_agent" / "agent.yaml"
 STATUSES = {"finished": 0, "parked": 3, "turn_limit": 4, "step_limit": 4, "time_limit": 4, "budget": 4}
@@ -166,9 +166,9 @@ def _without_network(server: ToolServer) -> ToolServer:
     return structs.replace(server, env={**server.env, "npm_config_offline": "true"})
 
 
-def _settings(options: RunOptions, path: Path) -> JsonObject:
+def _settings(options: RunOptions, path: Path) -> m.JsonObject:
     chosen = {name: getattr(options, name) for name in _RECORDED}
-    settings: JsonObject = msgspec.to_builtins({**chosen, "agent": str(path.absolute())}, enc_hook=str)
+    settings: m.JsonObject = msgspec.to_builtins({**chosen, "agent": str(path.absolute())}, enc_hook=str)
     return settings
 
 

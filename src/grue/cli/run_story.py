@@ -7,20 +7,15 @@ from typing import Any, TextIO
 import msgspec
 from msgspec import Struct
 
-from grue.actions import StepExecutionResult
+from grue import messages as m
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
-from grue.facts import EpisodeResumed, EventFact, Fact
-from grue.hosts.skill_agent.facts import (
-    FACTS,
-    ActionsPlanned,
-    McpServersConnected,
-    RunEnded,
-    RunStarted,
-    StepEnded,
-)
-from grue.messages import ServerNoted
-from grue.protocol.safe_text import printable
-from grue.runtime.trace import Envelope
+from grue.engine.action_facts import ActionsPlanned, StepEnded
+from grue.engine.actions import StepExecutionResult
+from grue.hosting import McpServersConnected
+from grue.hosts.skill_agent.facts import FACTS, RunEnded, RunStarted
+from grue.runtime.safe_text import printable
+from grue.runtime.trace.recorder import Envelope
+from grue.tracing.facts import EpisodeResumed, EventFact, Fact
 from grue.tracing.presentation import DIM, GREEN
 from grue.tracing.stats_table import duration
 
@@ -43,7 +38,7 @@ class RunStory(Story):
             McpServersConnected: self._connected,
             ActionsPlanned: self._planned,
             StepEnded: self._step_ended,
-            ServerNoted: self._noted,
+            m.ServerNoted: self._noted,
         }
 
     def lines(self, body: Struct) -> Iterator[Line]:

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from grue.cli.saying import GRUE, say, say_page, shown_path
 from grue.errors import MCPConfigError, TraceError
-from grue.facts import counted
-from grue.observers.run_folder import RESULT_FILE
 from grue.runtime.safe_open import next_line, open_regular, read_regular
+from grue.tracing.facts import counted
+from grue.tracing.observers.run_folder import RESULT_FILE
 from grue.tracing.overview import Overview
 from grue.tracing.reading import TRACE_FILE, open_episode
 
@@ -123,7 +123,7 @@ def _size(path: Path) -> int:
 
 
 def _outcome_of_trace(path: Path) -> str:
-    """Return how an episode without a result file ended, from its trace."""
+    """Return the ending of an episode without a result file, from its trace."""
     overview = Overview()
     try:
         for envelope in open_episode(path):
@@ -138,7 +138,7 @@ def _outcome_of_trace(path: Path) -> str:
 
 
 def _outcome(path: Path) -> str:
-    """Return how an episode ended, from its result file; empty if it has none."""
+    """Return the ending of an episode, from its result file; empty if it has none."""
     try:
         written = read_regular(path / RESULT_FILE, _MOST_RESULT_BYTES)
         result = msgspec.json.decode(written, type=_Result)

@@ -13,13 +13,13 @@ from shlex import quote
 
 import typer
 
-from grue.protocol.safe_text import printable, written_out
-from grue.protocol.secret_names import secrets_in
-from grue.runtime.redaction import Redaction
+from grue.runtime.safe_text import printable, written_out
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.secret_names import secrets_in
 
 
 def _command() -> str:
-    """Return how this command was called, if it is not on the PATH, as after `make play`."""
+    """Return the path by which this command was called, if it is not on the PATH, as after `make play`."""
     called = Path(sys.argv[0])
     if called.name != "grue" or shutil.which("grue") is not None:
         return "grue"

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from grue import messages as m
 from grue.cli.project import BUNDLED, KnownServers
 from grue.cli.saying import shown_path
 from grue.config import tool_listing_file, tool_lock_file
@@ -10,12 +11,11 @@ from grue.config.settings import GameConfiguration
 from grue.config.tool_listing_file import listing_path
 from grue.config.wiring import on_tool_drift
 from grue.errors import MCPConfigError
-from grue.facts import counted
-from grue.messages import ServerName, ToolDefinition, ToolDrifted
-from grue.protocol.safe_text import printable
-from grue.protocol.tool_lock import ToolPin, drift_text, lock_of, screen
+from grue.protocol.tools.lock import ToolPin, drift_text, lock_of, screen
+from grue.runtime.safe_text import printable
+from grue.tracing.facts import counted
 
-Listings = Mapping[str, tuple[ToolDefinition, ...]]
+Listings = Mapping[str, tuple[m.ToolDefinition, ...]]
 """The tools that each reachable server lists."""
 
 _MARKS = {"added": "+", "removed": "-", "changed": "~"}
@@ -33,7 +33,7 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
     if lock is None:
         return
     for name, tools in listings.items():
-        _, notes = screen(lock.pins(name), ServerName(name), tools, on_tool_drift(config))
+        _, notes = screen(lock.pins(name), m.ServerName(name), tools, on_tool_drift(config))
         for note in notes:
             yield printable(drift_text(note))
 
@@ -68,7 +68,7 @@ def approve(known: KnownServers, listings: Listings, secret: Collection[str] = (
     yield f"{shown_path(path)}: {counted(count, 'tool')} approved, {state}"
 
 
-def _line(change: ToolDrifted, pin: ToolPin | None) -> str:
+def _line(change: m.ToolDrifted, pin: ToolPin | None) -> str:
     what = pin.summary if pin is not None and change.change == "added" else ""
     if change.change == "changed":
         what = ", ".join(part.replace("_", " ") for part in change.parts)

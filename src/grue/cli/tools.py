@@ -10,24 +10,24 @@ from typing import Any
 
 import msgspec
 
+from grue import messages as m
 from grue.cli.project import KnownServers, known_servers, no_such_server
 from grue.cli.saying import say
 from grue.cli.tool_lock import approve, drifts
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError
-from grue.facts import counted
-from grue.messages import JsonObject, ServerFailure, SessionOpened, ToolDefinition
-from grue.protocol.safe_text import plain_text, printable
-from grue.runtime.trace import Recorder
-from grue.tool_client import ToolClient
+from grue.runtime.safe_text import plain_text, printable
+from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.failures import failure_text
+from grue.tracing.facts import counted
 
 _IN_A_PIPE = 80
 _WIDEST = 96
 _VALUES_SHOWN = 8
 
-Outcome = SessionOpened | ServerFailure | str
+Outcome = m.SessionOpened | m.ServerFailure | str
 """The result of starting a server; a text is the reason why its configuration cannot be used."""
 
 
@@ -53,14 +53,14 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
         say(json.dumps({"servers": [_as_json(name, each) for name, each in shown.items()]}))
     else:
         _print(shown, known)
-    listed = {name: each.tools for name, each in outcomes.items() if isinstance(each, SessionOpened)}
+    listed = {name: each.tools for name, each in outcomes.items() if isinstance(each, m.SessionOpened)}
     if lock:
         secret = [name for name in listed if shown[name] != outcomes[name]]
         say("\n".join(approve(everything, listed, secret)), err=as_json)
     else:
         for sentence in drifts(everything, listed, config):
             say(f"grue: {sentence}", err=True)
-    return all(isinstance(outcome, SessionOpened) for outcome in outcomes.values())
+    return all(isinstance(outcome, m.SessionOpened) for outcome in outcomes.values())
 
 
 def _shown(outcome: Outcome, recorder: Recorder) -> Outcome:
@@ -83,9 +83,9 @@ def _chosen(known: KnownServers, server: str | None) -> KnownServers:
     )
 
 
-def _as_json(name: str, outcome: Outcome) -> JsonObject:
+def _as_json(name: str, outcome: Outcome) -> m.JsonObject:
     match outcome:
-        case SessionOpened(protocol_version=version, tools=tools):
+        case m.SessionOpened(protocol_version=version, tools=tools):
             listed = [
                 {
                     "name": tool.name,
@@ -96,7 +96,7 @@ def _as_json(name: str, outcome: Outcome) -> JsonObject:
                 for tool in tools
             ]
             return {"server": name, "protocol_version": version, "tools": listed}
-        case ServerFailure():
+        case m.ServerFailure():
             return {"server": name, "error": failure_text(outcome), "phase": outcome.phase}
         case _:
             return {"server": name, "error": outcome}
@@ -107,17 +107,17 @@ def _print(outcomes: Mapping[str, Outcome], known: KnownServers) -> None:
     if sys.stdout.isatty():
         width = max(40, min(shutil.get_terminal_size((_IN_A_PIPE, 24)).columns, _WIDEST))
     for number, (name, outcome) in enumerate(outcomes.items()):
-        if isinstance(outcome, SessionOpened):
+        if isinstance(outcome, m.SessionOpened):
             for line in described(outcome, known.source, width):
                 say(line)
             if number + 1 < len(outcomes):
                 say()
         else:
-            text = failure_text(outcome) if isinstance(outcome, ServerFailure) else outcome
+            text = failure_text(outcome) if isinstance(outcome, m.ServerFailure) else outcome
             say(f"grue: {name}: {plain_text(text)}", err=True)
 
 
-def described(opened: SessionOpened, source: str, width: int) -> Iterator[str]:
+def described(opened: m.SessionOpened, source: str, width: int) -> Iterator[str]:
     """Yield a description of a server's tools, in lines of printable text."""
     heading = (
         f"{opened.server} · {counted(len(opened.tools), 'tool')} · MCP {opened.protocol_version} · {source}"
@@ -157,12 +157,12 @@ def kind_of(schema: object) -> str:
     return " or ".join(words)
 
 
-def _properties(tool: ToolDefinition) -> dict[str, object]:
+def _properties(tool: m.ToolDefinition) -> dict[str, object]:
     properties = tool.input_schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
 
-def _required(tool: ToolDefinition) -> list[object]:
+def _required(tool: m.ToolDefinition) -> list[object]:
     required = tool.input_schema.get("required")
     return required if isinstance(required, list) else []
 

@@ -24,6 +24,7 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
 
     file: Path
     turns: Sequence[str] = ()
+    messages: Sequence[str] = ()
     actors: Sequence[str] = ()
     kinds: Sequence[str] = ()
     texts: Sequence[str] = ()
@@ -44,6 +45,7 @@ def show(options: ShowOptions) -> None:
     episode = open_episode(options.file)
     wanted = Filter.of(
         turns=options.turns,
+        messages=options.messages,
         actors=options.actors,
         kinds=options.kinds,
         texts=options.texts,

@@ -46,6 +46,9 @@ def trace_show(
     turn: Annotated[
         list[str] | None, typer.Option(metavar="N|N-M", help="Only these turns; 0: outside turns.")
     ] = None,
+    message: Annotated[
+        list[str] | None, typer.Option(metavar="N|N-M", help="Only the messages with these numbers.")
+    ] = None,
     actor: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only messages from or to this actor.")
     ] = None,
@@ -74,6 +77,7 @@ def trace_show(
             ShowOptions(
                 file=_chosen(file),
                 turns=turn or (),
+                messages=message or (),
                 actors=actor or (),
                 kinds=kind or (),
                 texts=text or (),
@@ -158,7 +162,7 @@ def trace_serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port.", show_default="any")] = 0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Serve that page for an episode under way, and keep it up to date until Ctrl-C.
+    """Serve the page of an episode that still runs, and keep it up to date until Ctrl-C.
 
     The server listens on this machine only, and its address holds a random word.
     """
@@ -180,7 +184,9 @@ def trace_replay(
     max_iterations: Annotated[
         int | None, typer.Option(min=0, help="Change the limit of tool iterations.")
     ] = None,
-    after_timeout: Annotated[str | None, typer.Option(help="Change it to skip, continue or force.")] = None,
+    after_timeout: Annotated[
+        str | None, typer.Option(help="What follows a tool timeout: skip, continue or force.")
+    ] = None,
     system: Annotated[Path | None, typer.Option(help="Read other instructions from a file.")] = None,
 ) -> None:
     """Compute every decision again from the recorded events, without a model, a server or a tool.

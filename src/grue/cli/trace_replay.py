@@ -8,7 +8,7 @@ import msgspec
 
 from grue.cli.saying import say
 from grue.errors import MCPConfigError
-from grue.messages import FailurePolicy
+from grue.policies import FailurePolicy
 from grue.tracing.changes import Changes
 from grue.tracing.reading import open_episode
 from grue.tracing.replay import TurnReplay, render

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from grue.config.mcp_servers import MCPServerConfig
 from grue.errors import MCPConfigError
-from grue.protocol.secret_names import looks_secret
+from grue.runtime.secrets.secret_names import looks_secret
 
 _HARMLESS: Final = re.compile(
     r"(?i)true|false|on|off|yes|no|debug|info|warn(ing)?|error|\d{1,6}|[~.]?/[\w./~ -]*|\."

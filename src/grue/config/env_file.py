@@ -10,7 +10,7 @@ because readers disagree about that.
 import re
 from pathlib import Path
 
-from grue.config.reading import read_config_text
+from grue.config.documents import read_config_text
 from grue.errors import MCPConfigError
 
 _NAME = re.compile(r"[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_.-]*)[ \t]*=[ \t]*")

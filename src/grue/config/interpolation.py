@@ -15,7 +15,7 @@ from grue.errors import MCPConfigError
 
 _EXPRESSION = re.compile(r"\$\{(?P<inside>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
-_SERVERS = Path(__file__).parents[1] / "servers"
+_SERVERS = Path(__file__).parents[1] / "hosts" / "servers"
 _KNOWN = (
     "It can expand ${VAR}, ${VAR:-default}, ${env:VAR}, ${workspaceFolder}, ${userHome} and ${grueServers},"
     " and none of them inside another. An editor's ${input:...} is not supported: grue asks for no input."

@@ -26,15 +26,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
+from grue.config.documents import Document, KeyPath, nearest, parse_json, read_config_text
 from grue.config.env_file import read_env_file
 from grue.config.interpolation import Scope, expand
-from grue.config.offered_tools import ToolsConfig, with_tools
-from grue.config.reading import nearest, read_config_text
 from grue.config.server_auth import AuthConfig, expanded_auth, to_oauth
-from grue.config.strict_json import parse_json
-from grue.config.wording import entry_problem, missing_servers
-from grue.errors import MCPConfigError
+from grue.errors import ConfigProblem, MCPConfigError
 from grue.tool_sessions.environment import InheritEnv
 from grue.tool_sessions.server_options import PresumeTools, ServerOptions
 from grue.tool_sessions.server_specs import HttpServer, HttpTransport, McpServer, StdioServer
@@ -51,10 +49,25 @@ _HARMLESS_KEYS = frozenset(
 _UNUSED_KEYS = frozenset(("oauth",))
 _MISSPELT_FROM = 0.75
 
-_ONLY_STARTED = ("args", "env", "envFile", "inherit_env", "cwd")
+_ONLY_STARTED = ("args", "env", "envFile", "inherit_env", "cwd", "exit_grace_seconds")
 _ONLY_BY_URL = ("headers", "auth")
 _MILLISECONDS_FROM = 1000
 """Hosts disagree on the unit of `timeout`. A value of 1000 or more is taken as milliseconds."""
+
+INCLUDING = ("allow_tools", "allowed_tools", "enabled_tools", "enabledTools", "includeTools")
+"""Keys that list the tools to offer. `allow_tools` is ours; other hosts have the others."""
+
+EXCLUDING = ("disabled_tools", "disabledTools", "excludeTools")
+"""Keys of other hosts that list the tools to leave out."""
+
+_WANTED = {
+    "string_type": "a string",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "list_type": "a list",
+    "bool_type": "true or false",
+    "float_type": "a number",
+}
 
 
 def _for_a_process(text: str) -> str:
@@ -92,7 +105,52 @@ def _seconds(value: float) -> float:
 _Seconds = Annotated[float, AfterValidator(_seconds)]
 _ProcessText = Annotated[str, AfterValidator(_for_a_process)]
 _VariableName = Annotated[str, AfterValidator(_variable_name)]
+_STARTUP = "startup_timeout_seconds"
 _Transport = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
+
+
+class ToolsConfig(BaseModel):
+    """The choice of a server's tools that are offered.
+
+    Attributes:
+        include: Bare names, or patterns with `*`, `?` and `[...]`, of the tools to offer; `None`: all.
+        exclude: Names or patterns of tools to leave out, even if `include` matches them.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+    include: list[str] | None = None
+    exclude: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _look_at_keys(cls, values: Any) -> Any:
+        if isinstance(values, list):  # some hosts have the list alone
+            return {"include": values}
+        for key in values if isinstance(values, Mapping) else ():
+            if key not in cls.model_fields:
+                raise ValueError(
+                    f"has the unknown key {key!r}. Did you mean {nearest(key, cls.model_fields)!r}?"
+                )
+        return values
+
+
+def _with_tools(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a server's entry with `tools` in place of the keys that mean the same.
+
+    Raises:
+        ValueError: Two keys say which tools to offer, or which to leave out.
+    """
+    found = {"include": INCLUDING, "exclude": EXCLUDING}
+    present = {kind: [key for key in keys if key in entry] for kind, keys in found.items()}
+    both = [key for keys in present.values() for key in keys]
+    if not both:
+        return entry
+    for keys in (*present.values(), ["tools", *both] if "tools" in entry else []):
+        if len(keys) > 1:
+            raise ValueError(f"has {' and '.join(repr(key) for key in keys)}: keep only one")
+    tools = {kind: entry[keys[0]] for kind, keys in present.items() if keys}
+    return {**{key: value for key, value in entry.items() if key not in both}, "tools": tools}
 
 
 class MCPServerConfig(BaseModel):
@@ -115,6 +173,7 @@ class MCPServerConfig(BaseModel):
         timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
         timeout_seconds: The same, always in seconds.
         startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
+        exit_grace_seconds: How long the process gets to exit when its input is closed; `None`: 2 s.
         tools: Which of its tools are offered. `allow_tools` and similar keys of other hosts mean the same.
         auth: How grue authorises itself at the `url` (OAuth); `False`: not at all.
         required: Whether the first connect of an episode has to succeed; `None`: the host's policy.
@@ -140,6 +199,7 @@ class MCPServerConfig(BaseModel):
     timeout: _Seconds | None = None
     timeout_seconds: _Seconds | None = None
     startup_timeout_seconds: _Seconds | None = None
+    exit_grace_seconds: _Seconds | None = None
     tools: ToolsConfig | None = None
     auth: AuthConfig | bool | None = None
     required: bool | None = None
@@ -147,6 +207,7 @@ class MCPServerConfig(BaseModel):
     presume_tools: PresumeTools | None = None
 
     _unused_keys: tuple[str, ...] = PrivateAttr(default=())
+    _startup_place: str = PrivateAttr(default=f"{_STARTUP} of this server")
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -169,7 +230,7 @@ class MCPServerConfig(BaseModel):
     @classmethod
     def _look_at_unknown_keys(cls, values: Any, check: Callable[[Any], Self]) -> Self:
         if isinstance(values, Mapping):
-            values = with_tools(values)
+            values = _with_tools(values)
         unknown = (
             [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
         )
@@ -205,6 +266,10 @@ class MCPServerConfig(BaseModel):
         return self
 
 
+class _NoServersError(MCPConfigError, ValueError):
+    """There is no server to use; the required code catches a `ValueError`."""
+
+
 class MCPConfig(BaseModel):
     """The configured MCP servers that are not disabled, in the file's order.
 
@@ -219,6 +284,7 @@ class MCPConfig(BaseModel):
     _scope: Scope = PrivateAttr(
         default_factory=lambda: Scope(environ=os.environ, workspace_folder=Path.cwd())
     )
+    _startup_key: str = PrivateAttr(default=_STARTUP)
 
     @field_validator("mcpServers", mode="before")
     @classmethod
@@ -260,7 +326,14 @@ class MCPConfig(BaseModel):
             workspace_folder=(workspace_folder or source.parent).absolute(),
             source=str(source),
         )
-        return cls._checked(_servers(parse_json(text, source), source), scope, lambda _: f"{source}: ")
+        document = parse_json(text, source)
+        root = _root_key(document)
+        return cls._checked(
+            document.value[root] if root else {},
+            scope,
+            place=lambda _: f"{source}: ",
+            line=lambda keys: document.line((root, *keys)),
+        )
 
     @classmethod
     def from_mapping(
@@ -268,7 +341,7 @@ class MCPConfig(BaseModel):
         servers: Mapping[str, Any],
         *,
         source: Path | None = None,
-        place: Callable[[tuple[int | str, ...]], str] = lambda _: "",
+        place: Callable[[KeyPath], str] = lambda _: "",
         renamed: Mapping[str, str] | None = None,
     ) -> Self:
         """Take servers that another file configures, in the same form.
@@ -292,17 +365,27 @@ class MCPConfig(BaseModel):
             source=None if source is None else str(source),
         )
         entries = {name: _renamed(name, entry, renamed or {}, place) for name, entry in servers.items()}
-        return cls._checked(entries, scope, place)
+        config = cls._checked(entries, scope, place)
+        names = {ours: written for written, ours in (renamed or {}).items()}
+        config._startup_key = names.get(_STARTUP, _STARTUP)  # noqa: SLF001 an object of this very class
+        return config
 
     @classmethod
-    def _checked(cls, servers: Any, scope: Scope, place: Callable[[tuple[int | str, ...]], str]) -> Self:
+    def _checked(
+        cls,
+        servers: Any,
+        scope: Scope,
+        place: Callable[[KeyPath], str],
+        line: Callable[[KeyPath], int | None] = lambda _: None,
+    ) -> Self:
         try:
             config = cls.model_validate({"mcpServers": servers})
         except ValidationError as exc:
-            problems = "\n".join(
-                f"{place(error['loc'][1:])}{_sentence(entry_problem(error))}" for error in exc.errors()
-            )
-            raise MCPConfigError(problems, path=scope.source) from exc
+            problems = [ConfigProblem(each["loc"][1:], _entry_problem(each)) for each in exc.errors()]
+            said = "\n".join(f"{place(keys)}{_sentence(text)}" for keys, text in problems)
+            raise MCPConfigError(
+                said, path=scope.source, line=line(problems[0].keys), problems=problems
+            ) from exc
         config._scope = scope  # noqa: SLF001 an object of this very class
         return config
 
@@ -310,7 +393,7 @@ class MCPConfig(BaseModel):
     def ignored_servers(self) -> tuple[str, ...]:
         """The servers after the first. `get_server_config` ignores them, and the host should say so.
 
-        Source: R2.6, V1
+        Source: R2.6
         """
         return tuple(self.mcpServers)[1:]
 
@@ -327,13 +410,13 @@ class MCPConfig(BaseModel):
         """Return the first server's name and configuration, expanded.
 
         Raises:
-            MCPConfigError: There is no server, or a `${...}` of this one has no value.
+            MCPConfigError: There is no server (also a `ValueError`), or a `${...}` of this one has no value.
 
         Source: R2.6
         """
         if not self.mcpServers:
             source = self._scope.source
-            raise MCPConfigError(
+            raise _NoServersError(
                 f"No MCP servers configured in {Path(source).name if source else DEFAULT_FILE_NAME}."
                 " Add one under 'mcpServers'; servers marked as disabled do not count.",
                 path=source,
@@ -348,7 +431,10 @@ class MCPConfig(BaseModel):
             MCPConfigError: A variable is not set and has no default; the error names the server and the key.
             KeyError: There is no such server, or it is disabled.
         """
-        return _expanded(name, self.mcpServers[name], self._scope)
+        expanded = _expanded(name, self.mcpServers[name], self._scope)
+        file = f" in {Path(self._scope.source).name}" if self._scope.source else ""
+        expanded._startup_place = f"{self._startup_key} of this server{file}"  # noqa: SLF001 our copy
+        return expanded
 
 
 def _renamed(name: str, entry: Any, renamed: Mapping[str, str], place: Callable[..., str]) -> Any:
@@ -361,9 +447,7 @@ def _renamed(name: str, entry: Any, renamed: Mapping[str, str], place: Callable[
     return {renamed.get(key, key): value for key, value in entry.items()}
 
 
-def tool_servers(
-    config: MCPConfig, place: Callable[[tuple[int | str, ...]], str] = lambda _: ""
-) -> dict[str, McpServer]:
+def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: "") -> dict[str, McpServer]:
     """Return all servers of a configuration, expanded.
 
     Raises:
@@ -428,6 +512,8 @@ def _options(config: MCPServerConfig) -> ServerOptions:
     return ServerOptions(
         call_timeout_s=timeout_s,
         startup_timeout_s=config.startup_timeout_seconds,
+        startup_timeout_place=config._startup_place,  # noqa: SLF001 of this module
+        exit_grace_s=config.exit_grace_seconds,
         include=None if tools.include is None else tuple(tools.include),
         exclude=tuple(tools.exclude),
         required=config.required,
@@ -440,24 +526,29 @@ def _sentence(words: str) -> str:
     return words if words.endswith("?") else f"{words}."
 
 
-def _servers(document: object, source: Path) -> object:
-    if not isinstance(document, dict):
+def _root_key(document: Document) -> str:
+    """Return the key under which the servers are; empty: there is none."""
+    source, value = document.path, document.value
+    if not isinstance(value, dict):
         raise MCPConfigError(
             f"{source} should contain a JSON object with the key 'mcpServers'.", path=str(source)
         )
-    present = [key for key in ROOT_KEYS if key in document]
+    present = [key for key in ROOT_KEYS if key in value]
     if len(present) > 1:
         both = " and ".join(repr(key) for key in present)
-        raise MCPConfigError(f"{source} has {both}: keep only one.", path=str(source))
+        raise MCPConfigError(
+            f"{source} has {both}: keep only one.", path=str(source), line=document.line((present[1],))
+        )
     if present:
-        return document[present[0]]
-    likely = next((key for key in document if nearest(key, ROOT_KEYS, similarity=_MISSPELT_FROM)), None)
+        return present[0]
+    likely = next((key for key in value if nearest(key, ROOT_KEYS, similarity=_MISSPELT_FROM)), None)
     if likely is not None:
         raise MCPConfigError(
             f"{source} has the unknown key {likely!r}. Did you mean {nearest(likely, ROOT_KEYS)!r}?",
             path=str(source),
+            line=document.line((likely,)),
         )
-    return {}
+    return ""
 
 
 def _disabled(entry: object) -> bool:
@@ -490,4 +581,52 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
             "headers": each("headers", config.headers),
             "auth": expanded_auth(config.auth, at, beside),
         }
+    )
+
+
+def _entry_problem(error: ErrorDetails) -> str:
+    """Describe an invalid entry of the servers' file. Values are shown by kind only: they may be secrets."""
+    _, *place = error["loc"]
+    where = _entry([part for part in place if part != "[key]"])
+    if error["type"] == "value_error":
+        return f"{where} {error['msg'].removeprefix('Value error, ')}"
+    if error["type"] == "literal_error":
+        return f"{where} should be {error['ctx']['expected']}"
+    wanted = _WANTED.get(error["type"], error["msg"])
+    return f"{where} should be {wanted}, not {_json_kind(error['input'])}"
+
+
+def _entry(parts: list[int | str]) -> str:
+    if not parts:
+        return "the list of servers"
+    server, *keys = parts
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
+    return f"MCP server {server!r}" + (f": {path}" if path else "")
+
+
+def _json_kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case _:
+            return "an object"
+
+
+def missing_servers(path: Path, *, named: bool) -> str:
+    """Return the error for a missing file of servers; `named`: the user has named it, and no setting."""
+    if named:
+        return f"The file of MCP servers {path} was not found. Correct the name; or `grue init` writes one."
+    return (
+        f"MCP is enabled but config file not found: {path}\n"
+        "Please either:\n"
+        f"  1. Create {path.name} in project root, or\n"
+        "  2. Set mcp.enabled = false in pyproject.toml"
     )

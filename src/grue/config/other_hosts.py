@@ -1,7 +1,7 @@
 """Find the MCP servers that other hosts on this machine have, and copy their entries without a secret.
 
-Come here to add a host: a line in `_places`. `grue init` offers what is found. A file is only read, never
-changed. One that cannot be read or holds no servers is passed over.
+To add a host, add a line to `_places`. `grue init` offers what is found. A file is only read, never changed.
+One that cannot be read or holds no servers is passed over.
 """
 
 import json

@@ -4,21 +4,17 @@ Each setting is taken from the first of the two that has it. A setting in both i
 two values would have no effect.
 """
 
-import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from grue.config.guessed_names import where_it_belongs
-from grue.config.reading import nearest, read_config_text
-from grue.config.toml_lines import line_of
-from grue.config.wording import toml_kind
-from grue.errors import MCPConfigError
+from grue.config.documents import Document, nearest, parse_toml, read_config_text
+from grue.errors import ConfigProblem, MCPConfigError
 
 GRUE, ZORKGPT = "tool.grue", "tool.zorkgpt"
+_SHOWN_CHARS = 40
 TABLES = ("mcp", "llm", "agent_sampling", "retry", "budget", "tool_policy", "context")
 
 
@@ -26,26 +22,29 @@ class ProjectTables(Struct, frozen=True):
     """The settings of a project file.
 
     Attributes:
-        path: The file.
+        document: The file.
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
         roots: `tool.grue` or `tool.zorkgpt`, by table and key: where the setting was found.
         text: The file's text.
     """
 
-    path: Path
+    document: Document
     tables: dict[str, dict[str, Any]]
     roots: dict[tuple[str, str], str]
-    text: str = ""
 
     def place(self, table: str, key: str = "") -> str:
         """Return a table's name in the file: of the table that has `key`, or has any key."""
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 
-    def line(self, table: str, *keys: str | int) -> int | None:
-        """Return the line of a setting, or else of what is around it; `None`: it cannot be found."""
-        root = self.place(table, str(keys[0]) if keys else "").split(".")
-        return line_of(self.text, (*root, *keys))
+    def error(self, table: str, problems: Sequence[ConfigProblem]) -> MCPConfigError:
+        """Return the error that a table has these problems; their keys begin in it."""
+        return self.document.errors([self.placed(table, each) for each in problems])
+
+    def placed(self, table: str, problem: ConfigProblem) -> ConfigProblem:
+        """Return a problem of a table as one of the file."""
+        place = self.place(table, str(problem.keys[0]) if problem.keys else "")
+        return ConfigProblem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
 
     def __bool__(self) -> bool:
         """Whether the file has any setting."""
@@ -60,14 +59,13 @@ def read_project_tables(path: Path) -> ProjectTables:
             should be a table is none, `[tool.grue]` has an unknown table, or a setting is in both places (the
             error names the key, both tables and their lines).
     """
-    text = _text(path)
-    document = _document(path, text)
-    ours, older = (_root(document, root, path) for root in (GRUE, ZORKGPT))
+    missing = f"Configuration file not found: {path}. Name an existing TOML file, or create this one."
+    document = parse_toml(read_config_text(path, if_missing=missing), path)
+    ours, older = (_root(document.value, root, path) for root in (GRUE, ZORKGPT))
     for name, value in ours.items():
         if name not in TABLES:
-            line = line_of(text, (*GRUE.split("."), name))
-            raise MCPConfigError(f"{at(path, line)}: {_unknown(name, value)}", path=str(path), line=line)
-    found = ProjectTables(path, {name: {} for name in TABLES}, {}, text)
+            raise document.error((*GRUE.split("."), name), _unknown(name, value))
+    found = ProjectTables(document, {name: {} for name in TABLES}, {})
     for root, tables in ((GRUE, ours), (ZORKGPT, older)):
         for name in TABLES:
             for key, value in _table(tables, name, path, root).items():
@@ -88,47 +86,13 @@ def _unknown(name: str, value: object) -> str:
 
 def _refuse_settings_in_both(found: ProjectTables, ours: Mapping[str, Any], older: Mapping[str, Any]) -> None:
     twice = [(name, key) for name in TABLES for key in ours.get(name, {}) if key in older.get(name, {})]
-    if not twice:
-        return
     problems = []
     for name, key in twice:
-        first, second = (line_of(found.text, (*root.split("."), name, key)) for root in (GRUE, ZORKGPT))
-        problems.append(
-            f"{at(found.path, first)}: [{GRUE}.{name}] {key} is also set in [{ZORKGPT}.{name}]"
-            f"{'' if second is None else f', line {second}'}. Keep one of the two."
-        )
-    raise MCPConfigError("\n".join(problems), path=str(found.path), line=found.line(*twice[0]))
-
-
-def at(path: Path, line: int | None) -> str:
-    """Return what an error about a file begins with: `pyproject.toml, line 7`."""
-    return str(path) if line is None else f"{path}, line {line}"
-
-
-def _text(path: Path) -> str:
-    return read_config_text(
-        path,
-        if_missing=f"Configuration file not found: {path}. Name an existing TOML file, or create this one.",
-    )
-
-
-def _document(path: Path, text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        line, column = _position(str(exc), text)
-        raise MCPConfigError(
-            f"{path} is not valid TOML: {exc}.", path=str(path), line=line, column=column
-        ) from exc
-    except (RecursionError, ValueError) as exc:  # nested too deeply; a number or a date out of range
-        raise MCPConfigError(f"{path} is not usable TOML: {exc}.", path=str(path)) from exc
-
-
-def _position(message: str, text: str) -> tuple[int, int]:
-    # Before Python 3.14 the position is only in the message, and missing at the end of the document.
-    if match := re.search(r"at line (\d+), column (\d+)", message):
-        return int(match[1]), int(match[2])
-    return text.count("\n") + 1, len(text) - text.rfind("\n")
+        first, second = ((*root.split("."), name, key) for root in (GRUE, ZORKGPT))
+        also = f"[{GRUE}.{name}] {key} is also set in [{ZORKGPT}.{name}], line {found.document.line(second)}."
+        problems.append(ConfigProblem(first, f"{also} Keep one of the two."))
+    if problems:
+        raise found.document.errors(problems)
 
 
 def _root(document: dict[str, Any], root: str, path: Path) -> dict[str, Any]:
@@ -145,3 +109,82 @@ def _table(tables: Mapping[str, Any], name: str, path: Path, above: str) -> dict
         return table
     place = f"{above}.{name}" if above else name
     raise MCPConfigError(f"{path}: [{place}] is {toml_kind(table)}; it should be a table.", path=str(path))
+
+
+def toml_kind(value: Any) -> str:
+    """Describe a value in terms of TOML: numbers and texts by their value, anything else by its kind."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            shown = value if len(value) <= _SHOWN_CHARS else value[:_SHOWN_CHARS] + "..."
+            return f"the text {shown!r}"
+        case int() | float():
+            return repr(value)
+        case dict():
+            return "a table"
+        case list():
+            return "a list"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+_LLM, _SAMPLING, _RETRY, _MCP = "llm", "agent_sampling", "retry", "mcp"
+
+PLACES: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("model", "model_name", "agent_model"), (_LLM, "agent_model")),
+    **dict.fromkeys(
+        ("base_url", "api_base", "url", "endpoint", "client_base_url"), (_LLM, "client_base_url")
+    ),
+    **dict.fromkeys(("wire", "wire_format", "format"), (_LLM, "wire_format")),
+    **dict.fromkeys(("headers", "extra_headers"), (_LLM, "extra_headers")),
+    "extra_body": (_LLM, "extra_body"),
+    **{
+        name: (_SAMPLING, name)
+        for name in ("temperature", "top_p", "top_k", "min_p", "reasoning_effort", "reasoning_tokens")
+    },
+    **dict.fromkeys(("max_tokens", "max_output_tokens"), (_SAMPLING, "max_tokens")),
+    **dict.fromkeys(("retries", "max_retries"), (_RETRY, "max_retries")),
+    **dict.fromkeys(("timeout", "timeout_s", "timeout_seconds"), (_RETRY, "timeout_seconds")),
+    **dict.fromkeys(("enabled", "mcp_enabled"), (_MCP, "enabled")),
+    **dict.fromkeys(("config_file", "mcp_config", "mcp_config_file"), (_MCP, "config_file")),
+    **dict.fromkeys(("max_tool_iterations", "max_iterations"), (_MCP, "max_tool_iterations")),
+    **dict.fromkeys(
+        ("tool_call_timeout_s", "tool_call_timeout_seconds", "tool_timeout"),
+        (_MCP, "tool_call_timeout_seconds"),
+    ),
+    **dict.fromkeys(
+        ("server_startup_timeout_s", "server_startup_timeout_seconds", "startup_timeout"),
+        (_MCP, "server_startup_timeout_seconds"),
+    ),
+    "tool_lock": (_MCP, "tool_lock"),
+}
+"""Names that other places and other programs have for a setting: its table and its key here."""
+
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("api_key", "key", "token"),
+        "Keys are not written into files: set GRUE_API_KEY, or the provider's own variable, in the"
+        " environment.",
+    ),
+    **dict.fromkeys(
+        ("servers", "mcp_servers", "mcpServers"),
+        "MCP servers are configured in mcp_config.json: `grue init` writes one.",
+    ),
+}
+
+
+def where_it_belongs(name: str, root: str, here: str = "") -> str:
+    """Return a sentence that says where a setting belongs; empty: the name is not known.
+
+    Args:
+        name: What the user wrote.
+        root: The table of grue's settings, such as `tool.grue`.
+        here: The table in which the user wrote it; empty: in none.
+    """
+    if name in _ELSEWHERE:
+        return _ELSEWHERE[name]
+    table, key = PLACES.get(name, ("", ""))
+    if not table:
+        return ""
+    return f"Did you mean {key!r}?" if table == here else f"Write it as {key} in [{root}.{table}]."

@@ -10,7 +10,6 @@ Source: R2.4, R13, P4, P45
 """
 
 import dataclasses
-import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,31 +27,35 @@ from pydantic import (
     model_validator,
 )
 from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
-from grue.config.context_policy import context_policy_of
-from grue.config.guessed_names import where_it_belongs
-from grue.config.project_tables import ZORKGPT, ProjectTables, at, read_project_tables
-from grue.config.reading import nearest
-from grue.config.tool_policy import tool_policy_of
-from grue.config.wording import setting_problem
-from grue.errors import MCPConfigError
-from grue.messages import ContextPolicy, ToolPolicy
-from grue.protocol.chat_wire.profile import Effort, WireName
-from grue.protocol.prices import Price
+from grue.config.documents import nearest
+from grue.config.policy_tables import read_context_policy, read_tool_policy
+from grue.config.project_tables import (
+    ZORKGPT,
+    ProjectTables,
+    read_project_tables,
+    toml_kind,
+    where_it_belongs,
+)
+from grue.errors import ConfigProblem, MCPConfigError
+from grue.policies import TURN_TIMEOUT_S, ContextPolicy, ToolPolicy
+from grue.protocol.chat_wire.formats import WireName
+from grue.protocol.chat_wire.profile import Effort, TextToolCalls
+from grue.protocol.turn.prices import Price
 from grue.tool_sessions.server_options import PresumeTools
 
-_LLM_KEYS = ("client_base_url", "agent_model", "wire_format", "extra_headers", "extra_body")
+_LLM_KEYS = (
+    "client_base_url",
+    "agent_model",
+    "wire_format",
+    "turn_timeout_seconds",
+    "extra_headers",
+    "extra_body",
+    "text_tool_calls",
+)
 _MCP = "mcp_"
 _STRICT = ConfigDict(strict=True, extra="forbid", validate_assignment=True, hide_input_in_errors=True)
-
-
-class _FieldError(MCPConfigError):
-    """Invalid values of fields, each with its problem. `from_toml` adds the file and the table."""
-
-    def __init__(self, owner: type, faults: Sequence[tuple[str, str]]) -> None:
-        super().__init__("\n".join(f"{field} {problem}" for field, problem in faults))
-        self.owner = owner
-        self.faults = faults
 
 
 def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
@@ -99,6 +102,12 @@ def _price(value: Any) -> Any:
 
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=1)]
+
+
+class Unwritten(int):
+    """A default that nobody has written. It gives way to what suits the server better."""
+
+
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), WrapValidator(_as_written)]
 _Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
@@ -108,7 +117,10 @@ _Share = Annotated[float, Field(ge=0, le=1), WrapValidator(_as_written)]
 
 @dataclass(config=_STRICT)
 class _Table:
-    """Base of the settings: turns pydantic's errors into ours, which show no secrets."""
+    """Base of the settings: turns pydantic's errors into ours, which show no secrets.
+
+    The problems of the error are of one field each. Their texts follow the field's name.
+    """
 
     @model_validator(mode="wrap")
     @classmethod
@@ -116,8 +128,9 @@ class _Table:
         try:
             return check(values)
         except ValidationError as exc:
-            faults = [(str(error["loc"][0]), setting_problem(error)) for error in exc.errors()]
-            raise _FieldError(cls, faults) from exc
+            problems = [ConfigProblem((str(each["loc"][0]),), _what_is_wrong(each)) for each in exc.errors()]
+            said = "\n".join(f"{keys[0]} {text}" for keys, text in problems)
+            raise MCPConfigError(said, problems=problems) from exc
 
 
 @dataclass(config=_STRICT)
@@ -138,8 +151,9 @@ class RetrySettings(_Table):
     """Retries of failed LLM requests. Delays and the time limit of one request are in seconds.
 
     The delay starts at `initial_delay`, is multiplied by `exponential_base` after each attempt up to
-    `max_delay`, and varies at random by the fraction `jitter_factor`. The circuit-breaker keys of
-    `[tool.zorkgpt.retry]` are ignored.
+    `max_delay`, and varies at random by the fraction `jitter_factor`. A delay that the endpoint asks for
+    takes its place; if it is above `max_asked_delay`, the request is not sent again. The circuit-breaker keys
+    of `[tool.zorkgpt.retry]` are ignored.
     """
 
     max_retries: Annotated[int, Field(ge=0)] = 5
@@ -148,6 +162,7 @@ class RetrySettings(_Table):
     exponential_base: Annotated[float, Field(ge=1, allow_inf_nan=False), WrapValidator(_as_written)] = 2.0
     jitter_factor: _Share = 0.1
     timeout_seconds: _Seconds = 120.0
+    max_asked_delay: _NotNegative = 600.0
 
 
 @dataclass(config=_STRICT)
@@ -187,7 +202,7 @@ class GameConfiguration(_Table):
         mcp_max_tool_iterations: Most replies with tool calls in one turn, at least 1.
         mcp_tool_call_timeout_seconds: Time limit of one tool call in seconds, above 0; may be a fraction.
         mcp_server_startup_timeout_seconds: Time limit from spawning a server to its list of tools, in
-            seconds.
+            seconds. If it is not set, commands such as `npx` that may have to download the server have 60 s.
         mcp_force_tool_support: Offer tools even if the model's name suggests that it has no tool calling.
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
@@ -198,8 +213,11 @@ class GameConfiguration(_Table):
         agent_model: The agent's model, by the endpoint's name for it.
         wire_format: Format of the requests: `chat_completions`, `responses` or `messages`; `None`: chosen by
             the base URL.
+        turn_timeout_seconds: Time limit of a whole turn, half an hour by default; `None`: no limit.
         extra_headers: Sent with each request; `${VAR}` is replaced by an environment variable.
         extra_body: Fields added to each request unchanged.
+        text_tool_calls: What follows from a tool call that the model has written as text: `ask` it to make it
+            as a call, `run` it, or `keep` it as a text.
         agent_sampling: Sampling parameters, all left out by default.
         retry: Retries and time limit of LLM requests.
         budget: Limits on requests, tokens and cost; none by default.
@@ -214,15 +232,17 @@ class GameConfiguration(_Table):
     mcp_config_file: Annotated[_Text, BeforeValidator(_path_text)] = "mcp_config.json"
     mcp_max_tool_iterations: _Count = 20
     mcp_tool_call_timeout_seconds: _Seconds = 30
-    mcp_server_startup_timeout_seconds: _Seconds = 10
+    mcp_server_startup_timeout_seconds: _Seconds = Unwritten(10)
     mcp_force_tool_support: bool = False
     mcp_tool_lock: Literal["report", "refuse", "off"] = "report"
     mcp_presume_tools: PresumeTools = "locked"
     client_base_url: Annotated[str, WrapValidator(_base_url)] = "https://openrouter.ai/api/v1"
     agent_model: _Text = "anthropic/claude-haiku-5.5"
     wire_format: WireName | None = None
+    turn_timeout_seconds: _Seconds | None = TURN_TIMEOUT_S
     extra_headers: dict[_Text, str] = dataclasses.field(default_factory=dict)
     extra_body: dict[_Text, Any] = dataclasses.field(default_factory=dict)
+    text_tool_calls: TextToolCalls = "ask"
     agent_sampling: AgentSampling = dataclasses.field(default_factory=AgentSampling)
     retry: RetrySettings = dataclasses.field(default_factory=RetrySettings)
     budget: BudgetSettings = dataclasses.field(default_factory=BudgetSettings)
@@ -259,29 +279,32 @@ class GameConfiguration(_Table):
         Source: R2.4, P4, P45
         """
         project = read_project_tables(Path(config_path))
-        tables, path = project.tables, project.path
+        tables = project.tables
         known = {name: _fields(settings) for name, settings in _NESTED.items()}
         known["mcp"] = tuple(name.removeprefix(_MCP) for name in _fields(cls) if name.startswith(_MCP))
         known["llm"] = _LLM_KEYS
         _refuse_unknown_keys(project, known)
         values = {_MCP + key: value for key, value in tables["mcp"].items()}
         values |= _chosen(tables["llm"], _LLM_KEYS)
-        try:
-            for name, settings in _NESTED.items():
+        for name, settings in _NESTED.items():
+            try:
                 values[name] = settings(**_chosen(tables[name], known[name]))
-            for name, read in (("tool_policy", tool_policy_of), ("context", context_policy_of)):
-                values[name] = read(
-                    tables[name], path, project.place(name), line=functools.partial(project.line, name)
-                )
-            return cls(**values, project_dir=path.absolute().parent)
-        except _FieldError as faults:
-            places = [_toml_place(faults.owner, field) for field, _ in faults.faults]
-            lines = [
-                f"{at(path, project.line(table, key))}: [{project.place(table, key)}] {key} {problem}"
-                for (table, key), (_, problem) in zip(places, faults.faults, strict=True)
+            except MCPConfigError as error:
+                named = [ConfigProblem(keys, f"{keys[0]} {text}") for keys, text in error.problems]
+                raise project.error(name, named) from error.__cause__
+        for name, read in (("tool_policy", read_tool_policy), ("context", read_context_policy)):
+            try:
+                values[name] = read(tables[name])
+            except MCPConfigError as error:
+                raise project.error(name, error.problems) from error
+        try:
+            return cls(**values, project_dir=project.document.path.absolute().parent)
+        except MCPConfigError as error:
+            found = [
+                project.placed(table, ConfigProblem((key,), f"{key} {text}"))
+                for (table, key), text in ((_toml_place(str(keys[0])), text) for keys, text in error.problems)
             ]
-            first = project.line(*places[0])
-            raise MCPConfigError("\n".join(lines), path=str(path), line=first) from faults.__cause__
+            raise project.document.errors(found) from error.__cause__
 
 
 def _fields(settings: type[_Table]) -> tuple[str, ...]:
@@ -299,17 +322,22 @@ def _refuse_unknown_keys(project: ProjectTables, known: Mapping[str, Sequence[st
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):
             continue
         meant = where_it_belongs(key, root, table) or f"Did you mean {nearest(key, names)!r}?"
-        line = project.line(table, key)
-        raise MCPConfigError(
-            f"{at(project.path, line)}: unknown key {key!r} in [{root}.{table}]. {meant}"
-            f" Known keys: {', '.join(names)}.",
-            path=str(project.path),
-            line=line,
+        raise project.document.error(
+            (*root.split("."), table, key),
+            f"unknown key {key!r} in [{root}.{table}]. {meant} Known keys: {', '.join(names)}.",
         )
 
 
-def _toml_place(owner: type, field: str) -> tuple[str, str]:
-    """Return the table and the key of a field."""
-    nested = next((name for name, settings in _NESTED.items() if settings is owner), None)
-    table = nested or ("mcp" if field.startswith(_MCP) else "llm")
-    return table, field if nested else field.removeprefix(_MCP)
+def _toml_place(field: str) -> tuple[str, str]:
+    """Return the table and the key of a field of `GameConfiguration` itself."""
+    return ("mcp", field.removeprefix(_MCP)) if field.startswith(_MCP) else ("llm", field)
+
+
+def _what_is_wrong(error: ErrorDetails) -> str:
+    """Describe an invalid setting: its value and what it should be. The text follows the setting's name."""
+    wanted = error["msg"].removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
+    if error["type"] == "value_error":
+        return f"{wanted}."
+    if error["type"] in ("unexpected_keyword_argument", "no_such_attribute"):
+        return "is not a setting."
+    return f"is {toml_kind(error['input'])}; it {wanted}."

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from grue.config.yaml_file import parse_yaml
+from grue.config.documents import parse_yaml
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.runtime.safe_open import read_regular
 

@@ -11,16 +11,15 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from grue.config.reading import read_config_text, replace_file
-from grue.config.strict_json import converted, parse_json
-from grue.mcp_transport.listing import as_listed, read_tools
-from grue.messages import ServerName, ToolDefinition
+from grue import messages as m
+from grue.config.documents import converted, parse_json, read_config_text, replace_file
+from grue.transports.mcp.listing import as_listed, read_tools
 
 FILE_NAME = "mcp_tools.listing.json"
 _COMMAND = "grue tools --lock"
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
+class _ListingFile(Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
     servers: dict[str, list[dict[str, Any]]]
 
@@ -30,7 +29,7 @@ def listing_path(lock: Path) -> Path:
     return lock.parent / FILE_NAME
 
 
-def read(path: Path) -> dict[str, tuple[ToolDefinition, ...]]:
+def read(path: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
     """Return the tools of each server; empty if there is no file.
 
     Raises:
@@ -40,7 +39,7 @@ def read(path: Path) -> dict[str, tuple[ToolDefinition, ...]]:
 
 
 def write(
-    path: Path, tools_by_server: Mapping[str, Iterable[ToolDefinition]], *, keep: Collection[str] = ()
+    path: Path, tools_by_server: Mapping[str, Iterable[m.ToolDefinition]], *, keep: Collection[str] = ()
 ) -> None:
     """Write what servers list now.
 
@@ -63,8 +62,8 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
         return {}
     document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
     what = "a listing of tools that this grue can read"
-    return converted(document, _File, path, what, f"write it again with: {_COMMAND}").servers
+    return converted(document, _ListingFile, what, f"write it again with: {_COMMAND}").servers
 
 
-def _tools(server: str, tools: list[dict[str, Any]]) -> tuple[ToolDefinition, ...]:
-    return tuple(read_tools({"tools": tools}, ServerName(server), lambda _kind, _text: None))
+def _tools(server: str, tools: list[dict[str, Any]]) -> tuple[m.ToolDefinition, ...]:
+    return tuple(read_tools({"tools": tools}, m.ServerName(server), lambda _kind, _text: None))

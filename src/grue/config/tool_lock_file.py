@@ -12,20 +12,19 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from grue import messages as m
 from grue.config import tool_listing_file
-from grue.config.reading import read_config_text, replace_file
-from grue.config.strict_json import converted, parse_json
+from grue.config.documents import converted, parse_json, read_config_text, replace_file
 from grue.config.tool_listing_file import listing_path
 from grue.errors import MCPConfigError
-from grue.messages import ServerName, ToolDefinition, ToolDrifted
-from grue.protocol.tool_lock import ToolLock, ToolPin, lock_of, screen
+from grue.protocol.tools.lock import ToolLock, ToolPin, lock_of, screen
 
 FILE_NAME = "mcp_tools.lock"
 _VERSION = 1
 _COMMAND = "grue tools --lock"
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
+class _LockFile(Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
     servers: dict[str, dict[str, ToolPin]]
 
@@ -49,21 +48,19 @@ def read(path: Path) -> ToolLock | None:
     except OSError as error:
         raise MCPConfigError(f"Cannot read {str(path)!r}: {error.strerror}.", path=str(path)) from error
     document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
-    version = document.get("version") if isinstance(document, dict) else None
+    version = document.value.get("version") if isinstance(document.value, dict) else None
     if isinstance(version, int) and version > _VERSION:
         raise MCPConfigError(
             f"{path} is a tool lock of version {version}; this grue reads version {_VERSION}. Upgrade grue.",
             path=str(path),
         )
-    pins = converted(
-        document, _File, path, "a tool lock", f"approve the tools again with: {_COMMAND}"
-    ).servers
+    pins = converted(document, _LockFile, "a tool lock", f"approve the tools again with: {_COMMAND}").servers
     return ToolLock(pins, listings=tool_listing_file.read(listing_path(path)))
 
 
 def write(
-    path: Path, tools_by_server: Mapping[str, Iterable[ToolDefinition]], *, keep: Collection[str] = ()
-) -> tuple[ToolDrifted, ...]:
+    path: Path, tools_by_server: Mapping[str, Iterable[m.ToolDefinition]], *, keep: Collection[str] = ()
+) -> tuple[m.ToolDrifted, ...]:
     """Approve the tools that servers list now, and return the changes to the file, server by server.
 
     Args:
@@ -79,9 +76,9 @@ def write(
     listed = {name: tuple(tools) for name, tools in tools_by_server.items()}
     servers = {name: dict(pins) for name, pins in before.servers.items() if name in keep}
     servers |= {name: lock_of(tools) for name, tools in listed.items()}
-    changes: list[ToolDrifted] = []
+    changes: list[m.ToolDrifted] = []
     for name in sorted({*before.servers, *servers} - (set(keep) - set(listed))):
-        _, notes = screen(before.pins(name), ServerName(name), listed.get(name, ()), "report")
+        _, notes = screen(before.pins(name), m.ServerName(name), listed.get(name, ()), "report")
         changes += notes
     document = {"version": _VERSION, "servers": msgspec.to_builtins(servers)}
     replace_file(path, json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n")

@@ -8,15 +8,15 @@ from msgspec import Struct
 from grue.config import tool_lock_file
 from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, to_tool_server
-from grue.config.settings import GameConfiguration
+from grue.config.settings import GameConfiguration, Unwritten
 from grue.errors import MCPConfigError
-from grue.llm_transport.endpoint import LlmSettings
-from grue.llm_transport.keys import api_key
-from grue.messages import Budget, ContextPolicy, FailurePolicy, OnToolDrift, ToolPolicy, TurnLimits
+from grue.policies import Budget, ContextPolicy, FailurePolicy, OnToolDrift, ToolPolicy, TurnLimits
 from grue.protocol.retry import RetryPolicy
-from grue.protocol.tool_lock import ToolLock
+from grue.protocol.tools.lock import ToolLock
 from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import McpServer
+from grue.transports.llm.endpoint import LlmSettings
+from grue.transports.llm.keys import api_key
 
 
 class Configured(Struct, frozen=True):
@@ -130,6 +130,7 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
         wire=config.wire_format,
         extra_headers=headers,
         extra_body=config.extra_body,
+        text_tool_calls=config.text_tool_calls,
         prices=config.budget.prices,
         force_tool_support=config.mcp_force_tool_support,
         retry=retry_policy(config),
@@ -143,6 +144,7 @@ def retry_policy(config: GameConfiguration) -> RetryPolicy:
         max_retries=retry.max_retries,
         initial_delay_s=retry.initial_delay,
         max_delay_s=retry.max_delay,
+        max_asked_delay_s=retry.max_asked_delay,
         exponential_base=retry.exponential_base,
         jitter_factor=retry.jitter_factor,
         timeout_s=retry.timeout_seconds,
@@ -152,13 +154,18 @@ def retry_policy(config: GameConfiguration) -> RetryPolicy:
 def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) -> TurnLimits:
     """Return the configured limits of a turn.
 
+    Args:
+        config: The settings.
+        turn_timeout_s: Limit of the whole turn instead of the configured one; `None`: that.
+
     Source: R13
     """
+    startup_s = config.mcp_server_startup_timeout_seconds
     return TurnLimits(
         max_tool_iterations=config.mcp_max_tool_iterations,
         tool_call_timeout_s=config.mcp_tool_call_timeout_seconds,
-        server_startup_timeout_s=config.mcp_server_startup_timeout_seconds,
-        turn_timeout_s=turn_timeout_s,
+        server_startup_timeout_s=None if isinstance(startup_s, Unwritten) else startup_s,
+        turn_timeout_s=config.turn_timeout_seconds if turn_timeout_s is None else turn_timeout_s,
         budget=Budget(
             requests=config.budget.turn_requests,
             tokens=config.budget.turn_tokens,

@@ -4,25 +4,23 @@ A host makes them fields of its own Struct, converts its file with `YamlDocument
 table on to the function here that reads it. Errors name the file, the line and the key.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from msgspec import Struct, field
 
+from grue.config.documents import KeyPath, YamlDocument, dotted
 from grue.config.mcp_servers import MCPConfig, tool_servers
+from grue.config.policy_tables import read_tool_policy
 from grue.config.settings import AgentSampling, GameConfiguration
-from grue.config.tool_policy import tool_policy_of
 from grue.config.wiring import llm_settings
-from grue.config.yaml_file import KeyPath, YamlDocument
 from grue.errors import MCPConfigError
-from grue.llm_transport.endpoint import LlmSettings
-from grue.tool_rules import ToolPolicy
+from grue.policies import ToolPolicy
+from grue.protocol.chat_wire.formats import WireName
+from grue.tool_sessions.host_tools import ToolServer
 from grue.tool_sessions.server_specs import McpServer
-
-if TYPE_CHECKING:
-    from grue.engine.tool_servers import ToolServer
+from grue.transports.llm.endpoint import LlmSettings
 
 _MODEL_KEYS = {"name": "agent_model", "base_url": "client_base_url"}
 
@@ -32,7 +30,7 @@ class ModelTable(Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str = ""
     base_url: str = ""
-    wire_format: Literal["chat_completions", "responses", "messages"] | None = None
+    wire_format: WireName | None = None
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
@@ -79,10 +77,9 @@ def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSet
             project_dir=document.path.parent,
         )
     except MCPConfigError as error:
-        name, _, problem = str(error).partition("\n")[0].partition(" ")
-        key = next((ours for ours, theirs in _MODEL_KEYS.items() if theirs == name), name)
-        where = (*keys, key)
-        raise document.error(where, f"{'.'.join(map(str, where))} {problem}") from error
+        (name, *_), problem = error.problems[0]
+        where = (*keys, next((ours for ours, theirs in _MODEL_KEYS.items() if theirs == name), name))
+        raise document.error(where, f"{dotted(where)} {problem}") from error
     return llm_settings(config)
 
 
@@ -101,7 +98,7 @@ def servers_of(
     """
     if table.config_file is not None:
         if table.servers:
-            name = ".".join(map(str, keys))
+            name = dotted(keys)
             both = f"{name}.config_file: keep this or {name}.servers, not both."
             raise document.error((*keys, "config_file"), both)
         path = document.path.parent / table.config_file
@@ -120,8 +117,8 @@ def servers_of(
 
 
 def servers_of_entries(
-    entries: "Mapping[str, ToolServer | Mapping[str, Any]]",
-) -> "dict[str, ToolServer]":
+    entries: Mapping[str, ToolServer | Mapping[str, Any]],
+) -> dict[str, ToolServer]:
     """Return servers of which some are still entries, as in a file, in their order.
 
     Args:
@@ -154,19 +151,16 @@ def policy_of(document: YamlDocument, keys: KeyPath, table: Mapping[str, Any]) -
     Raises:
         MCPConfigError: A key is unknown, or a value cannot be used.
     """
-    name = ".".join(map(str, keys))
     try:
-        return tool_policy_of(table, document.path, name)
+        return read_tool_policy(table)
     except MCPConfigError as error:
-        problem = str(error).removeprefix(f"{document.path}: [{name}] ")
-        rule = re.match(r"rules?,? (?:number )?(\d+)", problem)
-        where: KeyPath = (*keys, "rules", int(rule[1]) - 1) if rule else keys
-        raise document.error(where, f"{name}: {problem}") from error
+        inner, text = error.problems[0]
+        raise document.error((*keys, *inner), f"{dotted(keys)}: {text}") from error
 
 
 def _is_required(document: YamlDocument, keys: KeyPath, name: str, entry: dict[str, Any]) -> bool:
     required = entry.get("required", True)
     if not isinstance(required, bool):
         where = (*keys, "servers", name, "required")
-        raise document.error(where, f"{'.'.join(map(str, where))}: it should be true or false.")
+        raise document.error(where, f"{dotted(where)}: it should be true or false.")
     return required

@@ -1,7 +1,8 @@
 """Answer the questions of a policy: by the host's callback, in a later process, or not at all.
 
-Come here to change how the `approve` callback is called, or when a turn can be parked. The turn's machine
-(`protocol/turn_approval.py`) decides what follows from an answer.
+It also says when a turn can be parked, and when changed arguments are refused (the machine cannot check them:
+a schema may need the validator). The turn's machine (`protocol/turn/approval.py`) decides what follows from
+an answer.
 """
 
 import inspect
@@ -16,23 +17,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from grue import messages as m
 from grue.actors.approval import Answer
-from grue.engine.durable_calls import DurableConnection
-from grue.errors import MCPConfigError, TraceError
-from grue.messages import (
-    ApprovalDecision,
-    ApprovalPostponed,
-    ApprovalQuestion,
-    CallId,
-    CallsDecided,
-    DecisionIgnored,
-    RunTurn,
-)
-from grue.runtime.daemon_thread import call_in_daemon_thread
-from grue.runtime.host_code import HostCodeFailed, host_code
-from grue.runtime.trace import Envelope, Recorder
-from grue.runtime.trace_file import TraceWriter
-from grue.tool_sessions.connection import Connect
+from grue.errors import ChangeRefused, MCPConfigError, TraceError
+from grue.policies import ApprovalDecision, ApprovalQuestion, ToolPolicy
+from grue.protocol.decisions import own_copies, read_decisions, settled
+from grue.protocol.tools.arguments import read_arguments
+from grue.protocol.tools.policy import terms_of
+from grue.runtime.loops.daemon_thread import call_in_daemon_thread
+from grue.runtime.loops.host_code import HostCodeFailed, host_code
+from grue.runtime.trace.file import TraceWriter, writers_of
+from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.tool_sessions.connection import Connect, Listing, ToolConnection
+from grue.tool_sessions.failures import ToolRefusedError
+from grue.tool_sessions.wrapped_connection import WrappedConnection
 
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"
@@ -68,10 +66,9 @@ class Parking:
     @property
     def writer(self) -> TraceWriter | None:
         """The writer of the trace file; `None`: there is none."""
-        writers = (each for each in self._recorder.observers if isinstance(each, TraceWriter))
-        return next(writers, None)
+        return next(iter(writers_of(self._recorder)), None)
 
-    def require(self, command: RunTurn, *, given_history: bool) -> None:
+    def require(self, command: m.RunTurn, *, given_history: bool) -> None:
         """Check that a turn that starts now could be parked.
 
         Args:
@@ -139,18 +136,18 @@ class Approval(Struct, frozen=True):
         writer = None if self.parking is None else self.parking.writer
         return None if writer is None else writer.path.absolute()
 
-    def require_parking(self, command: RunTurn, *, given_history: bool = False) -> None:
+    def require_parking(self, command: m.RunTurn, *, given_history: bool = False) -> None:
         """Check that a turn that may be parked can be; raises `MCPConfigError`."""
         if self.parking is not None:
             self.parking.require(command, given_history=given_history)
 
-    def answerer(self, command: RunTurn, recorder: Recorder) -> Answer | None:
-        """Return what answers the questions of a turn; `None`: its policy never asks."""
+    def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
+        """Return the function that answers the questions of a turn; `None`: its policy never asks."""
         if all(rule.verdict != "ask" for rule in command.tool_policy.rules):
             return None
         return _Answerer(self, command, recorder)
 
-    def durable(self, connect: Connect, command: RunTurn) -> Connect:
+    def durable(self, connect: Connect, command: m.RunTurn) -> Connect:
         """Return connections whose calls are on file before they are sent, if the turn can be parked."""
         parking = self.parking
         if parking is None:
@@ -161,22 +158,22 @@ class Approval(Struct, frozen=True):
 class _Answerer:
     """Answers the questions of one turn."""
 
-    def __init__(self, approval: Approval, command: RunTurn, recorder: Recorder) -> None:
+    def __init__(self, approval: Approval, command: m.RunTurn, recorder: Recorder) -> None:
         self._approval = approval
         self._command = command
         self._recorder = recorder
 
-    async def __call__(self, questions: tuple[ApprovalQuestion, ...]) -> CallsDecided | ApprovalPostponed:
+    async def __call__(self, questions: tuple[ApprovalQuestion, ...]) -> m.CallsDecided | m.ApprovalPostponed:
         approve, parking = self._approval.approve, self._approval.parking
         answer = None if approve is None else await self._ask(approve, questions)
         if approve is not None and answer is not None:
-            return CallsDecided(decisions=await self._usable(approve, questions, answer))
+            return m.CallsDecided(decisions=await self._usable(approve, questions, answer))
         if parking is None:
             return _denied(questions, NOBODY_TO_ASK)
         if await parking.is_redacted(self._command.turn):
             return _denied(questions, REDACTED)
         park_for_s = self._command.tool_policy.park_for_s
-        return ApprovalPostponed(expires_at=None if park_for_s is None else time.time() + park_for_s)
+        return m.ApprovalPostponed(expires_at=None if park_for_s is None else time.time() + park_for_s)
 
     async def _usable(
         self, approve: Approve, questions: Questions, answer: bool | Iterable[ApprovalDecision]
@@ -200,16 +197,16 @@ class _Answerer:
     async def _ask(self, approve: Approve, questions: tuple[ApprovalQuestion, ...]) -> ApprovalAnswer:
         answer: ApprovalAnswer
         if inspect.iscoroutinefunction(approve):
-            with host_code():
-                answer = await approve(questions)
+            with host_code("approve"):
+                answer = await approve(own_copies(questions))
             return answer
         late = False
 
         def ask() -> Any:
             try:
-                given = approve(questions)
+                given = approve(own_copies(questions))
             except BaseException as error:
-                raise HostCodeFailed(error) from error
+                raise HostCodeFailed(error, "approve") from error
             if late:
                 self._note_late(questions)
             return given
@@ -220,13 +217,13 @@ class _Answerer:
         except anyio.get_cancelled_exc_class():
             late = True
             raise
-        with host_code():
+        with host_code("approve"):
             answer = await given if inspect.isawaitable(given) else given
         return answer
 
     def _note_late(self, questions: tuple[ApprovalQuestion, ...]) -> None:
         for question in questions:
-            ignored = DecisionIgnored(call_id=CallId(question.call_id), reason="the turn was over")
+            ignored = m.DecisionIgnored(call_id=m.CallId(question.call_id), reason="the turn was over")
             self._recorder.record(ignored, sender="approval", turn=self._command.turn)
 
 
@@ -235,12 +232,10 @@ def _decisions(
 ) -> tuple[ApprovalDecision, ...]:
     if isinstance(answer, bool):
         return tuple(question.approve() if answer else question.deny() for question in questions)
-    with host_code():
-        decisions = tuple(answer)
-        wrong = next((each for each in decisions if not isinstance(each, ApprovalDecision)), None)
-        if wrong is not None:
-            raise TypeError(f"approve returned {wrong!r}; it should return decisions, True or False")
-    answered = {decision.call_id for decision in decisions}
+    with host_code("approve"):
+        decisions = read_decisions(answer)
+    # A decision about another call answers nothing. It goes to the turn all the same, which notes it.
+    answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)
 
@@ -252,11 +247,108 @@ async def _refused(
     changes = [decision for decision in decisions if decision.verdict == "change"]
     if not changes:
         return []
-    # Few programs need it.
-    from grue.engine.changed_arguments import refused_changes
-
     return await anyio.to_thread.run_sync(refused_changes, questions, changes)
 
 
-def _denied(questions: tuple[ApprovalQuestion, ...], reason: str) -> CallsDecided:
-    return CallsDecided(decisions=tuple(question.deny(reason) for question in questions))
+def _denied(questions: tuple[ApprovalQuestion, ...], reason: str) -> m.CallsDecided:
+    return m.CallsDecided(decisions=tuple(question.deny(reason) for question in questions))
+
+
+_INTERNAL_ERROR = -32603  # as JSON-RPC numbers it
+NOT_WRITTEN = "the call was not sent, because the trace file could not be written before it"
+
+
+class DurableConnection(WrappedConnection):
+    """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
+
+    A turn that can be parked may be resumed after its process was killed. A call that is in the trace without
+    a result may have run then, and is not sent again. This holds only if no call is sent that is not in the
+    trace.
+
+    The session records `ToolCalled` before it calls, so the flush puts it on file. If that fails, the call is
+    not sent, and its result tells the model why.
+
+    Args:
+        connection: Makes the calls.
+        policy: Says which annotations are believed.
+        written: Flushes the trace, and returns whether it is on file.
+    """
+
+    def __init__(
+        self, connection: ToolConnection, policy: ToolPolicy, written: Callable[[], Awaitable[bool]]
+    ) -> None:
+        super().__init__(connection)
+        self._policy = policy
+        self._written = written
+        self._read_only: set[str] = set()
+
+    async def open(self, timeout_s: float) -> Listing:
+        """Open the connection, and learn which tools are read-only."""
+        listing = await self._connection.open(timeout_s)
+        self._learn(listing.tools)
+        return listing
+
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
+        """Return the new list of tools, if there is one."""
+        tools = await self._connection.refresh_tools(timeout_s)
+        if tools is not None:
+            self._learn(tools)
+        return tools
+
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
+        """Call a tool once the call is on file.
+
+        Raises:
+            ToolRefusedError: The trace could not be written, so the call was not sent; also as the connection
+                itself raises it.
+        """
+        if tool not in self._read_only and not await self._written():
+            raise ToolRefusedError(NOT_WRITTEN, code=_INTERNAL_ERROR)
+        return await self._connection.call(tool, arguments, timeout_s)
+
+    def _learn(self, tools: tuple[m.ToolDefinition, ...]) -> None:
+        self._read_only = {tool.tool for tool in tools if terms_of(self._policy, tool).read_only}
+
+
+def check_changes(questions: Iterable[ApprovalQuestion], decisions: Iterable[ApprovalDecision]) -> None:
+    """Check changed arguments against the input schemas of the questions. May take half a second each.
+
+    Raises:
+        ChangeRefused: They cannot be used.
+    """
+    for question, fault in refused_changes(questions, decisions):
+        raise ChangeRefused(
+            f"The changed arguments of {question.name} (call {question.call_id}) cannot be used: {fault}."
+            " Decide again, with arguments that its input schema takes.",
+            call_id=question.call_id,
+            name=question.name,
+        )
+
+
+def refused_changes(
+    questions: Iterable[ApprovalQuestion], decisions: Iterable[ApprovalDecision]
+) -> list[tuple[ApprovalQuestion, str]]:
+    """Return the questions whose changed arguments cannot be used, and why.
+
+    A decision about another call is not checked; it has no effect.
+    """
+    asked = {question.call_id: question for question in questions}
+    refused = []
+    for decision in decisions:
+        question = asked.get(decision.call_id)
+        fault = _fault(question, decision) if decision.verdict == "change" and question else None
+        if question is not None and fault is not None:
+            refused.append((question, fault))
+    return refused
+
+
+def _fault(question: ApprovalQuestion, decision: ApprovalDecision) -> str | None:
+    arguments = read_arguments(msgspec.json.encode(decision.arguments).decode())
+    if isinstance(arguments, str):
+        return arguments
+    if question.input_schema is None:
+        return None
+    # It brings the validator, which few programs need.
+    from grue.protocol.tools.json_schema import fault_of
+
+    return fault_of(question.input_schema, arguments)

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.processes.limits import ProcessLimits
-from grue.protocol.tool_lock import ToolLock
-from grue.runtime.trace import Recorder
+from grue.protocol.tools.lock import ToolLock
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.trace.recorder import Recorder
 
 S = TypeVar("S", bound=Struct)
 

@@ -2,25 +2,36 @@
 
 The turns run in one event loop, `concurrency` at a time. Each is an episode of its own, with its own
 sessions. At most twice `concurrency` requests are read ahead or results kept, so a batch may be larger than
-memory.
+memory. `CompletedTurns` are those that an earlier run of the batch has in its trace; `with_bar` shows how far
+the batch is.
 """
 
+import contextlib
+import hashlib
+import sys
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from operator import length_hint
+from os import PathLike
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from grue.engine.completed_turns import CompletedTurns
+from grue import messages as m
+from grue.engine.answers import AnswerCheck, AnswerSpec
 from grue.engine.episode import Episode
-from grue.engine.turn import EpisodeMemory, Turn, TurnSettings
+from grue.engine.turn import EpisodeMemory, HostTurn, TurnSettings
+from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
 from grue.errors import MCPError
-from grue.runtime.interrupts import defer_interrupts
-from grue.runtime.loop_thread import Call, cancel_and_wait
-from grue.turn_request import TurnOutcome, TurnRequest, refuse_another_kind
+from grue.protocol.context.history import History, Ledger
+from grue.protocol.turn.said_steps import SaidStep, take_step
+from grue.runtime.loops.interrupts import defer_interrupts
+from grue.runtime.loops.loop_thread import Call, cancel_and_wait
+from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 T = TypeVar("T")
 
@@ -40,6 +51,160 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
     outcome: T | None = None
     error: MCPError | None = None
     recalled: bool = False
+
+
+_Asked: TypeAlias = tuple[int, bytes]
+"""A turn's number, and a digest of its request and of where its conversation was."""
+
+
+class RecalledTurn(Struct, frozen=True):
+    """A turn that an earlier run has completed.
+
+    Attributes:
+        outcome: Its outcome.
+        said: What was said in it, if its conversation does not hold that yet.
+    """
+
+    outcome: TurnOutcome[Any]
+    said: tuple[SaidStep, ...] = ()
+
+
+class _Begun(Struct):
+    """A turn as far as the trace has been read.
+
+    Attributes:
+        partial: `said` is not all that was said in it: a secret was redacted, or it was resumed.
+    """
+
+    run: m.RunTurn
+    began: float
+    said: list[SaidStep] = field(default_factory=list)
+    partial: bool = False
+
+
+class _Completed(Struct, frozen=True):
+    end: m.TurnCompleted
+    took_s: float
+    said: tuple[SaidStep, ...] = ()
+
+
+class CompletedTurns:
+    """Finds the outcome of a completed turn by its number and its request.
+
+    A turn of a conversation is recalled in two cases: the conversation has the entries that it had before
+    that turn, and then gets those of the turn; or it has the entries that it had after the turn, because its
+    file has kept them.
+
+    It keeps the outcome of each turn and a digest of its request, and what was said in the turns of
+    conversations. A turn is run again if a secret in its request or outcome was redacted, because the trace
+    does not contain the original text.
+
+    Args:
+        path: The trace of the earlier run, or of several runs, one after the other.
+
+    Raises:
+        TraceError: The trace cannot be read.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self._known: dict[_Asked, _Completed] = {}
+        # Turns of other batches, or single turns of the runner, may have the same numbers at the same time.
+        # So the end of a turn is matched to its start by its cause, not by its number.
+        self._begun: dict[int, _Begun] = {}
+        self._talks: dict[m.ConversationId, _Begun] = {}
+        self._requests: dict[int, _Begun] = {}
+        for envelope in open_episode(path):
+            self._see(envelope)
+
+    def _see(self, envelope: EpisodeEnvelope) -> None:
+        body, cause = envelope.body, envelope.cause or 0
+        if isinstance(body, m.RunTurn):
+            begun = self._begun[envelope.seq] = _Begun(body, envelope.t)
+            self._known.pop(_asked(body, body.history), None)
+            if body.history is not None:
+                begun.partial = body.resumed is not None
+                self._talks[body.history.conversation] = begun
+        elif isinstance(body, m.TurnCompleted | m.TurnFailed | m.TurnParked) and cause in self._begun:
+            self._end(self._begun.pop(cause), envelope)
+        else:
+            self._say(envelope)
+
+    def _say(self, envelope: EpisodeEnvelope) -> None:
+        body = envelope.body
+        talk: _Begun | None = None
+        if isinstance(body, m.RequestCompletion) and not body.aside:
+            talk = self._talks.get(body.conversation)
+            if talk is not None:
+                self._requests[envelope.seq] = talk
+        elif isinstance(body, m.HistoryRewritten | m.RewriteHistory):
+            talk = self._talks.get(body.conversation)
+        elif isinstance(body, m.CompletionReceived):
+            talk = self._requests.pop(envelope.cause or 0, None)
+        if talk is not None and isinstance(body, SaidStep):
+            talk.said.append(body)
+            talk.partial = talk.partial or envelope.redacted
+
+    def _end(self, begun: _Begun, envelope: EpisodeEnvelope) -> None:
+        end, past = envelope.body, begun.run.history
+        if past is not None and self._talks.get(past.conversation) is begun:
+            del self._talks[past.conversation]
+        if not isinstance(end, m.TurnCompleted) or envelope.redacted or begun.partial:
+            return
+        took_s = envelope.t - begun.began
+        said: tuple[SaidStep, ...] = () if past is None else (begun.run, *begun.said, end)
+        self._known[_asked(begun.run, past)] = _Completed(end, took_s, said)
+        after = None if past is None else _place_after(past, said)
+        if after is not None:
+            self._known[_asked(begun.run, after)] = _Completed(end, took_s)
+
+    def recall(self, command: m.RunTurn, answer: AnswerSpec[Any]) -> RecalledTurn | None:
+        """Return a turn; `None` if it was not completed, or its request has changed.
+
+        Args:
+            command: The message that would start the turn now.
+            answer: The current check of answers. An outcome that it refuses is not returned.
+        """
+        known = self._known.get(_asked(command, command.history))
+        if known is None:
+            return None
+        if known.end.kind == "fallback":
+            fallback = answer.fallback
+            return None if fallback is None else _recalled(known, fallback)
+        check = AnswerCheck(answer)
+        return _recalled(known, check.accepted) if _accepts(check, known.end) else None
+
+
+def _recalled(known: _Completed, response: Any) -> RecalledTurn:
+    return RecalledTurn(outcome_of(known.end, response, known.took_s), known.said)
+
+
+def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
+    try:
+        return isinstance(check(end.raw_response or ""), m.AnswerAccepted)
+    except Exception:  # noqa: BLE001 - the host's code failed; the turn is run again and reports it
+        return False
+
+
+def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
+    """Return a conversation's state after a turn; `None` if it takes the entries before the turn to know."""
+    ledger = Ledger()
+    ledger.length, ledger.digest = past.length, past.digest
+    history = History(ledger)
+    try:
+        for step in said:
+            if isinstance(step, m.HistoryRewritten | m.RewriteHistory):
+                return None
+            take_step(history, step)
+    except ValueError:
+        return None
+    return ledger.reference(past.conversation)
+
+
+def _asked(command: m.RunTurn, past: m.HistoryReference | None) -> _Asked:
+    place = None if past is None else (past.length, past.digest)
+    offered = (command.servers, command.tools)
+    words = (command.system, command.user, offered, command.answer, place, command.images)
+    return command.turn, hashlib.sha256(msgspec.json.encode(words)).digest()
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -96,7 +261,7 @@ def run_batch(requests: Iterable[TurnRequest[T]], batch: Batch) -> Iterator[Batc
 def _start(index: int, request: TurnRequest[T], batch: Batch, episode: Episode) -> _Started[T]:
     try:
         refuse_another_kind(request)
-        turn = Turn(replace(request, turn=index + 1), batch.settings, EpisodeMemory())
+        turn = HostTurn(replace(request, turn=index + 1), batch.settings, EpisodeMemory())
         completed = _completed(turn, index + 1, batch.resume_from)
     except Exception as error:  # noqa: BLE001 - an invalid request must not end the others
         return BatchItem(index=index, error=_as_ours(error))
@@ -105,7 +270,7 @@ def _start(index: int, request: TurnRequest[T], batch: Batch, episode: Episode) 
     return episode.submit(turn.run)
 
 
-def _completed(turn: Turn[T], number: int, earlier: CompletedTurns | None) -> TurnOutcome[T] | None:
+def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -> TurnOutcome[T] | None:
     if earlier is None:
         return None
     talk = turn.conversation
@@ -148,3 +313,79 @@ def _end(episode: Episode, calls: Sequence[Call[Any]]) -> None:
             raise
         finally:
             episode.close()
+
+
+def with_bar(
+    items: Iterator[BatchItem[T]], requests: Iterable[Any], total: int | None = None
+) -> Iterator[BatchItem[T]]:
+    """Yield the items unchanged and show a progress bar on standard error, at a terminal or in a notebook.
+
+    Args:
+        items: The items of `run_batch`.
+        requests: The requests of the batch. If they have a length, the bar shows the total.
+        total: The number of requests; `None`: their length, if they have one.
+    """
+    if total is None and isinstance(requests, Sized):
+        total = len(requests)
+    if _in_notebook():
+        return _followed_in_notebook(items, total)
+    return _followed(items, total) if sys.stderr.isatty() else items
+
+
+def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[BatchItem[T], None, None]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    # What the program prints to the terminal appears above the bar. Redirected output is left alone.
+    bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty())
+    with contextlib.ExitStack() as ending, bar as shown:
+        if isinstance(items, Generator):
+            ending.enter_context(contextlib.closing(items))
+        task = shown.add_task("turns", total=total)
+        failed = recalled = 0
+        for item in items:
+            failed += item.error is not None
+            recalled += item.recalled
+            shown.update(task, advance=1, description=_described(failed, recalled))
+            yield item
+
+
+def _described(failed: int, recalled: int) -> str:
+    notes = [f"{failed} failed"] * bool(failed) + [f"{recalled} recalled"] * bool(recalled)
+    return ", ".join(["turns", *notes])
+
+
+def _in_notebook() -> bool:
+    """Return whether the program runs in the kernel of a notebook, whose output is not a terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def _followed_in_notebook(
+    items: Iterator[BatchItem[T]], total: int | None
+) -> Generator[BatchItem[T], None, None]:
+    """Show a bar of plain text in one line. Rich would ask for a package that draws widgets there."""
+    done = failed = recalled = 0
+    drawn_at = -_REDRAW_S
+    with contextlib.ExitStack() as ending:
+        if isinstance(items, Generator):
+            ending.enter_context(contextlib.closing(items))
+        ending.callback(lambda: print(_line(done, total, failed, recalled), file=sys.stderr))  # noqa: T201
+        for item in items:
+            done, failed, recalled = done + 1, failed + (item.error is not None), recalled + item.recalled
+            if time.monotonic() - drawn_at >= _REDRAW_S:
+                drawn_at = time.monotonic()
+                print(_line(done, total, failed, recalled), end="", file=sys.stderr, flush=True)  # noqa: T201
+            yield item
+
+
+_REDRAW_S = 0.2
+_WIDTH = 40
+
+
+def _line(done: int, total: int | None, failed: int, recalled: int) -> str:
+    filled = _WIDTH * done // total if total else 0
+    bar = f"{'█' * filled}{'░' * (_WIDTH - filled)} {done}/{total}" if total else str(done)
+    return f"\r{bar} {_described(failed, recalled)}"

@@ -1,26 +1,23 @@
 """The event loop that a runner's work runs in: a new one, the caller's, or the episode's.
 
-Come here to change when the loop of an episode starts and ends, or which loop something runs in. What an
-episode's loop keeps open is in `episode.py`.
+What an episode's loop keeps open is in `episode.py`.
 """
 
 import threading
 import weakref
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from grue.actors.sampling import CurrentSampler
 from grue.engine.episode import Episode, Work
 from grue.engine.turn_actors import TurnResources
-from grue.processes.process_group import ProcessRegistry
-from grue.runtime.loop_thread import Call
-from grue.runtime.reentry import refuse_reentry
-from grue.runtime.sync_edge import run_blocking
-from grue.runtime.trace import Recorder
+from grue.runtime.loops.loop_thread import Call
+from grue.runtime.loops.reentry import refuse_reentry
+from grue.runtime.loops.sync_edge import run_blocking
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.session_pool import Sessions
-
-if TYPE_CHECKING:
-    from grue.llm_transport.endpoint import LlmEndpoint
+from grue.transports.llm.endpoint import LlmEndpoint
 
 T = TypeVar("T")
 
@@ -45,13 +42,14 @@ class CurrentEpisode:
     """
 
     def __init__(
-        self, endpoint: "LlmEndpoint | None", recorder: Recorder, sessions: Sessions, *, lasting: bool
+        self, endpoint: LlmEndpoint | None, recorder: Recorder, sessions: Sessions, *, lasting: bool
     ) -> None:
         self.lasting = lasting
         self._endpoint = endpoint if lasting else None
         self._recorder = recorder
         self._sessions: Sessions = sessions if lasting else "fresh"
-        self.batch_sessions: Sessions = "beside" if sessions == "beside" else "fresh"
+        # Between two turns of a batch there is no pause in which to start the next one's servers.
+        self.batch_sessions: Sessions = "beside" if sessions == "ahead" else sessions
         self._episode: Episode | None = None
         # Reentrant, because a signal handler may close the runner in a thread that already holds the lock.
         self._lock = threading.RLock()

@@ -1,13 +1,13 @@
 """An episode with one event loop: the connections and sessions that stay open between its turns.
 
-Come here to change what stays open, or how turns wait for each other. The loop's thread is in
-`runtime/loop_thread.py`, the pool of sessions in `tool_sessions/session_pool.py`.
+The loop's thread is in `runtime/loops/loop_thread.py`, the pool of sessions in
+`tool_sessions/session_pool.py`.
 """
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import wait
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -17,15 +17,13 @@ from msgspec.structs import replace
 from grue.actors.sampling import CurrentSampler
 from grue.engine.turn_actors import TurnResources
 from grue.errors import MCPConfigError, MCPError
-from grue.processes.process_group import ProcessRegistry
-from grue.runtime.interrupts import INTERRUPT_GRACE_S, defer_interrupts
-from grue.runtime.loop_thread import Call, EpisodeLoop
-from grue.runtime.sync_edge import warn_if_blocking
-from grue.runtime.trace import Recorder
+from grue.runtime.loops.interrupts import INTERRUPT_GRACE_S, defer_interrupts
+from grue.runtime.loops.loop_thread import Call, EpisodeLoop
+from grue.runtime.loops.sync_edge import warn_if_blocking
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.session_pool import SessionPool, Sessions
-
-if TYPE_CHECKING:
-    from grue.llm_transport.endpoint import LlmEndpoint
+from grue.transports.llm.endpoint import LlmEndpoint
 
 T = TypeVar("T")
 
@@ -57,7 +55,7 @@ class Episode:
 
     def __init__(
         self,
-        endpoint: "LlmEndpoint | None",
+        endpoint: LlmEndpoint | None,
         recorder: Recorder,
         sessions: Sessions = "fresh",
         *,

@@ -1,7 +1,6 @@
 """`PresumedListings`: the tools that a turn may presume its servers to list, and where they are known from.
 
-Come here to change where a presumed listing comes from. What the turn's machine makes of it is in
-`protocol/turn_presuming.py`. Decision 035 says why.
+What the turn's machine makes of it is in `protocol/turn/presuming.py`. Decision 035 says why.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,22 +8,14 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from grue.engine.tool_servers import ToolServer
+from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.messages import (
-    FailurePolicy,
-    ListingSource,
-    PresumedListing,
-    RunTurn,
-    ServerName,
-    ToolDefinition,
-    ToolsPresumed,
-)
-from grue.processes.process_group import ProcessRegistry
-from grue.protocol.connection import Disabled, Settled
-from grue.protocol.tool_lock import ToolLock, screen
+from grue.policies import FailurePolicy
+from grue.protocol.tools.lock import ToolLock, screen
+from grue.protocol.turn.connection import Disabled, Settled
+from grue.runtime.processes.process_group import ProcessRegistry
 from grue.tool_sessions.connection import Listing
-from grue.tool_sessions.host_tools import HostCommands, HostFunctions
+from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
 from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
@@ -42,7 +33,7 @@ class PresumedListings:
     """
 
     def __init__(
-        self, servers: Mapping[ServerName, ToolServer], lock: ToolLock | None, mode: PresumeTools
+        self, servers: Mapping[m.ServerName, ToolServer], lock: ToolLock | None, mode: PresumeTools
     ) -> None:
         if mode not in get_args(PresumeTools):
             known = ", ".join(map(repr, get_args(PresumeTools)))
@@ -50,17 +41,17 @@ class PresumedListings:
         self._servers = servers
         self._lock = lock
         self._mode = mode
-        self._last: dict[ServerName, tuple[ToolDefinition, ...]] = {}
-        self._recalled: dict[ServerName, tuple[ToolDefinition, ...]] = {}
-        self._cached: dict[ServerName, tuple[ToolDefinition, ...] | None] = {}
-        self._unsaved: dict[ServerName, tuple[ToolDefinition, ...]] = {}
+        self._last: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
+        self._recalled: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
+        self._cached: dict[m.ServerName, tuple[m.ToolDefinition, ...] | None] = {}
+        self._unsaved: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         approved = {} if lock is None else {name: lock.listing(name) for name in lock.listings}
         self._locked = {name: tools for name, tools in approved.items() if tools is not None}
 
     def for_turn(
-        self, command: RunTurn, connections: Mapping[ServerName, Settled], registry: ProcessRegistry
-    ) -> ToolsPresumed | None:
-        """Return what a turn may presume; `None`: nothing, because a server's tools are not known.
+        self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], registry: ProcessRegistry
+    ) -> m.ToolsPresumed | None:
+        """Return the listings that a turn may presume; `None`: none, because a server's tools are not known.
 
         Args:
             command: The turn.
@@ -74,37 +65,37 @@ class PresumedListings:
             return None
         listings = [self._of(name, command.policy, registry) for name in on]
         known = tuple(listing for listing in listings if listing is not None)
-        return ToolsPresumed(listings=known) if len(known) == len(on) else None
+        return m.ToolsPresumed(listings=known) if len(known) == len(on) else None
 
-    def learn(self, name: ServerName, tools: tuple[ToolDefinition, ...]) -> None:
+    def learn(self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...]) -> None:
         """Take over what a server has listed in a turn, screened."""
         if self._may_presume(name):
             self._last[name] = tools
 
-    def recall(self, listings: Mapping[ServerName, tuple[ToolDefinition, ...]]) -> None:
+    def recall(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> None:
         """Take over the listings in a trace that is resumed. Those that this runner has seen come first."""
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
-    def on_listed(self, name: ServerName) -> Callable[[tuple[ToolDefinition, ...]], None] | None:
-        """Return what takes a server's listings as they come; `None`: they are not cached."""
+    def on_listed(self, name: m.ServerName) -> Callable[[tuple[m.ToolDefinition, ...]], None] | None:
+        """Return a function that takes a server's listings as they come; `None`: they are not cached."""
         if self._mode_of(name) != "seen":
             return None
         return lambda tools: self._unsaved.update({name: tools})
 
-    def unsaved(self) -> list[tuple[McpServer, tuple[ToolDefinition, ...]]]:
-        """Return what servers have listed and the cache does not hold. It counts as stored from now on."""
+    def unsaved(self) -> list[tuple[McpServer, tuple[m.ToolDefinition, ...]]]:
+        """Return the listings that the cache does not hold yet. They count as stored from now on."""
         new, self._unsaved = self._unsaved, {}
         changed = {name: tools for name, tools in new.items() if self._cached.get(name) != tools}
         self._cached |= changed
         servers = ((self._servers[name], tools) for name, tools in changed.items())
         return [(server, tools) for server, tools in servers if isinstance(server, StdioServer | HttpServer)]
 
-    def _is_known(self, name: ServerName) -> bool:
+    def _is_known(self, name: m.ServerName) -> bool:
         return self._may_presume(name) and self._found(name) is not None
 
-    def _found(self, name: ServerName) -> tuple[ListingSource, tuple[ToolDefinition, ...]] | None:
+    def _found(self, name: m.ServerName) -> tuple[m.ListingSource, tuple[m.ToolDefinition, ...]] | None:
         """Return the listing of a server from the best source, with that source."""
-        sources: tuple[tuple[ListingSource, Mapping[ServerName, tuple[ToolDefinition, ...]]], ...] = (
+        sources: tuple[tuple[m.ListingSource, Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]], ...] = (
             ("runner", self._last),
             ("trace", self._recalled),
         )
@@ -116,19 +107,19 @@ class PresumedListings:
             return "cache", cached
         return ("locked", self._locked[name]) if name in self._locked else None
 
-    def _from_cache(self, name: ServerName) -> tuple[ToolDefinition, ...] | None:
+    def _from_cache(self, name: m.ServerName) -> tuple[m.ToolDefinition, ...] | None:
         server = self._servers[name]
         if self._mode_of(name) != "seen" or not isinstance(server, StdioServer | HttpServer):
             return None
         if name not in self._cached:
-            from grue.mcp_transport.listing_cache import ListingCache  # few programs need it
+            from grue.transports.mcp.listing_cache import ListingCache  # few programs need it
 
             self._cached[name] = ListingCache().load(name, server)
         return self._cached[name]
 
     def _of(
-        self, name: ServerName, policy: FailurePolicy, registry: ProcessRegistry
-    ) -> PresumedListing | None:
+        self, name: m.ServerName, policy: FailurePolicy, registry: ProcessRegistry
+    ) -> m.PresumedListing | None:
         match self._servers[name]:
             case HostFunctions() as functions:
                 return _known(name, functions.connect(name).listing)
@@ -140,21 +131,21 @@ class PresumedListings:
         source, tools = found
         if source != "runner":
             tools = self._screened(name, tools, policy)
-        return PresumedListing(server=name, tools=tools, source=source)
+        return m.PresumedListing(server=name, tools=tools, source=source)
 
-    def _may_presume(self, name: ServerName) -> bool:
+    def _may_presume(self, name: m.ServerName) -> bool:
         mode = self._mode_of(name)
         return mode == "seen" or (mode == "locked" and name in self._locked)
 
-    def _mode_of(self, name: ServerName) -> PresumeTools:
+    def _mode_of(self, name: m.ServerName) -> PresumeTools:
         server = self._servers.get(name)
         own = server.options.presume_tools if isinstance(server, StdioServer | HttpServer) else None
         return own or self._mode
 
     def _screened(
-        self, name: ServerName, tools: tuple[ToolDefinition, ...], policy: FailurePolicy
-    ) -> tuple[ToolDefinition, ...]:
-        """Return what a session would offer if the server listed these tools."""
+        self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...], policy: FailurePolicy
+    ) -> tuple[m.ToolDefinition, ...]:
+        """Return the tools that a session would offer if the server listed these."""
         server = self._servers[name]
         tools = tuple(replace(tool, server=name, trusted=False) for tool in tools)
         if isinstance(server, StdioServer | HttpServer):
@@ -164,7 +155,7 @@ class PresumedListings:
         return tools
 
 
-def _known(name: ServerName, listing: Listing) -> PresumedListing | None:
+def _known(name: m.ServerName, listing: Listing) -> m.PresumedListing | None:
     if listing.serves_unlisted:
         return None
-    return PresumedListing(server=name, tools=listing.tools, source="known")
+    return m.PresumedListing(server=name, tools=listing.tools, source="known")

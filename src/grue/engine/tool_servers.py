@@ -1,45 +1,35 @@
-"""The kinds of tool servers, and how a session connects to each of them."""
+"""The tool servers of a runner: which there are, how a session connects to each, which ones a turn opens."""
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from grue import messages as m
+from grue.engine.argument_checks import settings_or_default
 from grue.errors import MCPConfigError
-from grue.loading import load
-from grue.mcp_transport.client_options import ClientOptions, Pinning
-from grue.mcp_transport.sdk_version import require_mcp
-from grue.messages import (
-    OnFirstConnect,
-    OnToolDrift,
-    ServerName,
-    ServerNoted,
-    TaskCreated,
-    ToolTask,
-    TurnLimits,
-)
-from grue.processes.guard import guard
-from grue.processes.process_group import ProcessRegistry
-from grue.protocol.secret_names import secrets_in
-from grue.protocol.tool_lock import ToolLock
+from grue.policies import STARTUP_TIMEOUT_S, OnFirstConnect, OnToolDrift, ToolPolicy, TurnLimits
+from grue.protocol.tools.lock import ToolLock
+from grue.protocol.tools.policy import check_policy
 from grue.runtime.actor import Note
-from grue.runtime.trace import Recorder
+from grue.runtime.loading import load
+from grue.runtime.processes.guard import guard
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import Connect, ToolConnection
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads
-from grue.tool_sessions.host_tools import HostCommands, HostFunctions
+from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
 from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
+from grue.transports.mcp.client_options import ClientOptions, Pinning
+from grue.transports.mcp.sdk_version import require_mcp
 
 _MCP = "mcp."
 """A prefix that a server's name may have: an agent loop names all its MCP tools `mcp.SERVER.TOOL`."""
-
-_DEFAULT_S = TurnLimits().server_startup_timeout_s
-
-ToolServer: TypeAlias = McpServer | HostFunctions | HostCommands | Connect
-"""A server process, a server at a URL, functions of the host, or a factory of the host's own connections."""
 
 
 def connect_to(
@@ -57,14 +47,14 @@ def connect_to(
         case StdioServer() | HttpServer():
             return lambda note: _mcp_client(server, registry, options or ClientOptions(), note)
         case HostCommands():
-            return lambda _note: server.connect(ServerName(name), registry)
+            return lambda _note: server.connect(m.ServerName(name), registry)
         case HostFunctions():
-            return lambda note: server.connect(ServerName(name), note=note)
+            return lambda note: server.connect(m.ServerName(name), note=note)
         case _:
             return server
 
 
-def pinning(lock: ToolLock | None, server: ServerName, policy: OnToolDrift) -> Pinning | None:
+def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:
     """Return the entries of one server in a tool lock; `None` if there is no lock."""
     return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
 
@@ -73,14 +63,14 @@ def _mcp_client(
     server: McpServer, registry: ProcessRegistry, options: ClientOptions, note: Note
 ) -> ToolConnection:
     def noted(notice: ServerNotice) -> None:
-        body = ServerNoted(server=ServerName(server.name), kind=notice.kind, text=notice.text)
+        body = m.ServerNoted(server=m.ServerName(server.name), kind=notice.kind, text=notice.text)
         note(body, sender=server.name)
 
-    def became_task(tool: str, task: ToolTask) -> None:
-        note(TaskCreated(server=ServerName(server.name), tool=tool, task=task), sender=server.name)
+    def became_task(tool: str, task: m.ToolTask) -> None:
+        note(m.TaskCreated(server=m.ServerName(server.name), tool=tool, task=task), sender=server.name)
 
     # `usable_servers` has imported it if there is an MCP server; a runner with function tools does without.
-    from grue.mcp_transport.client import McpClient
+    from grue.transports.mcp.client import McpClient
 
     pins = options.pinning
     if pins is not None:
@@ -97,7 +87,7 @@ def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
         recorder.hide(name, value)
 
 
-def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolServer]:
+def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, ToolServer]:
     """Return the servers by name, after checking the names.
 
     Raises:
@@ -115,39 +105,45 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
     _refuse_ambiguous(named.keys())
     if any(isinstance(server, StdioServer | HttpServer) for server in named.values()):
         require_mcp()
-        load("grue.mcp_transport.client")
+        load("grue.transports.mcp.client")
     return named
 
 
 def load_sessions(servers: Collection[ToolServer]) -> None:
     """Import what sessions with these servers need, and start the guard of processes."""
     if any(isinstance(server, McpServer) for server in servers):
-        load("grue.mcp_transport.session_parts")
+        load("grue.transports.mcp.session_parts")
     if any(isinstance(server, HttpServer) for server in servers):
-        load("grue.mcp_transport.http_wire")
-        load("grue.mcp_transport.sdk_http")
+        load("grue.transports.mcp.http_wire")
+        load("grue.transports.mcp.sdk_http")
     if any(isinstance(server, StdioServer) for server in servers):
-        load("grue.mcp_transport.line_stream")
+        load("grue.transports.mcp.line_stream")
         guard.start()
 
 
-def startup_timeouts(servers: Mapping[ServerName, ToolServer], timeout_s: float) -> dict[str, float]:
-    """Return the start-up limits that differ from `timeout_s`, by server.
+def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
+    """Return the limits with a number of seconds for the start of each server.
 
-    A server's own limit takes precedence, also if it is longer. A command that may have to download the
-    server has a minute, unless a limit was set.
+    What is set for a server in `limits` comes first, then the server's own limit, also if it is longer, and
+    then the common one. If none is set, a command that may have to download the server has a minute.
+
+    Source: R13.3
     """
-    limits: dict[str, float] = {}
+    common_s, own = limits.server_startup_timeout_s, {}
     for name, server in servers.items():
         if isinstance(server, McpServer) and server.options.startup_timeout_s is not None:
-            limits[name] = server.options.startup_timeout_s
-        elif isinstance(server, StdioServer) and downloads(server.command, server.args):
-            limits[name] = DOWNLOAD_TIMEOUT_S if timeout_s == _DEFAULT_S else timeout_s
-    return {name: limit_s for name, limit_s in limits.items() if limit_s != timeout_s}
+            own[name] = server.options.startup_timeout_s
+        elif common_s is None and isinstance(server, StdioServer) and downloads(server.command, server.args):
+            own[name] = DOWNLOAD_TIMEOUT_S
+    return replace(
+        limits,
+        server_startup_timeout_s=STARTUP_TIMEOUT_S if common_s is None else common_s,
+        startup_timeouts_s={**own, **limits.startup_timeouts_s},
+    )
 
 
-def first_connects(servers: Mapping[ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
-    """Return what follows a failed first connect, for the servers that are configured with `required`."""
+def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
+    """Return the policy for a failed first connect, for the servers that are configured with `required`."""
     chosen = {
         name: server.options.required
         for name, server in servers.items()
@@ -167,7 +163,7 @@ def _under(name: str, server: ToolServer) -> ToolServer:
 
 
 def _right_form(name: str, server: object) -> str:
-    """Return how to write the server that was meant; empty if this may be one."""
+    """Return the advice for a value that is no server; empty if it may be one."""
     if isinstance(server, str):
         kind = "HttpServer(name={!r}, url=...)" if "://" in server else "StdioServer(name={!r}, command=...)"
         return kind.format(name)
@@ -191,20 +187,57 @@ def _may_connect(function: Callable[..., object]) -> bool:
     return parameter.annotation not in plain and signature.return_annotation not in plain
 
 
-def _server_name(name: str) -> ServerName:
+def _server_name(name: str) -> m.ServerName:
     bare = name.removeprefix(_MCP) if isinstance(name, str) else ""
     if not bare or "." in bare:
         raise MCPConfigError(
             f"'{name}' cannot be the name of a tool server: names may not be empty and may not contain "
             "a dot, because a tool's full name is SERVER.TOOL."
         )
-    return ServerName(name)
+    return m.ServerName(name)
 
 
-def _refuse_ambiguous(names: Collection[ServerName]) -> None:
+def _refuse_ambiguous(names: Collection[m.ServerName]) -> None:
     """Refuse a server `mcp` beside a server `mcp.files`: both could serve the tool `mcp.files.read`."""
     prefixed = next((name for name in names if name.startswith(_MCP)), None)
     if "mcp" in names and prefixed is not None:
         raise MCPConfigError(
             f"The tools of the servers 'mcp' and '{prefixed}' could have the same names. Rename one of them."
         )
+
+
+_GLOB = re.compile(r"[*?[]")
+
+
+def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
+    """Return the policy, with the host's functions and commands trusted; `None`: all is allowed.
+
+    Raises:
+        MCPConfigError: A value in it cannot be used; the error names the rule and the field.
+    """
+    policy = settings_or_default("tool_policy", policy, ToolPolicy())
+    if policy == ToolPolicy():
+        return policy
+    own = (name for name, server in servers.items() if isinstance(server, HostFunctions | HostCommands))
+    return replace(check_policy(policy), trusted=(*policy.trusted, *own))
+
+
+def servers_for(
+    tools: bool | Sequence[str], servers: Mapping[m.ServerName, ToolServer]
+) -> tuple[m.ServerName, ...]:
+    """Return the servers that a turn has to open.
+
+    Args:
+        tools: All tools, none, or patterns of their names.
+        servers: The servers. One whose tools cannot match is left out; only an MCP server's tools are certain
+            to be named after it.
+    """
+    if isinstance(tools, bool):
+        return tuple(servers) if tools else ()
+    starts = tuple(_GLOB.split(pattern, maxsplit=1)[0] for pattern in tools)
+    return tuple(
+        name
+        for name, server in servers.items()
+        if not isinstance(server, StdioServer | HttpServer)
+        or any(f"{name}.".startswith(start) or start.startswith(f"{name}.") for start in starts)
+    )

@@ -1,57 +1,36 @@
 """One turn from the host's request to its outcome, and what it takes over from the turns before it.
 
-A `Runner` makes a `Turn` for each request and passes `Turn.run` to the event loop that runs it. Come here to
-change how a `TurnRequest` becomes the message `RunTurn`, what the turns of an episode know of each other, or
-how a turn's end is reported to the host.
+A `Runner` makes a `HostTurn` for each request and passes `HostTurn.run` to the event loop that runs it. It
+makes the message `RunTurn` of a `TurnRequest`, keeps what the turns of an episode know of each other, and
+reports a turn's end to the host.
 """
 
 import contextlib
 import contextvars
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never
+from typing import Any, Generic, TypeVar, assert_never
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.answers import AnswerCheck, AnswerSpec, as_json
-from grue.engine.continued import continued, reference_of
-from grue.engine.images import images_for, read_images
-from grue.engine.tool_policy import servers_for
-from grue.engine.tool_servers import first_connects, startup_timeouts
+from grue import messages as m
+from grue.engine.answers import AnswerCheck, AnswerSpec, as_json
+from grue.engine.conversations.kept_conversation import KeptConversation, TurnPast, given_conversation
+from grue.engine.tool_servers import first_connects, servers_for, startup_limits
 from grue.engine.turn_actors import TurnActors, TurnResources
 from grue.engine.turn_errors import error_for, naming_the_trace, pending_error
 from grue.engine.turn_handle import ProgressSource
+from grue.engine.turn_request import TurnOutcome, TurnRequest, images_for, outcome_of, read_images
 from grue.engine.wiring import Wiring
-from grue.errors import MCPError
-from grue.messages import (
-    AnswerSchema,
-    Attachment,
-    Budget,
-    ContextPolicy,
-    CostUncounted,
-    FailurePolicy,
-    HistoryReference,
-    RunTurn,
-    ServerName,
-    SupportCheck,
-    ToolPolicy,
-    TurnCompleted,
-    TurnFailed,
-    TurnLimits,
-    TurnParked,
-    Usage,
-)
+from grue.errors import ConversationError, MCPError
+from grue.policies import Budget, ContextPolicy, FailurePolicy, SupportCheck, ToolPolicy, TurnLimits
 from grue.protocol.answers import SCHEMA_IN_WORDS
-from grue.protocol.budget import Spent
-from grue.protocol.connection import Disabled, Settled
-from grue.protocol.safe_text import well_formed
-from grue.runtime.clock import now
-from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
-
-if TYPE_CHECKING:
-    from grue.engine.kept_conversation import KeptConversation
+from grue.protocol.turn.budget import Spent
+from grue.protocol.turn.connection import Disabled, Settled
+from grue.runtime.loops.clock import now
+from grue.runtime.safe_text import well_formed
 
 T = TypeVar("T")
 
@@ -66,7 +45,7 @@ class EpisodeMemory:
 
     def __init__(self) -> None:
         self.turn = 0
-        self.connections: Mapping[ServerName, Settled] = {}
+        self.connections: Mapping[m.ServerName, Settled] = {}
         self._lock = threading.Lock()
 
     def start(self, number: int | None) -> int:
@@ -75,7 +54,7 @@ class EpisodeMemory:
             self.turn = self.turn + 1 if number is None else number
             return self.turn
 
-    def learn(self, connections: Mapping[ServerName, Settled]) -> None:
+    def learn(self, connections: Mapping[m.ServerName, Settled]) -> None:
         """Take over the states of servers. Those of other servers stay as they are."""
         with self._lock:
             self.connections = {**self.connections, **connections}
@@ -94,7 +73,7 @@ class Spending:
         self.said_uncounted = False
         self._lock = threading.Lock()
 
-    def add(self, requests: int, usage: Usage) -> None:
+    def add(self, requests: int, usage: m.Usage) -> None:
         """Add a finished turn."""
         with self._lock:
             self.spent = self.spent.plus(requests, usage)
@@ -148,7 +127,7 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
     spending: Spending
 
 
-class Turn(Generic[T]):
+class HostTurn(Generic[T]):
     """One turn. `run` runs it, once.
 
     Args:
@@ -195,13 +174,14 @@ class Turn(Generic[T]):
         started = now()
         check = AnswerCheck(self.answer)
         images = await images_for(self._request, settings.limits)
-        with continued(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
+        with _past_of(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
             command = past.sized(self.command(number, budget, past.history, images))
             if settings.wiring.endpoint is not None:
                 command = replace(command, asks=settings.wiring.endpoint.asked())
             approval = settings.wiring.approval
             approval.require_parking(command, given_history=bool(self._request.history))
-            actors = past.actors = TurnActors(past.wiring, resources, command, check, self._request.on_delta)
+            wiring = settings.wiring if past.llm is None else replace(settings.wiring, llm=past.llm)
+            actors = past.actors = TurnActors(wiring, resources, command, check, self._request.on_delta)
             self.progress.enter(actors)
             try:
                 end = await actors.run(memory.connections)
@@ -212,12 +192,12 @@ class Turn(Generic[T]):
         settings.spending.add(end.requests, end.usage)
         self._report_uncounted(number, budget, known=end.usage.cost_usd is not None or not end.requests)
         match end:
-            case TurnCompleted():
+            case m.TurnCompleted():
                 response = self.answer.fallback if end.kind == "fallback" else check.accepted
                 return outcome_of(end, response, now() - started)
-            case TurnParked():
+            case m.TurnParked():
                 raise pending_error(settings.wiring.recorder.redacted_body(end))
-            case TurnFailed():
+            case m.TurnFailed():
                 raise naming_the_trace(
                     error_for(settings.wiring.recorder.redacted_body(end)), settings.wiring.recorder
                 )
@@ -239,7 +219,7 @@ class Turn(Generic[T]):
         if counts is False or (counts is None and known is False):
             spending.said_uncounted = True
             endpoint = wiring.endpoint
-            note = CostUncounted(
+            note = m.CostUncounted(
                 model=endpoint.settings.model, endpoint=endpoint.profile.name, limit_usd=budget.cost_usd
             )
             wiring.recorder.record(note, sender="host", turn=number)
@@ -248,9 +228,9 @@ class Turn(Generic[T]):
         self,
         number: int,
         budget: Budget,
-        history: HistoryReference | None = None,
-        images: tuple[Attachment, ...] = (),
-    ) -> RunTurn:
+        history: m.HistoryReference | None = None,
+        images: tuple[m.Attachment, ...] = (),
+    ) -> m.RunTurn:
         """Return the message that starts the turn.
 
         Args:
@@ -260,16 +240,13 @@ class Turn(Generic[T]):
             images: The images of the request, checked.
         """
         request, settings = self._request, self._settings
-        limits = replace(settings.limits, budget=budget)
-        own = startup_timeouts(settings.wiring.servers, limits.server_startup_timeout_s)
-        if own:
-            limits = replace(limits, startup_timeouts_s={**own, **limits.startup_timeouts_s})
+        limits = startup_limits(replace(settings.limits, budget=budget), settings.wiring.servers)
         policy, required = settings.policy, first_connects(settings.wiring.servers)
         if required:
             policy = replace(policy, first_connects={**required, **policy.first_connects})
         if request.turn_timeout_s is not None:
             limits = replace(limits, turn_timeout_s=request.turn_timeout_s)
-        return RunTurn(
+        return m.RunTurn(
             turn=number,
             system=well_formed(request.system),
             user=well_formed(request.user),
@@ -290,22 +267,26 @@ class Turn(Generic[T]):
             context=request.context or settings.context,
             user_stub=well_formed(request.user_stub),
             show_schemas=True,
+            binds_calls=True,
+            plain_results=not request.json_results,
+            states_answer=not self.answer.told,
         )
 
     @property
-    def conversation(self) -> "KeptConversation | None":
+    def conversation(self) -> KeptConversation | None:
         """The conversation that the turn continues."""
         return self._request.conversation
 
-    def recalled_command(self, number: int) -> RunTurn:
+    def recalled_command(self, number: int) -> m.RunTurn:
         """Return the message that an earlier run of this turn was started with, except for its budget.
 
         Raises:
             MCPError: An image or the history cannot be used.
         """
-        request = self._request
-        images = read_images(request.images, self._settings.limits)
-        return self.command(number, Budget(), reference_of(request, number), images)
+        images = read_images(self._request.images, self._settings.limits)
+        kept = _continued(self._request, number)
+        history = None if kept is None else kept.ledger.reference(kept.id)
+        return self.command(number, Budget(), history, images)
 
     def _support_check(self) -> SupportCheck:
         states = self._memory.connections
@@ -315,8 +296,38 @@ class Turn(Generic[T]):
         return "skip" if check is None else check()
 
 
-def _schema_in_words(answer: AnswerSchema | None) -> str:
-    """Return what follows the text that asks for a repair: the model may never have read the schema."""
+def _schema_in_words(answer: m.AnswerSchema | None) -> str:
+    """Return the schema's text for a request for repair: the model may never have read it."""
     if answer is None:
         return ""
     return "\n" + SCHEMA_IN_WORDS.format(schema=msgspec.json.encode(answer.schema).decode())
+
+
+@contextlib.contextmanager
+def _past_of(
+    request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
+) -> Iterator[TurnPast]:
+    """Give a turn its past, and keep its entries afterwards; `resumed`: the turn was parked before.
+
+    Raises:
+        ConversationError: There is both a conversation and a history, or one of them cannot be used; or the
+            actors of the host's factory cannot continue a conversation.
+    """
+    if request.conversation is not None and request.history:
+        raise ConversationError("A turn continues either a conversation or a history, not both.")
+    kept = _continued(request, number)
+    if kept is None:
+        yield TurnPast()
+        return
+    trace = wiring.approval.trace
+    plain = not request.json_results
+    with kept.turn(wiring.lender, wiring.endpoint, number, trace=trace, resumed=resumed, plain=plain) as past:
+        wiring.under_way.conversations[kept.id] = kept
+        yield past
+
+
+def _continued(request: TurnRequest[Any], number: int) -> KeptConversation | None:
+    """Return what a request continues: a conversation, or one made of a history as plain data."""
+    if request.conversation is None and request.history:
+        return given_conversation(f"turn-{number}", request.system, request.history)
+    return request.conversation

@@ -1,7 +1,7 @@
 """Make the actors of one turn, connect their mailboxes, start them, and wait for the turn's end.
 
-Come here to change which actors a turn has, or how a turn gets its sessions. The decisions of the turn are
-not here but in `protocol/tool_loop.py`.
+The decisions of the turn are not here but in `protocol/tool_loop.py`. `EarlyRequest` decides what the host
+sees of a reply that may still be dropped, and when the MCP SDK is imported.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,43 +12,33 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from grue import messages as m
 from grue.actors.agent import AgentActor
 from grue.actors.approval import ApprovalActor
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
-from grue.answers import AnswerCheck
-from grue.engine.early_request import EarlyRequest
-from grue.engine.wiring import EndpointActors, LlmFactory, Wiring, connect_fresh
-from grue.messages import (
-    AskApproval,
-    DeadlineMissed,
-    RequestCompletion,
-    RunTurn,
-    ServerName,
-    TextDelta,
-    ToolsPresumed,
-    TurnEnd,
-    TurnEvent,
-    TurnFailed,
-)
-from grue.processes.process_group import ProcessRegistry
-from grue.protocol.connection import Connecting, ConnectionState, Disabled, Proven, Settled
-from grue.protocol.turn_states import TurnProgress
-from grue.protocol.turn_time import kept_for_closing
+from grue.engine.answers import AnswerCheck
+from grue.engine.llm_factories import EndpointActors, LlmFactory
+from grue.engine.wiring import Wiring, connect_fresh
+from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled, Proven, Settled
+from grue.protocol.turn.states import TurnProgress
+from grue.protocol.turn.time import kept_for_closing
 from grue.runtime.actor import Note
 from grue.runtime.channel import Mailbox
-from grue.runtime.clock import now
-from grue.runtime.daemon_thread import call_in_daemon_thread
-from grue.runtime.host_code import host_code
+from grue.runtime.loops.clock import now
+from grue.runtime.loops.daemon_thread import call_in_daemon_thread
+from grue.runtime.loops.host_code import host_code
+from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions
 from grue.tool_sessions.server_specs import McpServer
 from grue.tool_sessions.session_pool import SessionPool
 
-OnDelta: TypeAlias = Callable[[TextDelta], None]
+OnDelta: TypeAlias = Callable[[m.TextDelta], None]
 
+_UNSENT_S = 1.0
 _SAVING_S = 1.0
 _STOP_GRACE_S = 0.05
 """How long actors may take to stop after the turn's end. At most an unwanted completion is still running."""
@@ -68,6 +58,72 @@ class TurnResources(Struct, frozen=True, kw_only=True):
     sampling: CurrentSampler
 
 
+class EarlyRequest:
+    """Holds back the text of a request with presumed tools, and delays imports until it is sent.
+
+    A turn that presumes nothing has none.
+
+    Args:
+        on_delta: The host's callback for pieces of text; `None`: it has none.
+
+    Attributes:
+        agent: The turn's agent. Set it before the actors run.
+    """
+
+    def __init__(self, on_delta: Callable[[m.TextDelta], None] | None) -> None:
+        self.agent: AgentActor | None = None
+        self._on_delta = on_delta
+        self._held: list[m.TextDelta] = []
+        self._sent = anyio.Event()
+
+    def show(self, delta: m.TextDelta) -> None:
+        """Pass a piece of text on to the host, or hold it until the tools are verified.
+
+        What is held of a reply that was dropped, or of a turn that has ended, is never shown.
+        """
+        if self._on_delta is None:
+            return
+        if self._held and self._held[0].request != delta.request:
+            self._held.clear()
+        if self._held or (self.agent is not None and self.agent.is_presuming):
+            self._held.append(delta)
+        else:
+            self._on_delta(delta)
+
+    def releasing(self, note: Note) -> Note:
+        """Return the agent's `note`, which shows the held text once the tools are verified."""
+
+        def note_and_release(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
+            envelope = note(body, sender=sender, cause=cause)
+            if isinstance(body, m.ToolsVerified) and self._on_delta is not None:
+                held, self._held = self._held, []
+                with host_code("on_delta"):
+                    for delta in held:
+                        self._on_delta(delta)
+            return envelope
+
+        return note_and_release
+
+    def sent(self) -> None:
+        """Note that a request has been written."""
+        self._sent.set()
+
+    def stepped(self) -> None:
+        """Let the imports begin if the turn does not presume anything after all."""
+        if self.agent is not None and not (self.agent.is_presuming or self.agent.may_presume):
+            self._sent.set()
+
+    async def wait_sent(self) -> None:
+        """Wait until the request has been written, or there will be none before the servers have started.
+
+        The MCP SDK is imported after that. An import takes most of a second, and holds up whatever else the
+        process does meanwhile, in the same thread or in another one. A request that is not written within a
+        second waits for something else, such as a permit, and so the servers need not wait for it.
+        """
+        with anyio.move_on_after(_UNSENT_S):
+            await self._sent.wait()
+
+
 class TurnActors:
     """The actors of one turn. Create it for each turn and call `run` once.
 
@@ -83,7 +139,7 @@ class TurnActors:
         self,
         wiring: Wiring,
         resources: TurnResources,
-        command: RunTurn,
+        command: m.RunTurn,
         check: AnswerCheck[Any],
         on_delta: OnDelta | None = None,
     ) -> None:
@@ -92,17 +148,17 @@ class TurnActors:
         self._command = command
         self._check = check
         self._on_delta = on_delta
-        wiring.recorder.hold_back(TextDelta)
+        wiring.recorder.hold_back(m.TextDelta)
         self._agent: AgentActor | None = None
         self._early: EarlyRequest | None = None
-        self._sessions: dict[ServerName, SessionActor] = {}
+        self._sessions: dict[m.ServerName, SessionActor] = {}
         self._end_at = self._deadline = float("inf")
         # Turns without a pool may run in parallel. Each has its own sessions, so it also answers their
         # sampling requests by itself.
         self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
 
     @property
-    def connections(self) -> dict[ServerName, Settled]:
+    def connections(self) -> dict[m.ServerName, Settled]:
         """The state of each server after the turn. A server whose connect was cancelled is left out."""
         known = {name: session.connection for name, session in self._sessions.items()}
         return {name: state for name, state in known.items() if isinstance(state, Settled)}
@@ -113,16 +169,16 @@ class TurnActors:
         return TurnProgress(doing="starting") if self._agent is None else self._agent.progress
 
     @property
-    def end(self) -> TurnEnd | None:
+    def end(self) -> m.TurnEnd | None:
         """How the agent ended the turn; `None`: it has not, or it was stopped before it could."""
         return None if self._agent is None else self._agent.end
 
     @property
-    def last_request(self) -> RequestCompletion | None:
+    def last_request(self) -> m.RequestCompletion | None:
         """The last request that the agent has sent to the model."""
         return None if self._agent is None else self._agent.last_request
 
-    async def run(self, connections: Mapping[ServerName, Settled]) -> TurnEnd:
+    async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd:
         """Run the turn and return its end. The turn's time limit holds, whatever the actors do.
 
         Args:
@@ -134,7 +190,7 @@ class TurnActors:
         await self._wiring.recorder.shown()
         return end
 
-    async def _within_limit(self, connections: Mapping[ServerName, Settled]) -> TurnEnd:
+    async def _within_limit(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd:
         limit_s = self._limit_work(connections)
         with anyio.CancelScope(deadline=self._end_at):
             try:
@@ -148,10 +204,10 @@ class TurnActors:
         if self._agent is not None and self._agent.end is not None:
             return self._agent.end
         assert limit_s is not None, "only a limit ends the scope"
-        failure = DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
-        return TurnFailed(turn=self._command.turn, failure=failure)
+        failure = m.DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
+        return m.TurnFailed(turn=self._command.turn, failure=failure)
 
-    def _limit_work(self, connections: Mapping[ServerName, Settled]) -> float | None:
+    def _limit_work(self, connections: Mapping[m.ServerName, Settled]) -> float | None:
         """Split the turn's time between its work and the closing of its sessions. Return the limit."""
         limits = self._command.limits
         if limits.turn_timeout_s is None:
@@ -163,7 +219,7 @@ class TurnActors:
         self._deadline = self._end_at - kept_s
         return limits.turn_timeout_s
 
-    def _has_sessions_to_close(self, connections: Mapping[ServerName, Settled]) -> bool:
+    def _has_sessions_to_close(self, connections: Mapping[m.ServerName, Settled]) -> bool:
         """Return whether closing may take time. Function tools and disabled servers need none."""
         return any(
             not isinstance(self._wiring.servers[name], HostFunctions)
@@ -171,7 +227,7 @@ class TurnActors:
             for name in self._command.servers
         )
 
-    async def _supervised(self, connections: Mapping[ServerName, Settled], deadline: float) -> TurnEnd:
+    async def _supervised(self, connections: Mapping[m.ServerName, Settled], deadline: float) -> m.TurnEnd:
         command, recorder = self._command, self._wiring.recorder
         pool = self._resources.pool
         if pool is not None:
@@ -182,7 +238,7 @@ class TurnActors:
             agent = supervisor.mailbox("agent")
             llm = supervisor.mailbox("llm")
             shown = self._on_delta if early is None else early.show
-            factory = self._llm(early, connections)
+            factory = self._llm(early)
             supervisor.start(factory(llm, agent, _shown(supervisor.note, shown)))
             self._sampling.sampler = self._sampler(supervisor, agent)
             self._start_sessions(supervisor, agent, connections, deadline)
@@ -202,7 +258,7 @@ class TurnActors:
             self._agent.presumed = presumed
             supervisor.start(self._agent, whole=True)
             try:
-                end: TurnEnd = await agent.ask(command, sender="host")
+                end: m.TurnEnd = await agent.ask(command, sender="host")
             finally:
                 self._learn_listings()
             return end
@@ -210,8 +266,8 @@ class TurnActors:
     def _start_sessions(
         self,
         supervisor: Supervisor,
-        agent: Mailbox[TurnEvent],
-        connections: Mapping[ServerName, Settled],
+        agent: Mailbox[m.TurnEvent],
+        connections: Mapping[m.ServerName, Settled],
         deadline: float,
     ) -> None:
         for name in self._command.servers:
@@ -226,18 +282,14 @@ class TurnActors:
             self._sessions[name] = session
             supervisor.start(session)
 
-    def _llm(self, early: EarlyRequest | None, connections: Mapping[ServerName, Settled]) -> LlmFactory:
+    def _llm(self, early: EarlyRequest | None) -> LlmFactory:
         llm = self._wiring.llm
-        if not isinstance(llm, EndpointActors):
-            return llm
-        if early is not None:
+        if early is not None and isinstance(llm, EndpointActors):
             return llm.reporting_sent(early.sent)
-        # A pool's sessions may be open already, and its episode keeps the connections to the model open.
-        waits = self._resources.pool is None and self._has_sessions_to_close(connections)
-        return llm.opening_ahead() if waits else llm
+        return llm
 
-    def _presumed(self, connections: Mapping[ServerName, Settled]) -> ToolsPresumed | None:
-        """Return what the turn may presume; only our own LLM actor can drop a reply."""
+    def _presumed(self, connections: Mapping[m.ServerName, Settled]) -> m.ToolsPresumed | None:
+        """Return the listings that the turn may presume; only our own LLM actor can drop a reply."""
         presumed = self._wiring.presumed
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
             return None
@@ -254,7 +306,7 @@ class TurnActors:
         unsaved = [] if self._wiring.presumed is None else self._wiring.presumed.unsaved()
         if not unsaved:
             return
-        from grue.mcp_transport.listing_cache import ListingCache  # few programs need it
+        from grue.transports.mcp.listing_cache import ListingCache  # few programs need it
 
         def save() -> None:
             for server, tools in unsaved:
@@ -266,16 +318,16 @@ class TurnActors:
         with anyio.move_on_after(_SAVING_S):
             await call_in_daemon_thread(save)
 
-    def _approval(self, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Mailbox[AskApproval] | None:
+    def _approval(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.AskApproval] | None:
         """Start the actor that has questions answered, if the turn's policy can ask any."""
         answer = self._wiring.approval.answerer(self._command, self._wiring.recorder)
         if answer is None:
             return None
-        mailbox: Mailbox[AskApproval] = supervisor.mailbox("approval")
+        mailbox: Mailbox[m.AskApproval] = supervisor.mailbox("approval")
         supervisor.start(ApprovalActor(mailbox, agent=agent, answer=answer))
         return mailbox
 
-    def _connect(self, name: ServerName, deadline: float) -> Connect:
+    def _connect(self, name: m.ServerName, deadline: float) -> Connect:
         """Return a factory of the turn's connection to a server: a new one, or one leased from the pool."""
         connect, server = self._fresh(name), self._wiring.servers[name]
         pool = self._resources.pool
@@ -290,7 +342,7 @@ class TurnActors:
             return connect
         return lambda _: pool.lend(name, connect, self._command.turn, deadline)
 
-    def _fresh(self, name: ServerName, beside: Sampler | None = None) -> Connect:
+    def _fresh(self, name: m.ServerName, beside: Sampler | None = None) -> Connect:
         sampled = self._command.limits.max_samplings > 0
         sample = self._sampling.on_behalf_of(name, beside=beside) if sampled else None
         drift = self._command.policy.on_tool_drift
@@ -313,7 +365,7 @@ class TurnActors:
         }
         self._prepare_next({**states, **starting})
 
-    def _prepare_next(self, states: Mapping[ServerName, ConnectionState]) -> None:
+    def _prepare_next(self, states: Mapping[m.ServerName, ConnectionState]) -> None:
         """Start to prewarm the next turn's sessions with the proven servers, if the pool is to do so."""
         pool = self._resources.pool
         if pool is None or pool.sessions not in ("ahead", "beside"):
@@ -324,7 +376,7 @@ class TurnActors:
                 limit_s = self._command.limits.startup_timeout_s(name)
                 pool.prepare(name, self._fresh(name, beside=self._sampling.sampler), limit_s)
 
-    def _sampler(self, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Sampler | None:
+    def _sampler(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Sampler | None:
         """Return the handler of the servers' sampling requests, with an LLM actor of its own.
 
         `None` if the turn allows no sampling.
@@ -345,9 +397,10 @@ def _shown(note: Note, on_delta: OnDelta | None) -> Note:
     """
 
     def note_and_show(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        with host_code():
+        with host_code(""):  # the recorder says which observer it was
             envelope = note(body, sender=sender, cause=cause)
-            if on_delta is not None and isinstance(body, TextDelta):
+        if on_delta is not None and isinstance(body, m.TextDelta):
+            with host_code("on_delta"):
                 on_delta(body)
         return envelope
 

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from grue.engine.turn_actors import TurnActors
 from grue.errors import TurnCancelled
-from grue.protocol.turn_states import TurnProgress
-from grue.runtime.interrupts import WorkInterrupted
-from grue.runtime.loop_thread import Call
+from grue.protocol.turn.states import TurnProgress
+from grue.runtime.loops.interrupts import WorkInterrupted
+from grue.runtime.loops.loop_thread import Call
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class TurnHandle(Generic[T]):
         self._call.interrupt()
 
     def progress(self) -> TurnProgress:
-        """Return what the turn is doing. After its end this is `done`, with its final counts."""
+        """Return the turn's progress. After its end this is `done`, with its final counts."""
         over = self._call.done()  # before the progress is read: after the end it no longer changes
         seen = self._progress.progress
         until = time.monotonic() if self._call.ended_at is None else self._call.ended_at

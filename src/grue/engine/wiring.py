@@ -1,65 +1,92 @@
 """Put together what all turns of a runner share: the LLM actor's factory, the tool servers, the recorder.
 
-Come here to change how a `Runner`'s arguments become the parts that `TurnActors` makes a turn from.
+`OwnTrace` is the trace that the recorder writes for `Runner(trace=...)`.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+import contextlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from grue import messages as m
+from grue.actors.llm import LentConversation
 from grue.engine.approval import Approval
 from grue.engine.argument_checks import check_fields
-from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, pinning, usable_servers
-from grue.engine.turns_under_way import TurnsUnderWay
-from grue.errors import ConversationError, MCPConfigError
-from grue.mcp_transport.client_options import ClientOptions
-from grue.messages import LlmCommand, OnToolDrift, ServerName, SupportCheck, TurnEvent
-from grue.processes.limits import ProcessLimits
-from grue.processes.process_group import ProcessRegistry
+from grue.engine.conversations.kept_conversation import KeptConversation
+from grue.engine.llm_factories import EndpointActors, LendingFactory, LlmFactory
+from grue.engine.presumed_listings import PresumedListings
+from grue.engine.tool_servers import connect_to, hide_secrets, pinning, usable_servers
+from grue.errors import ConversationError, MCPConfigError, NothingToResume, TraceError
+from grue.policies import OnToolDrift
 from grue.protocol.chat_wire.failures import shown_endpoint
-from grue.protocol.tool_lock import ToolLock
-from grue.runtime.actor import Actor, Note
-from grue.runtime.channel import Mailbox
-from grue.runtime.trace import Recorder
+from grue.protocol.tools.lock import ToolLock
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.trace.file import TraceOptions, TraceWriter
+from grue.runtime.trace.recorder import Recorder
+from grue.runtime.version import __version__
 from grue.tool_sessions.connection import Connect
+from grue.tool_sessions.host_tools import ToolServer
 from grue.tool_sessions.server_requests import Abilities, Elicit, Sample
-
-if TYPE_CHECKING:
-    from grue.actors.llm import LentConversation
-    from grue.engine.presumed_listings import PresumedListings
-    from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-    from grue.protocol.chat_wire.profile import WireProfile
-
-LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]
-"""Makes the actor that takes `RequestCompletion`. Arguments: its mailbox, the agent's, and its `note`."""
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.mcp.client_options import ClientOptions
 
 
-@runtime_checkable
-class LendingFactory(Protocol):
-    """An `LlmFactory` whose actors can continue a conversation that began before their turn.
+class TurnsUnderWay:
+    """The turns of a runner that are running. Thread-safe.
 
-    `Runner.conversation` and `Runner.resume` need one. A factory of your own becomes one with these members.
+    A trace does not tell a turn that is running from one whose process was killed. This process knows which
+    of its turns are running; the lock of the trace file keeps other processes out.
+
+    Attributes:
+        conversations: The conversations that the runner's turns have continued, by id, as long as the host
+            keeps them.
+        resuming: Held while it is found out which turn is to be resumed, so that two callers do not find the
+            same one.
     """
 
-    @property
-    def profile(self) -> "WireProfile":
-        """How the model's messages are written."""
-        ...
+    def __init__(self) -> None:
+        self.conversations: WeakValueDictionary[str, KeptConversation] = WeakValueDictionary()
+        self._running: Counter[int] = Counter()
+        self.resuming = threading.Lock()
+        self._lock = threading.Lock()
 
-    @property
-    def model(self) -> str:
-        """The model. Thoughts of another one are not sent to it."""
-        ...
+    @contextlib.contextmanager
+    def running(self, turn: int) -> Iterator[None]:
+        """Count a turn as running meanwhile."""
+        self.begin(turn)
+        try:
+            yield
+        finally:
+            self.end(turn)
 
-    def lending(self, lent: "LentConversation") -> LlmFactory:
-        """Return a factory for one turn, whose actor continues `lent`.
+    def begin(self, turn: int) -> None:
+        """Count a turn as running, until `end`."""
+        with self._lock:
+            self._running[turn] += 1
 
-        The actor answers requests for the conversation `lent.id` with `lent.ask` and `lent.keep`, and keeps
-        all other conversations itself.
+    def end(self, turn: int) -> None:
+        """Count a turn as ended."""
+        with self._lock:
+            self._running[turn] -= 1
+            if not self._running[turn]:
+                del self._running[turn]  # a zero for each turn would be kept as long as the runner
+
+    def require_ended(self, turn: int) -> None:
+        """Check that no turn with this number is running.
+
+        Raises:
+            NothingToResume: One is.
         """
-        ...
+        if self._running[turn] > 0:
+            raise NothingToResume(f"Turn {turn} is running in this process. Wait for its end.")
 
 
 class Wiring(Struct, frozen=True, kw_only=True):
@@ -79,17 +106,17 @@ class Wiring(Struct, frozen=True, kw_only=True):
     """
 
     llm: LlmFactory
-    endpoint: "LlmEndpoint | None"
-    servers: Mapping[ServerName, ToolServer]
+    endpoint: LlmEndpoint | None
+    servers: Mapping[m.ServerName, ToolServer]
     recorder: Recorder
     process_limits: ProcessLimits
     elicit: Elicit | None
     tool_lock: ToolLock | None
     approval: Approval = Approval()
     under_way: TurnsUnderWay = field(default_factory=TurnsUnderWay)
-    presumed: "PresumedListings | None" = None
+    presumed: PresumedListings | None = None
 
-    def lending(self, lent: "LentConversation") -> "Wiring":
+    def lending(self, lent: LentConversation) -> "Wiring":
         """Return the parts of a turn whose LLM actor continues `lent`.
 
         Raises:
@@ -109,14 +136,14 @@ class Wiring(Struct, frozen=True, kw_only=True):
             raise ConversationError(
                 "This needs an endpoint, or a factory whose actors can continue a conversation, and the"
                 " runner's llm is another factory. Give the runner LlmSettings, or give the factory the"
-                " members of grue.models.LendingFactory."
+                " members of grue.hosting.LendingFactory."
             )
         return llm
 
 
 def connect_fresh(
     wiring: Wiring,
-    name: ServerName,
+    name: m.ServerName,
     registry: ProcessRegistry,
     on_tool_drift: OnToolDrift,
     sample: Sample | None = None,
@@ -143,69 +170,8 @@ def connect_fresh(
     return connect_to(name, wiring.servers[name], registry, options)
 
 
-class EndpointActors:
-    """The `LlmFactory` of an endpoint: makes LLM actors that send their requests to it.
-
-    Args:
-        endpoint: The endpoint.
-        lent: The conversation that the turn continues; `None`: none.
-        on_sent: Called whenever a request has been written; `None`: nobody asks.
-        open_ahead: Connect before the first request.
-    """
-
-    def __init__(
-        self,
-        endpoint: "LlmEndpoint",
-        lent: "LentConversation | None" = None,
-        on_sent: Callable[[], None] | None = None,
-        *,
-        open_ahead: bool = False,
-    ) -> None:
-        from grue.actors.llm import LlmActor  # only a runner with an endpoint needs it
-
-        self._endpoint = endpoint
-        self._lent = lent
-        self._on_sent = on_sent
-        self._open_ahead = open_ahead
-        self._make = LlmActor
-
-    def __call__(
-        self, mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note
-    ) -> Actor[LlmCommand]:
-        """Return an LLM actor for one turn."""
-        actor = self._make(mailbox, agent, self._endpoint, note, self._lent, self._on_sent)
-        actor.open_ahead = self._open_ahead
-        return actor
-
-    @property
-    def profile(self) -> "WireProfile":
-        """The endpoint's capabilities, as far as they are known."""
-        return self._endpoint.profile
-
-    @property
-    def model(self) -> str:
-        """The model that the endpoint is asked for."""
-        return self._endpoint.settings.model
-
-    def lending(self, lent: "LentConversation") -> "EndpointActors":
-        """Return a factory for the turn that continues this conversation."""
-        return EndpointActors(self._endpoint, lent)
-
-    def reporting_sent(self, on_sent: Callable[[], None]) -> "EndpointActors":
-        """Return a factory whose actors call `on_sent` whenever a request has been written."""
-        return EndpointActors(self._endpoint, self._lent, on_sent)
-
-    def opening_ahead(self) -> "EndpointActors":
-        """Return a factory whose actors connect before the first request, while servers start."""
-        return EndpointActors(self._endpoint, self._lent, self._on_sent, open_ahead=True)
-
-    def support_check(self) -> SupportCheck:
-        """Return when the turn is to check that the model can call tools."""
-        return self._endpoint.support_check()
-
-
 def wire(
-    llm: "LlmSettings | LlmEndpoint | LlmFactory",
+    llm: LlmSettings | LlmEndpoint | LlmFactory,
     servers: Mapping[str, ToolServer],
     *,
     recorder: Recorder,
@@ -231,7 +197,6 @@ def wire(
         endpoint, factory = None, llm
     else:
         endpoint = _endpoint(llm)
-        endpoint.begin()
         factory = EndpointActors(endpoint)
     usable = usable_servers(servers)
     hide_secrets(recorder, usable.values())
@@ -250,9 +215,7 @@ def wire(
     )
 
 
-def _endpoint(llm: object) -> "LlmEndpoint":
-    from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-
+def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
     if isinstance(llm, LlmSettings):
@@ -267,3 +230,55 @@ def _endpoint(llm: object) -> "LlmEndpoint":
     raise MCPConfigError(
         f"llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint or a factory, not {llm!r:.80}."
     )
+
+
+class OwnTrace:
+    """A trace file, or a run folder, that is written until `close`.
+
+    Args:
+        path: A name that ends in `.jsonl`: that file. Any other: a folder in which a run folder is created,
+            named by the time and the process, as `grue play` does in `runs`.
+        recorder: Everything that it records from now on is written.
+
+    Raises:
+        TraceError: The file exists already, or cannot be written.
+
+    Attributes:
+        path: The file, or the run folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], recorder: Recorder) -> None:
+        target = Path(path)
+        self._recorder = recorder
+        self._close: Callable[[], None]
+        if target.suffix == ".jsonl":
+            self.path = target
+            self._close = _write_file(target, recorder)
+        else:
+            from grue.tracing.observers.run_folder import RunFolder, new_run_path  # its imports take time
+
+            self.path = new_run_path(target)
+
+            self._close = RunFolder(self.path, recorder, episode_id=self.path.name).close
+
+    def close(self) -> None:
+        """Write what is queued, and close the files. A second call does nothing.
+
+        Raises:
+            TraceError: The trace could not be written completely.
+        """
+        self._recorder.settle()
+        self._close()
+
+
+def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
+    if path.exists() and path.stat().st_size:
+        raise TraceError(
+            f"The trace file {path} exists already: choose another name, or remove it. With a folder,"
+            f' trace="{path.with_suffix("")}", each run of the program has files of its own.'
+        )
+    writer = TraceWriter(path, episode=path.stem, options=TraceOptions(version=__version__))
+    for name, value in secrets_in(os.environ).items():
+        recorder.hide(name, value)
+    recorder.add(writer)
+    return writer.close

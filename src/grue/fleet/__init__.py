@@ -12,15 +12,17 @@ Results are on disk. The same call again plays the episodes that are missing; se
 from grue.fleet.broker import Amount, FleetBudget, Rate
 from grue.fleet.driver import Finished, Tally
 from grue.fleet.fleet import Fleet, FleetOptions
+from grue.fleet.scorers import FinishedEpisode
 from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Sweep, read_sweep
 from grue.fleet.work import Episode, work
-from grue.protocol.prices import Price
+from grue.protocol.turn.prices import Price
 
 __all__ = [
     "Amount",
     "Episode",
     "Finished",
+    "FinishedEpisode",
     "Fleet",
     "FleetBudget",
     "FleetOptions",

@@ -19,7 +19,7 @@ from grue.errors import FleetError
 from grue.fleet.broker import Amount, Broker, Granted, Limits, NotYet, Refused, spent_so_far
 from grue.fleet.folder import LEDGER, FleetFolder
 from grue.fleet.server_places import ServerPlaces
-from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
+from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
 
 _TOO_MANY_S = 30.0
 """How long an episode that holds all the places that it is said to need waits for another one."""
@@ -143,7 +143,7 @@ class Accounts:
 
 
 def read_ledger(folder: FleetFolder) -> Amount:
-    """Return what a fleet has spent so far.
+    """Return the usage and cost of a fleet so far.
 
     Raises:
         FleetError: The ledger cannot be read.

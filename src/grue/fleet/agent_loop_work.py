@@ -13,15 +13,14 @@ import msgspec
 from msgspec import Struct
 
 from grue.config.settings import GameConfiguration
-from grue.connections import ToolServer
 from grue.errors import FleetError, MCPConfigError
 from grue.fleet.host_settings import chosen_endpoint, with_endpoint
 from grue.fleet.work import Episode, work
+from grue.hosting import MCPConfig, ToolServer, llm_settings, tool_servers
 from grue.hosts.agent_loop import AgentLoop
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
-from grue.settings import MCPConfig, llm_settings, tool_servers
+from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
 
 class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,62 +1,96 @@
 """One attempt of an episode, in a worker process: call the work, judge what it did, commit the result.
 
-Come here to change what counts as a failure of the machine, the network or a server, which is tried again,
-and what is a result.
+It decides what counts as a failure of the machine, the network or a server, which is tried again, and what
+is a result.
+
+The work is somebody else's code: it may raise anything, also what is no `Exception` or cannot be printed, and
+it may leave its process in any state. What it does is the outcome of its own attempt.
 """
 
 import contextlib
 import errno
+import io
 import os
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 import grue
+from grue import messages as m
 from grue.errors import ActorCrashed, FleetError, LLMError, MCPServerStartupError, TraceError
+from grue.fleet.course import read_course
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
 from grue.fleet.request_count import requests_counted
 from grue.fleet.sweep import Keep
-from grue.fleet.work import Episode, KnownWork, as_scores, find_work
-from grue.messages import JsonObject
-from grue.protocol.prices import Price
-from grue.protocol.secret_names import secrets_in
-from grue.runtime.redaction import Redaction
+from grue.fleet.work import Episode, KnownWork, as_scores, find_work, plain_text
+from grue.protocol.turn.prices import Price
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.secret_names import secrets_in
 
 _NETWORK = frozenset({"unreachable", "unavailable", "timed_out"})
 """Kinds of a failed completion that another try may mend."""
 
 _ANSWERED = re.compile(rb'"type":"CompletionReceived"[^\n]*?"model":"([^"\\]{1,200})"')
 _OUTPUT = "output.txt"
+_MOST_OUTPUT = 16 * 2**20
 _MOST_TEXT = 2000
+_UNPAID = "budget"
 
 
-class Job(Struct, frozen=True, kw_only=True):
-    """One attempt to make, as a worker gets it.
+class Task(Struct, frozen=True, kw_only=True):
+    """Something that an engine has a worker do for one episode.
 
     Attributes:
         folder: The episode's folder.
+    """
+
+    folder: Path
+
+    def prepare(self) -> None:
+        """Import what is needed. What the import changes in the process is there for all tasks."""
+        raise NotImplementedError
+
+    def make(self) -> "Attempted":
+        """Make the attempt, in the worker process."""
+        raise NotImplementedError
+
+
+class Job(Task, frozen=True, kw_only=True):
+    """One attempt to make, as a worker gets it.
+
+    Attributes:
         work: Name of the work.
         version: Version of the work.
         settings: The case's settings.
+        planned: The settings as the sweep gave them; `None`: the same.
         repetition: The case's repetition.
         keep: What stays on disk once the episode is done.
         prices: Prices by model, to count what the attempt costs.
         files: SHA-256 of each file that the case names, by setting; `None`: they are not checked.
     """
 
-    folder: Path
     work: str
     version: str
-    settings: JsonObject
+    settings: m.JsonObject
+    planned: m.JsonObject | None = None
     repetition: int = 0
     keep: Keep = "all"
     prices: dict[str, Price] = {}
     files: dict[str, str] | None = None
+
+    def prepare(self) -> None:
+        """Import the work."""
+        find_work(self.work)
+
+    def make(self) -> "Attempted":
+        """Make the attempt."""
+        return run_attempt(self)
 
 
 class Attempted(Struct, frozen=True, kw_only=True):
@@ -75,18 +109,23 @@ class Attempted(Struct, frozen=True, kw_only=True):
 
 
 def run_attempt(job: Job) -> Attempted:
-    """Make an attempt. A failure of the work is an outcome.
+    """Make an attempt. A failure of the work is an outcome, whatever it raises.
 
     Raises:
         FleetError: The folder cannot be written, the work cannot be imported, or a file of the case has
             changed.
-        KeyboardInterrupt: The attempt was cancelled.
     """
     known = find_work(job.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
     before = folder.attempts()
-    case = CaseFile(work=job.work, version=job.version, settings=job.settings, repetition=job.repetition)
+    case = CaseFile(
+        work=job.work,
+        version=job.version,
+        settings=job.settings,
+        repetition=job.repetition,
+        planned=job.planned,
+    )
     attempt = folder.begin(case)
     episode = Episode(
         id=folder.id,
@@ -95,11 +134,15 @@ def run_attempt(job: Job) -> Attempted:
         interrupted=next((path for _, path in reversed(before) if _interrupted(folder, path)), None),
     )
     began = time.monotonic()
-    with _output_in(attempt), requests_counted(job.prices) as count:
+    with _unchanged_umask(), _output_in(attempt), requests_counted(job.prices) as count:
         end = _play(known, job, episode)
+    if count.refused:  # whatever the work made of it
+        end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)
-    end = replace(end, duration_s=round(time.monotonic() - began, 3), model=model, spent=count.spent)
-    if end.outcome == "infrastructure":
+    took_s = round(time.monotonic() - began, 3)
+    course = read_course(attempt / TRACE)
+    end = replace(end, duration_s=took_s, model=model, spent=count.spent, course=course)
+    if end.outcome in ("infrastructure", "unpaid"):
         folder.end(attempt, end)
         return Attempted(end=end, attempt=attempt.name)
     committed = folder.make_commit(attempt, end, version=grue.__version__)
@@ -111,7 +154,7 @@ def run_attempt(job: Job) -> Attempted:
 
 
 def _require_same_files(job: Job, known: KnownWork) -> None:
-    """Check that the files are those that the episode's id stands for."""
+    """Check that the files have not changed since the episode's id was made of them."""
     if not job.files:
         return
     now = FileDigests().of(Case(settings=job.settings), known.files)
@@ -124,28 +167,46 @@ def _require_same_files(job: Job, known: KnownWork) -> None:
 
 
 def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
+    process = os.getpid()
     try:
         returned = known.function(dict(job.settings), episode)
         return AttemptEnd(outcome="scored", scores=as_scores(returned, known.scores))
-    except FleetError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever the work raises is the outcome of the attempt
+    except BaseException as error:  # noqa: BLE001 - whatever the work raises is the outcome of the attempt
         return _failure(error)
+    finally:
+        if os.getpid() != process:
+            os._exit(1)  # the work has forked and its child has returned: the attempt is the parent's
 
 
-def _failure(error: Exception) -> AttemptEnd:
-    """Return how an attempt ended whose work raised this exception."""
-    kind, endpoint = type(error).__name__, ""
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception of foreign code, without secrets; reading it may fail, too."""
+    kind = "exception"
+    try:
+        kind = plain_text(type(error).__name__)
+        text = plain_text(str(error), _MOST_TEXT)
+    except BaseException:  # noqa: BLE001 - raised by methods of the exception
+        return f"{kind}: its text cannot be made"
+    said = text if isinstance(error, FleetError) else f"{kind}: {text}"
+    return Redaction(secrets_in(os.environ)).redact_text(said)
+
+
+def _failure(error: BaseException) -> AttemptEnd:
+    """Return the end of an attempt whose work raised this exception."""
+    end = AttemptEnd(outcome="failed", kind="exception", error=text_of(error))
+    try:
+        return _judged(error, replace(end, kind=plain_text(type(error).__name__)))
+    except BaseException:  # noqa: BLE001 - raised by members of the exception
+        return end
+
+
+def _judged(error: BaseException, end: AttemptEnd) -> AttemptEnd:
     infrastructure = isinstance(error, MCPServerStartupError | ActorCrashed | TraceError | ConnectionError)
     if isinstance(error, LLMError):
-        kind, endpoint = f"LLMError: {error.kind}", error.endpoint
+        end = replace(end, kind=f"LLMError: {plain_text(error.kind)}", endpoint=plain_text(error.endpoint))
         infrastructure = error.kind in _NETWORK
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM):
         infrastructure = True
-    text = Redaction(secrets_in(os.environ)).redact_text(f"{type(error).__name__}: {error}"[:_MOST_TEXT])
-    return AttemptEnd(
-        outcome="infrastructure" if infrastructure else "failed", kind=kind, error=text, endpoint=endpoint
-    )
+    return replace(end, outcome="infrastructure") if infrastructure else end
 
 
 def _interrupted(folder: EpisodeFolder, attempt: Path) -> bool:
@@ -153,20 +214,43 @@ def _interrupted(folder: EpisodeFolder, attempt: Path) -> bool:
 
 
 @contextlib.contextmanager
+def _unchanged_umask() -> Iterator[None]:
+    """Restore what decides who can read the result."""
+    before = os.umask(0o077)
+    os.umask(before)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+class _Bounded(io.FileIO):
+    """A file that takes so many bytes and forgets the rest."""
+
+    def write(self, data: Any, /) -> int:
+        left = _MOST_OUTPUT - self.tell()
+        return super().write(memoryview(data)[:left]) if left > 0 else len(memoryview(data))
+
+
+@contextlib.contextmanager
 def _output_in(attempt: Path) -> Iterator[None]:
     """Write what the work prints into a file, so that it does not get into the driver's display."""
     path = attempt / _OUTPUT
-    with path.open("w", encoding="utf-8", errors="replace") as file:
-        with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-            yield
-        empty = file.tell() == 0
-    if empty:
-        path.unlink(missing_ok=True)
+    file = io.TextIOWrapper(io.BufferedWriter(_Bounded(path, "w")), encoding="utf-8", errors="replace")
+    with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        yield
+    with contextlib.suppress(OSError, ValueError):  # the work may have closed it, or removed its folder
+        file.close()
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
 
 
 def _answering_model(trace: Path) -> str:
     """Return the model that answered last; empty if the trace does not say."""
     try:
+        if not trace.is_file():  # a named pipe would be waited for
+            return ""
         with trace.open("rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - 2**20))

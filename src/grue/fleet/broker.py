@@ -1,7 +1,7 @@
 """The broker's arithmetic: which request to a model may start now, and what all of them together have cost.
 
 A pure state machine: it gets the time as an argument, and waits for nobody. `broker_server.py` asks it for
-the workers, and writes its ledger. Come here to change how money, tokens, rates or concurrency are limited.
+the workers, and writes its ledger.
 
 The rules:
 
@@ -26,8 +26,8 @@ from msgspec import Struct, field
 
 from grue.errors import FleetError
 from grue.fleet.server_places import ServerCap
-from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
-from grue.protocol.prices import Price, price_of
+from grue.protocol.turn.prices import Price, price_of
+from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
 
 SLOW_START = 2.0
 _MARGIN = 0.95
@@ -160,6 +160,7 @@ class Broker(Struct):
         window: How many requests may be under way; grows and shrinks.
         overloads: Answers 429, 503 and 529 so far.
         paused_until: No request starts before this time.
+        refused: Why a limit refuses requests; empty: none has refused one.
     """
 
     limits: Limits
@@ -169,6 +170,7 @@ class Broker(Struct):
     window: float = SLOW_START
     overloads: int = 0
     paused_until: float = -math.inf
+    refused: str = ""
     _slow_start: bool = True
     _short: bool = False
     _starts: deque[float] = field(default_factory=deque)
@@ -250,7 +252,8 @@ class Broker(Struct):
             if most is None or used + reserved + wanted <= most:
                 continue
             if used + wanted > most:
-                return Refused(f"the fleet's limit of {most:g} {name} is used up: {used:g} are spent")
+                self.refused = f"the fleet's limit of {most:g} {name} is used up: {used:g} are spent"
+                return Refused(self.refused)
             waits = True
         return NotYet(None) if waits else None
 
@@ -317,7 +320,7 @@ class Broker(Struct):
 
 
 def spent_so_far(lines: Iterable[Mapping[str, object]]) -> Amount:
-    """Return what the reservations and settlements of a ledger come to; open ones count in full."""
+    """Sum up the reservations and settlements of a ledger; open ones count in full."""
     open_: dict[object, Amount] = {}
     spent = Amount()
     for line in lines:

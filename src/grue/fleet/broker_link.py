@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from grue.fleet.broker_server import Ask, AskPlace, Leave, Reply, Settle
-from grue.llm_transport.request_gate import Permit, RequestOutcome, WantedRequest
-from grue.processes.server_gate import ServerPlace
+from grue.runtime.processes.server_gate import ServerPlace
+from grue.transports.llm.request_gate import Permit, RequestOutcome, WantedRequest
 
 GONE = "the fleet's broker is gone, so nothing may start"
 
@@ -50,13 +50,6 @@ class BrokerLink:
         """Wait until the broker lets the request start."""
         id_ = next(self._ids)
         refused = await self.answer(Ask(id_, wanted), Settle(id_, RequestOutcome(sent=False)))
-        return refused or _Permit(self, id_)
-
-    def admit_blocking(self, wanted: WantedRequest) -> Permit | str:
-        """Do the same without an event loop."""
-        id_ = next(self._ids)
-        with self._asked(Ask(id_, wanted), Settle(id_, RequestOutcome(sent=False))) as answer:
-            refused = answer.result()
         return refused or _Permit(self, id_)
 
     async def admit_server(self) -> ServerPlace | str:

@@ -27,7 +27,7 @@ from msgspec import Struct
 from grue.fleet.accounts import Accounts
 from grue.fleet.broker import Amount, Limits, Refused
 from grue.fleet.folder import FleetFolder
-from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
+from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
 
 MOST_LINE_BYTES = 65_536
 _HERE = ""
@@ -116,7 +116,7 @@ class BrokerServer:
                 await listener.serve(self._worker)
 
     async def _worker(self, stream: anyio.abc.ByteStream) -> None:
-        worker = _Worker(self.accounts, stream, str(next(self._workers)))
+        worker = _WorkerStream(self.accounts, stream, str(next(self._workers)))
         async with stream, anyio.create_task_group() as tasks:
             try:
                 async for line in _received(BufferedByteReceiveStream(stream)):
@@ -136,7 +136,7 @@ class BrokerServer:
                 worker.lost()
 
 
-class _Worker:
+class _WorkerStream:
     """A connection, with its requests under way and its places."""
 
     def __init__(self, accounts: Accounts, stream: anyio.abc.ByteStream, name: str) -> None:

@@ -3,11 +3,16 @@
     missing ──▶ running ──▶ scored | failed        committed: never made again
                    │
                    ├─ infrastructure ──▶ running   three attempts in all, then given up until `retry`
-                   └─ interrupted ─────▶ missing   the same command goes on
+                   └─ interrupted, unpaid ─▶ missing   the same command goes on
 
 A lost worker, an unreachable endpoint and a server that does not start are infrastructure. What the model,
 the game or the work does wrong is a result. If the last twenty attempts all failed in the same way at the
 same endpoint, the fleet pauses: something is wrong that more attempts do not mend.
+
+The work of an episode is somebody else's code, and can do anything to its worker and to the episode's folder.
+So whatever a worker says counts only if the folder says the same, and a folder that cannot be read or written
+costs its own episode. The run ends early only if the fleet's folder is gone, the disk is full, or no worker
+starts.
 
 Nothing about an episode is kept in memory after it has ended, so that a fleet of thousands takes no more than
 one of a hundred.
@@ -25,15 +30,16 @@ from msgspec.structs import replace
 
 import grue
 from grue.errors import FleetError
-from grue.fleet.attempt import Attempted, Job
+from grue.fleet.attempt import Attempted, Job, Task
 from grue.fleet.broker import Amount
 from grue.fleet.engine import Engine, Lost
-from grue.fleet.folder import STOP, AttemptEnd, EpisodeFolder, FleetFolder
+from grue.fleet.folder import STOP, AttemptEnd, Commit, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case, FileDigests, episode_id
+from grue.fleet.results import note_result
 from grue.fleet.sweep import Keep
 from grue.fleet.work import KnownWork
-from grue.protocol.prices import Price
-from grue.runtime.interrupts import defer_interrupts, raise_deferred
+from grue.protocol.turn.prices import Price
+from grue.runtime.loops.interrupts import defer_interrupts, raise_deferred
 
 ATTEMPTS = 3
 SAME_FAILURES = 20
@@ -41,7 +47,9 @@ LEAST_FREE_BYTES = 50 * 2**20
 _LOOK_S = 0.2
 _DRAIN = 2
 
-Reason: TypeAlias = Literal["finished", "paused", "stopped", "interrupted"]
+_MOST_TROUBLES = 5
+
+Reason: TypeAlias = Literal["finished", "paused", "budget", "stopped", "interrupted"]
 
 
 class Tally(Struct):
@@ -51,12 +59,15 @@ class Tally(Struct):
         total: Episodes of the sweep.
         done: Episodes with a commit; `before` of them had it before this run.
         failed: Those of `done` that failed.
-        given_up: Episodes that failed three times for want of machine, network or server.
+        given_up: Episodes that failed three times for want of machine, network or server, or whose result
+            cannot be read.
+        unpaid: Episodes that were not played to their end because the budget has refused a request.
         running: Episodes under way.
         others: Episodes in the folder that are not in the sweep.
         scores: Number and sum of the scores, by name.
         spent: What the requests of the episodes with a commit have cost.
         kinds: Number of failed attempts of this run, by kind.
+        troubles: Why the first few episodes were given up in this run, with their ids.
     """
 
     total: int = 0
@@ -64,11 +75,19 @@ class Tally(Struct):
     before: int = 0
     failed: int = 0
     given_up: int = 0
+    unpaid: int = 0
     running: int = 0
     others: int = 0
     scores: dict[str, tuple[int, float]] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
     spent: Amount = Amount()
+
+    def give_up(self, id_: str, why: str) -> None:
+        """Count an episode that is not tried again."""
+        self.given_up += 1
+        if len(self.troubles) < _MOST_TROUBLES:
+            self.troubles.append(f"{id_}: {why}")
 
     def add(self, end: AttemptEnd) -> None:
         """Count the result of an episode."""
@@ -84,9 +103,9 @@ class Finished(Struct, frozen=True, kw_only=True):
     """How a run of a fleet ended.
 
     Attributes:
-        reason: `finished`: nothing is missing. `paused`: every attempt fails in the same way. `stopped`: by
-            `grue fleet stop`. `interrupted`: by Ctrl-C.
-        why: A sentence, for `paused`.
+        reason: `finished`: nothing is missing. `paused`: every attempt fails in the same way. `budget`: it is
+            used up. `stopped`: by `grue fleet stop`. `interrupted`: by Ctrl-C.
+        why: A sentence, for `paused` and `budget`.
         tally: The counts.
     """
 
@@ -144,7 +163,7 @@ class Driver:
         self._retry = retry
         self.tally = Tally()
         self._running: dict[str, float] = {}
-        self._again: deque[Job] = deque()
+        self._again: deque[Task] = deque()
         self._tries: dict[str, int] = {}
         self._last: deque[tuple[str, str]] = deque(maxlen=SAME_FAILURES)
         self._presses = 0
@@ -156,7 +175,8 @@ class Driver:
         The first Ctrl-C, or `grue fleet stop`, lets the running episodes end; the second cancels them.
 
         Raises:
-            FleetError: The folder cannot be read or written, or a worker cannot work.
+            FleetError: A case cannot be used, the fleet's folder is gone, its disk is full, or no worker can
+                be started.
         """
         self.tally.total = sum(1 for _ in self._plan.cases())
         (self._folder.path / STOP).unlink(missing_ok=True)
@@ -201,14 +221,18 @@ class Driver:
             files = digests.of(case, work.files)
             id_ = episode_id(work.name, self._plan.version, case, files)
             folder = self._folder.episode(id_)
-            commit = folder.commit
+            try:
+                commit = self._commit_of(folder)
+            except FleetError as error:
+                self.tally.give_up(id_, str(error))
+                continue
             if commit is not None:
                 self.tally.add(commit.end)
                 self.tally.before += 1
                 continue
             tries = 0 if self._retry else self._used(folder)
             if tries >= ATTEMPTS:
-                self.tally.given_up += 1
+                self.tally.give_up(id_, self._last_trouble(folder))
                 continue
             if tries:
                 self._tries[id_] = tries
@@ -217,15 +241,29 @@ class Driver:
                 work=work.name,
                 version=self._plan.version,
                 settings=case.settings,
+                planned=None if planned.settings == case.settings else planned.settings,
                 repetition=case.repetition,
                 keep=self._plan.keep,
                 prices=self._plan.prices,
                 files=files,
             )
 
+    def _commit_of(self, folder: EpisodeFolder) -> Commit | None:
+        try:
+            return folder.commit
+        except FleetError:
+            if not self._retry:
+                raise
+            folder.set_aside_commit()
+            return None
+
     def _used(self, folder: EpisodeFolder) -> int:
         ends = (folder.end_of(attempt) for _, attempt in folder.attempts())
         return sum(end is not None and end.outcome == "infrastructure" for end in ends)
+
+    def _last_trouble(self, folder: EpisodeFolder) -> str:
+        ends = (folder.end_of(attempt) for _, attempt in reversed(folder.attempts()))
+        return next((end.error for end in ends if end is not None), "")
 
     def _look(self) -> None:
         """Wait a moment for an attempt to end, and take in all that have."""
@@ -240,38 +278,53 @@ class Driver:
         self._require_folder()
         self._watch(self.tally, self._running)
 
-    def _ended(self, job: Job, ended: Attempted | Lost) -> None:
+    def _ended(self, job: Task, ended: Attempted | Lost) -> None:
         id_ = job.folder.name
         self._running.pop(id_, None)
         self.tally.running = len(self._running)
-        end = self._end_of_lost(job, ended) if isinstance(ended, Lost) else ended.end
+        folder = EpisodeFolder(job.folder)
+        try:
+            commit = folder.commit
+        except FleetError as error:
+            self._tries.pop(id_, None)
+            self.tally.give_up(id_, str(error))
+            return
+        if commit is not None:
+            note_result(self._folder.path, job.folder)
+        end = self._end_without_commit(folder, ended) if commit is None else commit.end
         if end is None:
             return
         self._last.append((end.kind, end.endpoint))
         if end.kind:
             self.tally.kinds[end.kind] = self.tally.kinds.get(end.kind, 0) + 1
         if end.outcome == "infrastructure":
-            self._try_again(job)
+            self._require_folder()
+            self._require_space()
+            self._try_again(job, end)
         else:
             self._tries.pop(id_, None)
-            commit = (
-                None
-                if not isinstance(ended, Attempted) or ended.committed
-                else EpisodeFolder(job.folder).commit
-            )
-            self.tally.add(end if commit is None else commit.end)
+            if end.outcome == "unpaid":
+                self._unpaid()
+            else:
+                self.tally.add(end)
         self._pause_if_all_fail(end)
 
-    def _end_of_lost(self, job: Job, lost: Lost) -> AttemptEnd | None:
-        """Record how a lost attempt ended; `None`: it was cancelled, so that it counts as interrupted."""
+    def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
+        """Return the end of an attempt; `None`: it was cancelled, so that it counts as interrupted."""
+        if isinstance(ended, Attempted):
+            if ended.end.outcome in ("infrastructure", "unpaid"):
+                return ended.end
+            ended = Lost("error", "its result was removed before it was counted")
+        if ended.kind == "unable":
+            raise FleetError(ended.why)
+        try:
+            return self._end_of_lost(folder, ended)
+        except FleetError as error:  # it cannot be recorded in the episode's folder
+            return AttemptEnd(outcome="infrastructure", kind=ended.kind, error=f"{ended.why}; {error}")
+
+    def _end_of_lost(self, folder: EpisodeFolder, lost: Lost) -> AttemptEnd | None:
         if lost.kind == "cancelled":
             return None
-        if lost.kind == "error":
-            raise FleetError(lost.why)
-        folder = EpisodeFolder(job.folder)
-        commit = folder.commit
-        if commit is not None:
-            return commit.end  # it was lost after it had committed
         attempt = next((path for _, path in reversed(folder.attempts()) if folder.end_of(path) is None), None)
         timed_out = lost.kind == "timed_out"
         end = AttemptEnd(outcome="failed" if timed_out else "infrastructure", kind=lost.kind, error=lost.why)
@@ -283,12 +336,18 @@ class Driver:
             folder.end(attempt, end)
         return end
 
-    def _try_again(self, job: Job) -> None:
+    def _unpaid(self) -> None:
+        self.tally.unpaid += 1
+        refused = self._engine.costs().refused
+        if refused and self._stop is None:
+            self._end("budget", refused)
+
+    def _try_again(self, job: Task, end: AttemptEnd) -> None:
         id_ = job.folder.name
         tries = self._tries.get(id_, 0) + 1
         if tries >= ATTEMPTS:
             self._tries.pop(id_, None)
-            self.tally.given_up += 1
+            self.tally.give_up(id_, end.error)
         else:
             self._tries[id_] = tries
             self._again.append(job)
@@ -328,7 +387,8 @@ class Driver:
 
     def _others(self) -> int:
         there = sum(1 for _ in self._folder.episodes())
-        return max(0, there - self.tally.done - self.tally.given_up) if self._stop is None else 0
+        ours = self.tally.done + self.tally.given_up + self.tally.unpaid
+        return max(0, there - ours) if self._stop is None else 0
 
 
 def stop(path: Path) -> None:

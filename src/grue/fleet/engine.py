@@ -9,10 +9,10 @@ from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from grue.fleet.attempt import Attempted, Job
+from grue.fleet.attempt import Attempted, Task
 from grue.fleet.broker import Amount
 
-LossKind: TypeAlias = Literal["died", "timed_out", "cancelled", "error"]
+LossKind: TypeAlias = Literal["died", "timed_out", "cancelled", "error", "unable"]
 
 
 class Lost(Struct, frozen=True):
@@ -20,7 +20,8 @@ class Lost(Struct, frozen=True):
 
     Attributes:
         kind: `died`: its worker process was killed or crashed. `timed_out`: it took longer than allowed.
-            `cancelled`: by the driver. `error`: the worker cannot work at all; `why` says why.
+            `cancelled`: by the driver. `error`: the attempt could not be made or recorded. `unable`: no
+            worker can be started; `why` says why.
         why: A sentence about it.
     """
 
@@ -29,13 +30,20 @@ class Lost(Struct, frozen=True):
 
 
 class Costs(Struct, frozen=True):
-    """The cost of a fleet's requests so far, and the number of answers that reported an overload."""
+    """The cost of a fleet's requests so far.
+
+    Attributes:
+        spent: What they have cost.
+        overloads: Number of answers that reported an overload.
+        refused: Why the budget refuses requests; empty: it does not.
+    """
 
     spent: Amount = Amount()
     overloads: int = 0
+    refused: str = ""
 
 
-Ended: TypeAlias = tuple[Job, Attempted | Lost]
+Ended: TypeAlias = tuple[Task, Attempted | Lost]
 
 
 class Engine(Protocol):
@@ -50,9 +58,9 @@ class Engine(Protocol):
         """Gets each job once, with how its attempt ended."""
 
     def costs(self) -> Costs:
-        """Return what requests have cost so far."""
+        """Return the cost of all requests so far."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Task) -> None:
         """Make an attempt as soon as a slot is free."""
 
     def cancel(self) -> None:

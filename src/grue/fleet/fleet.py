@@ -84,7 +84,8 @@ class Fleet:
             raise FleetError(f"workers is {workers}: give a number above 0, or 0 for all cores.")
         if engine not in ("local", "ray"):
             raise FleetError(f"There is no engine {engine!r}: write 'local' or 'ray'.")
-        self.folder = FleetFolder(Path(directory))
+        # Absolute from the start: what any code does with the working directory changes no path of the fleet.
+        self.folder = FleetFolder(Path(directory).absolute())
         self._workers = workers
         self._engine = engine
         self._options = options or FleetOptions()
@@ -113,7 +114,7 @@ class Fleet:
         Raises:
             FleetError: The work, a case or the folder cannot be used, or another driver has the folder. Or
                 the program would start the fleet again in each worker that imports it.
-            MissingDependencyError: pebble is not installed.
+            MissingDependencyError: Ray is not installed, and the engine is `ray`.
         """
         own = getattr(work, "__module__", "") == "__main__"
         refuse_to_start_again(imports_main=own or self._engine == "local")
@@ -162,6 +163,7 @@ class Fleet:
                     started=datetime.now(UTC).isoformat(timespec="seconds"),
                 )
             )
+            self.folder.require_commits()
             engine = self._made()
             try:
 
@@ -174,7 +176,7 @@ class Fleet:
                 engine.close()
 
     def _made(self) -> Engine:
-        """Return the engine."""
+        """Make the engine that the options name."""
         timeout_s = self._options.episode_timeout_s
         if self._engine == "ray":
             from grue.fleet.ray_engine import RayEngine

@@ -3,16 +3,24 @@
     DIR/fleet.json                 what the fleet does, for people and for `grue fleet status`
     DIR/driver.lock                held by the one driver
     DIR/ledger.jsonl               what requests have cost
+    DIR/results.jsonl              an index of the commits, for readers; see `results.py`
     DIR/ab/ID/case.json            the case of the episode `ID`, whose first digits are `ab`
     DIR/ab/ID/attempt-N/           an attempt, as the work leaves it
     DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it was interrupted
     DIR/ab/ID/commit.json          the result; made once
+    DIR/ab/ID/commit/commit.json   the same where the file system has no hard links
+    DIR/ab/ID/scores/NAME@VERSION.json   what a scorer, or a person, has given it since
 
 An episode is done when `commit.json` exists. It is written to another name first, synced, and then linked:
-`os.link` fails if the name exists, so that of two workers that finish the same episode one commits.
+`os.link` fails if the name exists, so that of two workers that finish the same episode one commits. Without
+hard links the file is put into a folder, which is renamed: that fails if the other folder is not empty.
 Come here for what is on disk. This module decides nothing about what is tried again.
+
+The work of an episode can do anything to the episode's files. So what cannot be read here is an error of that
+episode, and `attempts` and `end_of` raise nothing.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -27,16 +35,23 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
+from grue import messages as m
 from grue.errors import FleetError
 from grue.fleet.broker import Amount
+from grue.fleet.course import Course
 from grue.fleet.identity import ID_LENGTH
-from grue.messages import JsonObject
 from grue.runtime.safe_open import read_regular
+from grue.runtime.whole_file import draft_beside, drafted, write_whole
 
 MANIFEST, LOCK, LEDGER, STOP = "fleet.json", "driver.lock", "ledger.jsonl", "stop"
 CASE, COMMIT, ATTEMPT, TRACE = "case.json", "commit.json", "attempt.json", "trace.jsonl"
 
+_HELD = "commit"
+_DAMAGED = "damaged"
 _MOST_BYTES = 16 * 2**20
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""What file systems without hard links say: vfat, exfat, and many of FUSE and SMB."""
+
 _ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 _NUMBERED = re.compile(r"attempt-([1-9][0-9]{0,5})")
 
@@ -49,7 +64,8 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
 
     Attributes:
         outcome: `scored`; `failed`: by the model, the game or the work, which is a result too;
-            `infrastructure`: the machine, the network or a server failed, so that it is tried again.
+            `infrastructure`: the machine, the network or a server failed, so that it is tried again;
+            `unpaid`: the fleet's budget has refused a request, so that it is played by a later run.
         kind: The kind of failure, for example the error's class; empty if it was scored.
         error: What went wrong, as a sentence.
         scores: The scores by name.
@@ -57,9 +73,10 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
         model: The model that answered; empty if unknown.
         duration_s: Seconds that it took.
         spent: What its requests have cost, as far as it is known.
+        course: What its trace says of it; `None`: it has none, or an older version of grue played it.
     """
 
-    outcome: Literal["scored", "failed", "infrastructure"]
+    outcome: Literal["scored", "failed", "infrastructure", "unpaid"]
     kind: str = ""
     error: str = ""
     scores: Scores = {}
@@ -67,6 +84,7 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
     model: str = ""
     duration_s: float = 0.0
     spent: Amount = Amount()
+    course: Course | None = None
 
 
 class Commit(Struct, frozen=True, kw_only=True):
@@ -88,12 +106,17 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 
 class CaseFile(Struct, frozen=True, kw_only=True):
-    """The work and the settings of an episode; `case.json`."""
+    """The work and the settings of an episode; `case.json`.
+
+    Attributes:
+        planned: The settings as the sweep gave them, before the work added its own; `None`: the same.
+    """
 
     work: str
     version: str
-    settings: JsonObject
+    settings: m.JsonObject
     repetition: int = 0
+    planned: m.JsonObject | None = None
 
 
 class EpisodeFolder:
@@ -114,23 +137,28 @@ class EpisodeFolder:
         Raises:
             FleetError: The file cannot be read.
         """
-        return _read(self.path / COMMIT, Commit)
+        return _read(self.path / COMMIT, Commit) or _read(self.path / _HELD / COMMIT, Commit)
 
     @property
     def case(self) -> CaseFile | None:
-        """The case; `None` if it was never begun."""
+        """The case; `None` if it was never begun.
+
+        Raises:
+            FleetError: The file cannot be read.
+        """
         return _read(self.path / CASE, CaseFile)
 
     def attempts(self) -> list[tuple[int, Path]]:
         """Return the attempts by number."""
-        if not self.path.is_dir():
-            return []
-        found = ((_NUMBERED.fullmatch(entry.name), entry) for entry in self.path.iterdir())
+        found = ((_NUMBERED.fullmatch(entry.name), entry) for entry in _sorted(self.path))
         return sorted((int(match[1]), entry) for match, entry in found if match)
 
     def end_of(self, attempt: Path) -> AttemptEnd | None:
-        """Return how an attempt ended; `None`: it was interrupted, or still runs."""
-        return _read(attempt / ATTEMPT, AttemptEnd)
+        """Return the end of an attempt; `None`: it was interrupted, or still runs."""
+        try:
+            return _read(attempt / ATTEMPT, AttemptEnd)
+        except FleetError as error:
+            return AttemptEnd(outcome="infrastructure", kind=_DAMAGED, error=str(error))
 
     def begin(self, case: CaseFile) -> Path:
         """Make and return the folder of a new attempt."""
@@ -139,7 +167,7 @@ class EpisodeFolder:
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
             if not (self.path / CASE).exists():
-                _write(self.path / CASE, case)
+                write_whole(self.path / CASE, _written(case), fsync=True)
             number = max((number for number, _ in self.attempts()), default=0) + 1
             while True:
                 attempt = self.path / f"attempt-{number}"
@@ -153,7 +181,7 @@ class EpisodeFolder:
     def end(self, attempt: Path, end: AttemptEnd) -> None:
         """Record how an attempt ended."""
         with _writing(attempt):
-            _write(attempt / ATTEMPT, end)
+            write_whole(attempt / ATTEMPT, _written(end), fsync=True)
 
     def make_commit(self, attempt: Path, end: AttemptEnd, *, version: str) -> bool:
         """Commit an attempt whose files are closed; return `False` if another one was committed first."""
@@ -168,7 +196,15 @@ class EpisodeFolder:
                 trace_sha256=digest,
                 version=version,
             )
-            return _link(self.path / COMMIT, commit)
+            return _commit_at(self.path, commit)
+
+    def set_aside_commit(self) -> None:
+        """Rename a commit that cannot be read, so that the episode can be played again."""
+        with _writing(self.path):
+            for name in (COMMIT, _HELD):
+                if os.path.lexists(self.path / name):
+                    aside = Path(tempfile.mkdtemp(prefix=f"{_DAMAGED}-", dir=self.path))
+                    (self.path / name).rename(aside / name)
 
     def drop_trace(self) -> None:
         """Delete all attempts and keep the commit."""
@@ -216,7 +252,27 @@ class FleetFolder:
         """Write the manifest."""
         with _writing(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(self.path / MANIFEST, manifest)
+            write_whole(self.path / MANIFEST, _written(manifest), fsync=True)
+
+    def require_commits(self) -> None:
+        """Check, before anything is paid for, that episodes can be committed here.
+
+        Raises:
+            FleetError: The file system can make neither a link nor a folder that exists only once.
+        """
+        with _writing(self.path):
+            place = Path(tempfile.mkdtemp(prefix=".trial-", dir=self.path))
+            try:
+                once = [
+                    _commit_at(place, Commit(attempt=n, end=AttemptEnd(outcome="scored"))) for n in (1, 2)
+                ]
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+        if once != [True, False]:
+            raise FleetError(
+                f"The file system of {self.path} lets two workers commit the same episode: it has no hard"
+                " links, and renames a folder over another. Name a folder elsewhere with --dir."
+            )
 
     def free_bytes(self) -> int:
         """Return the free space of the disk."""
@@ -242,8 +298,12 @@ class DriverLock:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            with _writing(self._path, "lock"):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FleetError as error:
+            if not isinstance(error.__cause__, BlockingIOError):
+                os.close(self._descriptor)
+                raise
             holder = os.pread(self._descriptor, 100, 0).decode("ascii", "replace").strip()
             os.close(self._descriptor)
             raise FleetError(
@@ -263,8 +323,9 @@ class DriverLock:
 class _writing:  # noqa: N801 - used as a `with` statement's word
     """Turn an `OSError` into a `FleetError` that names the place and the cause."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, doing: str = "write") -> None:
         self._place = place
+        self._doing = doing
 
     def __enter__(self) -> None:
         return None
@@ -274,12 +335,15 @@ class _writing:  # noqa: N801 - used as a `with` statement's word
     ) -> None:
         if isinstance(exc, OSError):
             raise FleetError(
-                f"Cannot write {self._place}: {exc.strerror}. Nothing that was finished is lost."
+                f"Cannot {self._doing} {self._place}: {exc.strerror}. Nothing that was finished is lost."
             ) from exc
 
 
 def _sorted(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    try:
+        return sorted(folder.iterdir())
+    except OSError:  # there is none, or not any more, or it cannot be listed
+        return []
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
@@ -295,29 +359,44 @@ def _read(path: Path, kind: type[T]) -> T | None:
         ) from error
 
 
-def _draft(path: Path, content: Any) -> Path:
-    """Write and sync a file beside `path`, and return it."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return Path(name)
+def _written(content: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
-def _write(path: Path, content: Any) -> None:
-    _draft(path, content).replace(path)
-
-
-def _link(path: Path, content: Any) -> bool:
-    draft = _draft(path, content)
+def _commit_at(folder: Path, commit: Commit) -> bool:
+    """Write a commit into an episode's folder; return `False` if it has one."""
+    path = folder / COMMIT
+    draft = draft_beside(path)
+    with drafted(draft, fsync=True) as file:
+        file.write(_written(commit))
     try:
         os.link(draft, path)
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _rename_into_place(draft, folder / _HELD)
     finally:
-        draft.unlink()
-    _sync_folder(path.parent)
+        draft.unlink(missing_ok=True)
+    _sync_folder(folder)
+    return True
+
+
+def _rename_into_place(draft: Path, held: Path) -> bool:
+    """Put a draft into a folder and rename that to `held`; return `False` if that folder has a commit."""
+    holder = Path(tempfile.mkdtemp(prefix=f".{held.name}.", dir=held.parent))
+    try:
+        draft.rename(holder / COMMIT)
+        _sync_folder(holder)
+        holder.rename(held)
+    except OSError:
+        if not (held / COMMIT).exists():
+            raise
+        return False
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
+    _sync_folder(held.parent)
     return True
 
 
@@ -325,6 +404,9 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:  # some file systems sync files only
+        if error.errno not in (errno.EINVAL, *_NO_LINKS):
+            raise
     finally:
         os.close(descriptor)
 

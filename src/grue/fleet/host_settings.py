@@ -9,18 +9,19 @@ import hashlib
 import os
 import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from grue.fleet.folder import MANIFEST, TRACE
 from grue.fleet.work import Episode
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.llm_transport.keys import api_key, require_key
-from grue.offline import MODEL
-from grue.settings import GameConfiguration
+from grue.hosting import GameConfiguration
+from grue.testing.offline import MODEL
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.llm.keys import api_key, require_key
 
 LEFT_OUT = ("attempt.json", "result.json", "output.txt")
 """Files of an attempt that do not belong to the attempt that goes on from it."""
@@ -59,7 +60,7 @@ def continue_interrupted(episode: Episode) -> bool:
     """Copy an interrupted attempt into the episode's, and return whether there is one."""
     if episode.interrupted is None:
         return False
-    shutil.copytree(episode.interrupted, episode.folder, dirs_exist_ok=True, ignore=_left_out)
+    shutil.copytree(episode.interrupted, episode.folder, symlinks=True, dirs_exist_ok=True, ignore=_left_out)
     return True
 
 
@@ -73,14 +74,45 @@ def begin_again(episode: Episode) -> None:
 
 
 def files_digest(folders: Sequence[Path]) -> str:
-    """Return a hash of all files below some folders, by name and content."""
+    """Return a hash of all files below some folders, by name and content; of a link by what it names."""
     digest = hashlib.sha256()
     for folder in folders:
-        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-            content = hashlib.sha256(path.read_bytes()).digest()
-            digest.update(msgspec.json.encode(path.relative_to(folder).as_posix()) + content)
+        for path in _files(folder):
+            what = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+            name = path.relative_to(folder).as_posix()
+            digest.update(msgspec.json.encode(name) + hashlib.sha256(what).digest())
         digest.update(b"\n")
     return digest.hexdigest()[:16]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files and links of a folder, those of runs left out."""
+    entries = sorted(folder.iterdir())
+    left_out = not_of_the_workspace(str(folder), [entry.name for entry in entries])
+    for entry in entries:
+        if entry.name in left_out:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            yield from _files(entry)
+        else:
+            yield entry
+
+
+def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
+    """Return the entries of a folder that belong to no workspace: runs, fleets, and what is no file.
+
+    A run is a folder with a trace, a fleet is one with a manifest. Both are made by grue, so they change with
+    each run, and a copy that held the place where it is made would never end.
+    """
+    return {name for name in names if _is_left_out(Path(folder, name))}
+
+
+def _is_left_out(path: Path) -> bool:
+    if path.is_symlink():
+        return False
+    if path.is_dir():
+        return any((path / each).is_file() for each in (TRACE, MANIFEST))
+    return not path.is_file()
 
 
 class _Project(NamedTuple):

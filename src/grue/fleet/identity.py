@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from grue import messages as m
 from grue.errors import FleetError
-from grue.messages import JsonObject
-from grue.protocol.secret_names import looks_secret
+from grue.runtime.secrets.secret_names import looks_secret
 
 ID_LENGTH = 24
 """Hexadecimal digits of an id: 96 bits, so that two of a million cases never share one."""
@@ -30,7 +30,7 @@ class Case(Struct, frozen=True, kw_only=True):
         repetition: Counts the episodes with equal settings, from 0.
     """
 
-    settings: JsonObject
+    settings: m.JsonObject
     repetition: int = 0
 
 

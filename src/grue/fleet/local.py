@@ -1,45 +1,55 @@
 """The local engine: warm worker processes on this machine, one episode at a time in each.
 
-pebble keeps the processes: it replaces one that dies, ends one whose episode takes too long, and recycles
-each after 200 episodes. An episode runs on its process's main thread, so that signals work there.
+One thread starts the workers, gives them jobs and takes what they say. Each worker has a channel of its own,
+so that no other is concerned by what one does to it. What a worker says is read without waiting, up to a
+limit. A worker that dies, takes too long, says nonsense or is not fit for another episode is ended with all
+processes of its group. An episode runs on its process's main thread, so that signals work there.
 """
 
-import concurrent.futures
 import contextlib
-import functools
 import importlib
+import math
 import multiprocessing
+import multiprocessing.connection
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import queue
+import signal
 import sys
 import threading
-from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, Any
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
 
-from grue.errors import FleetError, MissingDependencyError
-from grue.fleet.attempt import Attempted, Job, run_attempt
+import msgspec
+
+from grue.fleet.attempt import Task
 from grue.fleet.broker import Limits
 from grue.fleet.broker_server import BrokerServer
 from grue.fleet.engine import Costs, Ended, Lost
 from grue.fleet.folder import FleetFolder
-from grue.runtime.interrupts import born_without_interrupts, ignore_interrupts
+from grue.fleet.worker import READY, Place, WorkerSaid, work
+from grue.runtime.loops.interrupts import born_without_interrupts
 
-if TYPE_CHECKING:
-    from pebble import ProcessPool
+_PRELOADED = (
+    "grue.fleet.worker",
+    "grue.engine.runner",
+    "grue.actors.llm",
+    "grue.transports.mcp.process_wire",
+)
 
-    from grue.fleet.broker_link import BrokerLink
+_START_S = 120.0
+"""For a worker to import the program and to connect, before it is given up."""
 
-EPISODES_A_WORKER = 200
-"""A worker is replaced after so many episodes, so that what a work leaks does not add up."""
+_START_AGAIN_S = 0.2
+_MOST_BROKEN = 5
+"""If so many workers in a row end before they are ready, none can work."""
 
-_PRELOADED = ("grue.fleet.attempt", "grue.runner", "grue.actors.llm", "grue.mcp_transport.process_wire")
-
-_MOST_BROKEN = 50
-"""If the pool breaks so often without an attempt in between, the workers cannot work at all."""
-
-_link: "list[BrokerLink]" = []
+_DEATH_S = 10.0
+_MOST_SAID_BYTES = 16 * 2**20
+_READ_BYTES = 65_536
 
 
 class LocalEngine:
@@ -52,142 +62,241 @@ class LocalEngine:
         episode_timeout_s: Time limit of an attempt; `None`: none.
 
     Raises:
-        MissingDependencyError: pebble is not installed.
         FleetError: The ledger cannot be read or written.
     """
 
     def __init__(
         self, folder: FleetFolder, limits: Limits, workers: int, *, episode_timeout_s: float | None = None
     ) -> None:
-        try:
-            from pebble import ProcessPool
-        except ImportError as error:
-            raise MissingDependencyError(
-                "A fleet needs the package pebble. Install it with: pip install 'grue[fleet]'"
-            ) from error
         self.slots = workers
         self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         self._timeout_s = episode_timeout_s
         self._stack = contextlib.ExitStack()
         self._broker = self._stack.enter_context(BrokerServer(folder, limits))
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
+        self._place = Place(self._broker.address, limits, list(sys.path), str(Path.cwd()))
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
         multiprocessing.resource_tracker.ensure_running()  # it would lift the block below when it starts
         with born_without_interrupts():
             multiprocessing.forkserver.ensure_running()
-        self._new_pool = functools.partial(
-            ProcessPool,
-            max_workers=workers,
-            max_tasks=EPISODES_A_WORKER,
-            initializer=begin_work,
-            initargs=(self._broker.address, limits, list(sys.path)),
-            context=context,
-        )
-        self._pool = self._new_pool()
-        self._lock = threading.Lock()
-        self._closed = False
+        self._jobs: deque[Task] = deque()
+        self._cancelled = self._closed = False
         self._broken = 0
-        self._futures: dict[int, concurrent.futures.Future[Attempted]] = {}
+        self._failed: Lost | None = None
+        self._start_at, self._failing_since = -math.inf, math.inf
+        self._workers: list[_Worker] = []
+        self._woken, self._wake = self._context.Pipe(duplex=False)
+        self._thread = threading.Thread(target=self._serve, name="grue fleet workers", daemon=True)
+        self._thread.start()
 
     def costs(self) -> Costs:
-        """Return what requests have cost so far."""
+        """Return the cost of all requests so far."""
         broker = self._broker.accounts.broker
-        return Costs(broker.spent, broker.overloads)
+        return Costs(broker.spent, broker.overloads, broker.refused)
 
-    def submit(self, job: Job) -> None:
-        """Make an attempt as soon as a process is free.
-
-        pebble's pool breaks if a worker is killed while none has a task: then it is replaced.
-        """
-        with self._lock:
-            if self._closed:
-                self.ended.put((job, Lost("cancelled")))
-                return
-            schedule = functools.partial(_schedule, job, self._timeout_s)
-            try:
-                future = schedule(self._pool)
-            except RuntimeError:
-                self._stop_pool()
-                self._pool = self._new_pool()
-                future = schedule(self._pool)
-        self._futures[id(future)] = future
-        future.add_done_callback(functools.partial(self._done, job))
+    def submit(self, job: Task) -> None:
+        """Make an attempt as soon as a process is free."""
+        if self._failed is not None:
+            self.ended.put((job, self._failed))
+            return
+        self._jobs.append(job)
+        self._wake.send_bytes(b"job")
 
     def cancel(self) -> None:
         """End all attempts."""
-        for future in list(self._futures.values()):
-            future.cancel()
+        self._cancelled = True
+        self._wake.send_bytes(b"cancel")
 
     def close(self) -> None:
         """End all processes. Blocks until they are gone."""
-        with self._lock:
-            self._closed = True
-            self._stop_pool()
+        self._cancelled = self._closed = True
+        self._wake.send_bytes(b"close")
+        self._thread.join()
+        self._wake.close()
+        self._woken.close()
         self._stack.close()
 
-    def _stop_pool(self) -> None:
-        self._pool.stop()  # type: ignore[no-untyped-call]  # pebble has no annotation there
-        self._pool.join()
+    # What follows runs in the engine's thread.
 
-    def _done(self, job: Job, future: "concurrent.futures.Future[Attempted]") -> None:
-        self._futures.pop(id(future), None)
-        if _never_began(future) and self._broken < _MOST_BROKEN:
-            # A thread of its own, because this one belongs to the pool that is to be stopped.
-            self._broken += 1
-            threading.Thread(target=self.submit, args=(job,), daemon=True).start()
+    def _serve(self) -> None:
+        try:
+            while True:
+                if self._cancelled:
+                    self._cancelled = False
+                    self._end_all(Lost("cancelled"))
+                if self._closed:
+                    return
+                if self._failed is not None:
+                    self._end_all(self._failed)
+                self._hand_out()
+                self._wait()
+        except BaseException as error:  # the driver waits for each of its jobs
+            self._fail(f"The engine has failed: {type(error).__name__}: {error}.")
+            raise
+
+    def _fail(self, why: str) -> None:
+        """Say of each job, also of those to come, that no worker can do it."""
+        self._failed = Lost("unable", why)
+        self._end_all(self._failed)
+
+    def _end_all(self, how: Lost) -> None:
+        for worker in list(self._workers):
+            self._drop(worker, how)
+        while self._jobs:
+            self.ended.put((self._jobs.popleft(), how))
+
+    def _hand_out(self) -> None:
+        """Give the jobs to workers that have none, and start workers for the others."""
+        idle = [worker for worker in self._workers if worker.ready and worker.job is None]
+        while self._jobs and idle:
+            worker = idle.pop()
+            if worker.give(self._jobs[0], self._timeout_s):
+                self._jobs.popleft()
+            else:  # it has died since
+                self._drop(worker)
+        starting = sum(not worker.ready for worker in self._workers)
+        for _ in range(min(self.slots - len(self._workers), len(self._jobs) - starting)):
+            self._start()
+
+    def _start(self) -> None:
+        now = time.monotonic()
+        if now < self._start_at:
             return
-        outcome = _outcome(future, self._timeout_s)
-        self._broken = 0
-        self.ended.put((job, outcome))
+        try:
+            self._workers.append(_Worker(self._context, self._place))
+            self._failing_since = math.inf
+        except (OSError, EOFError) as error:
+            # The server that workers are forked from has been ended by one of them, and is not quite gone
+            # yet; or the machine has no process or descriptor left for now.
+            self._failing_since = min(self._failing_since, now)
+            self._start_at = now + _START_AGAIN_S
+            if now - self._failing_since > _START_S:
+                self._fail(f"No worker process can be started: {error}.")
+
+    def _wait(self) -> None:
+        """Wait until a worker says something, dies or takes too long, or there is something to do."""
+        soonest = min(worker.until for worker in self._workers) if self._workers else math.inf
+        if self._jobs and self._failing_since < math.inf:
+            soonest = min(soonest, self._start_at)
+        wait_s = None if soonest == math.inf else max(0.0, soonest - time.monotonic())
+        channels = (worker.channel for worker in self._workers if not worker.deaf)
+        ends = (worker.process.sentinel for worker in self._workers)
+        if self._woken in multiprocessing.connection.wait([self._woken, *channels, *ends], wait_s):
+            self._woken.recv_bytes()
+        for worker in list(self._workers):
+            if worker in self._workers:  # the one before has not ended them all
+                self._look_at(worker)
+
+    def _look_at(self, worker: "_Worker") -> None:
+        alive = worker.process.is_alive()
+        try:
+            self._hear(worker)  # also what it has said last
+        except (ValueError, RecursionError) as error:
+            self._drop(worker, Lost("died", f"its worker process has said nonsense: {error}"))
+            return
+        if worker not in self._workers:
+            return
+        if not alive:
+            self._drop(
+                worker, Lost("died", f"its worker process ended with status {worker.process.exitcode}")
+            )
+        elif time.monotonic() > worker.until:
+            self._drop(
+                worker, Lost("timed_out", f"the episode did not end within {self._timeout_s or 0:g} s")
+            )
+
+    def _hear(self, worker: "_Worker") -> None:
+        """Take in what a worker has said, if anything.
+
+        Raises:
+            ValueError, RecursionError: The line is not JSON of a `Said`, or nothing was asked.
+        """
+        line = worker.line()
+        if line is None:
+            return
+        if not worker.ready and line == READY:
+            worker.ready, worker.until, self._broken = True, math.inf, 0
+            return
+        said, job = msgspec.json.decode(line, type=WorkerSaid), worker.job
+        if job is None:
+            raise ValueError("nothing was asked")
+        worker.job, worker.until = None, math.inf
+        if not said.fit:
+            self._drop(worker)
+        self.ended.put((job, said.ended or Lost("error", said.error)))
+
+    def _drop(self, worker: "_Worker", how: Lost | None = None) -> None:
+        """End a worker with whatever it has started, and say how its attempt ended."""
+        self._workers.remove(worker)
+        worker.end()
+        if worker.job is not None and how is not None:
+            self.ended.put((worker.job, how))
+        if not worker.ready and how is not None and how.kind in ("died", "timed_out"):
+            self._broken += 1
+            if self._broken >= _MOST_BROKEN:
+                self._fail(f"No worker process starts: {how.why}.")
 
 
-def _schedule(
-    job: Job, timeout_s: float | None, pool: "ProcessPool"
-) -> "concurrent.futures.Future[Attempted]":
-    future: concurrent.futures.Future[Attempted] = pool.schedule(run_attempt, args=(job,), timeout=timeout_s)
-    return future
+class _Worker:
+    """A worker process as the engine sees it.
 
+    Attributes:
+        process: The process.
+        channel: Takes jobs, and gives what it says.
+        ready: Whether it has started.
+        deaf: Whether it has closed its end of the channel. Then it can only end.
+        job: The job that it has; `None`: none.
+        until: When its start or its job takes too long, in monotonic seconds.
+    """
 
-def _never_began(future: "concurrent.futures.Future[Attempted]") -> bool:
-    """Whether the pool has broken before a worker took the job."""
-    return not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
+    def __init__(self, context: Any, place: Place) -> None:
+        self.channel, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, place), name="grue fleet worker")
+        with born_without_interrupts():
+            self.process.start()
+        theirs.close()
+        self.ready = self.deaf = False
+        self.job: Task | None = None
+        self.until = time.monotonic() + _START_S
+        self._said = b""
 
+    def give(self, job: Task, timeout_s: float | None) -> bool:
+        """Give it a job; return `False` if it has died."""
+        try:
+            self.channel.send(job)
+        except OSError:
+            return False
+        self.job = job
+        self.until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        return True
 
-def _outcome(future: "concurrent.futures.Future[Attempted]", timeout_s: float | None) -> Attempted | Lost:
-    from pebble import ProcessExpired
+    def line(self) -> bytes | None:
+        """Return the line that it has said; `None`: none yet. Does not wait.
 
-    try:
-        return future.result()
-    except (concurrent.futures.CancelledError, KeyboardInterrupt):
-        return Lost("cancelled")
-    except TimeoutError:
-        return Lost("timed_out", f"the episode did not end within {timeout_s:g} s")
-    except ProcessExpired as error:
-        return Lost("died", f"its worker process ended with status {error.exitcode}")
-    except FleetError as error:
-        return Lost("error", str(error))
-    except Exception as error:  # noqa: BLE001 - anything else is reported to the driver, which says it
-        return Lost("error", f"{type(error).__name__}: {error}")
+        Raises:
+            ValueError: It says more than any worker has to say.
+        """
+        while not self.deaf and self.channel.poll():
+            try:
+                piece = os.read(self.channel.fileno(), _READ_BYTES)
+            except OSError:
+                piece = b""
+            self.deaf = not piece
+            self._said += piece
+            if self._said.endswith(b"\n"):
+                said, self._said = self._said, b""
+                return said
+            if len(self._said) > _MOST_SAID_BYTES:
+                raise ValueError(f"more than {_MOST_SAID_BYTES} bytes")
+        return None
 
-
-def begin_work(address: str, limits: Limits, path: list[str]) -> None:
-    """Prepare a worker process: connect it to the broker, and end it when the driver is gone."""
-    from grue.fleet.broker_link import BrokerLink
-    from grue.llm_transport.request_gate import set_request_gate
-    from grue.processes.server_gate import set_server_gate
-
-    sys.path[:] = path
-    # Ctrl-C at a terminal reaches all processes. The driver decides what it means.
-    ignore_interrupts()
-    link = BrokerLink(address, on_loss=_leave)
-    _link[:] = [link]
-    set_request_gate(link if limits.on_requests else None)
-    set_server_gate(link.servers if limits.servers.at_once is not None else None)
-
-
-def _leave() -> None:
-    # The guard of each server process ends it when this process is gone.
-    os._exit(1)
+    def end(self) -> None:
+        """End the worker with all processes of its group. Block until they are gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # as long as it has no group of its own
+        self.process.join(_DEATH_S)
+        self.channel.close()
 
 
 def _can_import(name: str) -> bool:
@@ -199,6 +308,6 @@ def _can_import(name: str) -> bool:
 
 
 def default_workers() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     available: Any = getattr(os, "sched_getaffinity", None)
     return len(available(0)) if available else os.cpu_count() or 1

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from grue.errors import FleetError
 from grue.fleet.broker import Amount
 from grue.fleet.folder import FleetFolder
 from grue.fleet.identity import Case, FileDigests, episode_id
@@ -38,10 +39,10 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
-    """Return what is to be done of a sweep in a folder, which need not exist.
+    """Return the work that a sweep still has in a folder, which need not exist.
 
     Raises:
-        FleetError: A case cannot be used, or a file in the folder is damaged.
+        FleetError: A case cannot be used.
     """
     work, folder, digests = find_work(sweep.work), FleetFolder(place), FileDigests()
     total = missing = sized = 0
@@ -50,7 +51,10 @@ def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
         total += 1
         case = work.completed(planned)
         id_ = episode_id(work.name, sweep.version or work.version, case, digests.of(case, work.files))
-        commit = folder.episode(id_).commit
+        try:
+            commit = folder.episode(id_).commit
+        except FleetError:  # `grue fleet retry` plays it again
+            commit = None
         if commit is None:
             missing += 1
             assumed += _assumed_bytes(sweep, case)

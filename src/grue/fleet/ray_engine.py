@@ -19,17 +19,16 @@ from typing import Any, TypeAlias
 
 import anyio
 import anyio.to_thread
-from msgspec.structs import replace
 
 from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.accounts import Accounts
-from grue.fleet.attempt import Attempted, Job, run_attempt
+from grue.fleet.attempt import Attempted, Task, text_of
 from grue.fleet.broker import Amount, Limits, Refused
 from grue.fleet.broker_link import GONE
 from grue.fleet.engine import Costs, Ended, Lost
 from grue.fleet.folder import FleetFolder
-from grue.llm_transport.request_gate import Permit, RequestOutcome, WantedRequest, set_request_gate
-from grue.processes.server_gate import ServerPlace, set_server_gate
+from grue.runtime.processes.server_gate import ServerPlace, set_server_gate
+from grue.transports.llm.request_gate import Permit, RequestOutcome, WantedRequest, set_request_gate
 
 _LOOK_S = 0.1
 _COSTS_EVERY_S = 1.0
@@ -105,8 +104,9 @@ class RayBroker:
             waiting.cancel()
 
     async def costs(self) -> Costs:
-        """Return what requests have cost so far."""
-        return Costs(self._accounts.broker.spent, self._accounts.broker.overloads)
+        """Return the cost of all requests so far."""
+        broker = self._accounts.broker
+        return Costs(broker.spent, broker.overloads, broker.refused)
 
 
 class RayEngine:
@@ -150,7 +150,7 @@ class RayEngine:
         self._broker = actor.remote(self._folder, limits)
         task = ray.remote(_attempt).options(max_retries=0, num_cpus=1)
         self._start = functools.partial(task.remote, self._broker, limits, list(sys.path))
-        self._tasks: dict[Any, tuple[Job, float | None]] = {}
+        self._tasks: dict[Any, tuple[Task, float | None]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._costs = Costs()
@@ -158,14 +158,13 @@ class RayEngine:
         self._thread.start()
 
     def costs(self) -> Costs:
-        """Return what requests have cost, as of a second ago."""
+        """Return the cost of all requests, as of a second ago."""
         return self._costs
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Task) -> None:
         """Make an attempt as soon as the cluster has room."""
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
-        absolute = replace(job, folder=self._folder / job.folder.parent.name / job.folder.name)
-        reference = self._start(absolute)
+        reference = self._start(job)
         with self._lock:
             self._tasks[reference] = (job, deadline)
 
@@ -229,23 +228,23 @@ class RayEngine:
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
             return Lost("died", f"its worker was lost: {type(error).__name__}")
         except errors.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, KeyboardInterrupt):
-                return Lost("cancelled")
-            return Lost("error", str(cause) if isinstance(cause, FleetError) else f"{cause!r:.500}")
+            return Lost("error", text_of(error.cause))
         except errors.RayError as error:
             return Lost("died", f"Ray lost it: {type(error).__name__}")
+        except BaseException as error:  # noqa: BLE001 - what the worker has sent cannot be read
+            return Lost("died", text_of(error))
         return attempted
 
 
-def _attempt(broker: Any, limits: Limits, path: list[str], job: Job) -> Attempted:
+def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempted:
     """Make an attempt within a Ray task."""
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)]
     asked = _Asked(broker, job.folder.name)
     set_request_gate(_RayRequests(asked) if limits.on_requests else None)
     set_server_gate(_RayServers(asked) if limits.servers.at_once is not None else None)
     try:
-        return run_attempt(job)
+        job.prepare()
+        return job.make()
     finally:
         set_request_gate(None)
         set_server_gate(None)
@@ -274,18 +273,6 @@ class _Asked:
             raise
         return refused
 
-    def answer_blocking(self, asked: Any, give_up: Callable[[], object]) -> str:
-        """Do the same without an event loop."""
-        ray = _ray()
-        try:
-            refused: str = ray.get(asked)
-        except ray.exceptions.RayError:
-            return GONE
-        except BaseException:
-            give_up()
-            raise
-        return refused
-
 
 class _RayRequests:
     """The gate of an attempt's requests."""
@@ -295,17 +282,10 @@ class _RayRequests:
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
         """Wait until the broker lets the request start."""
-        permit, asked = self._begun(wanted)
-        return await self._asked.answer(asked, permit.give_up) or permit
-
-    def admit_blocking(self, wanted: WantedRequest) -> Permit | str:
-        """Do the same without an event loop."""
-        permit, asked = self._begun(wanted)
-        return self._asked.answer_blocking(asked, permit.give_up) or permit
-
-    def _begun(self, wanted: WantedRequest) -> tuple["_RayPermit", Any]:
         asked, id_ = self._asked, self._asked.next_id()
-        return _RayPermit(asked, id_), asked.broker.ask.remote(asked.attempt, id_, wanted)
+        permit = _RayPermit(asked, id_)
+        answer = asked.broker.ask.remote(asked.attempt, id_, wanted)
+        return await asked.answer(answer, permit.give_up) or permit
 
 
 class _RayPermit:

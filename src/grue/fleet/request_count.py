@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from grue.fleet.broker import Amount
-from grue.llm_transport.request_gate import (
+from grue.protocol.turn.prices import Price, price_of
+from grue.transports.llm.request_gate import (
     Permit,
     RequestGate,
     RequestOutcome,
@@ -17,7 +18,6 @@ from grue.llm_transport.request_gate import (
     request_gate,
     set_request_gate,
 )
-from grue.protocol.prices import Price, price_of
 
 
 class RequestCount:
@@ -33,21 +33,25 @@ class RequestCount:
         self._prices = prices
         self._lock = threading.Lock()
         self._spent = Amount()
+        self._refused = ""
 
     @property
     def spent(self) -> Amount:
         """The cost of the requests that have ended, as far as it is known."""
         return self._spent
 
+    @property
+    def refused(self) -> str:
+        """Why the inner gate has refused a request; empty: it has refused none."""
+        return self._refused
+
     async def admit(self, wanted: WantedRequest) -> Permit | str:
         """Ask the inner gate."""
         permit = None if self._inner is None else await self._inner.admit(wanted)
-        return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
-
-    def admit_blocking(self, wanted: WantedRequest) -> Permit | str:
-        """Ask the inner gate."""
-        permit = None if self._inner is None else self._inner.admit_blocking(wanted)
-        return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
+        if isinstance(permit, str):
+            self._refused = permit
+            return permit
+        return _Counted(self, permit, wanted.model)
 
     def add(self, model: str, outcome: RequestOutcome) -> None:
         """Count a request."""

@@ -1,6 +1,6 @@
 """The places for server processes on one machine: who may start one now.
 
-A pure state machine. `accounts.py` waits and answers the workers. Come here to change how the cap works.
+A pure state machine. `accounts.py` waits and answers the workers.
 
 An episode with two servers holds the first while it asks for the second. If every worker did that on the
 last places, all would wait for each other for ever. So a worker's first server takes all the places that an

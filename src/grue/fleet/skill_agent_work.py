@@ -21,13 +21,14 @@ from grue.fleet.host_settings import (
     chosen_endpoint,
     continue_interrupted,
     files_digest,
+    not_of_the_workspace,
 )
 from grue.fleet.work import Episode, work
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.llm_transport.keys import require_key
-from grue.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_to_task
 from grue.protocol.chat_wire.profiles import profile_for
+from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_to_task
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.llm.keys import require_key
 
 _WORKSPACE = "workspace"
 _MOST_FILE_BYTES = 2**20
@@ -105,7 +106,8 @@ def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Pa
             begin_again(episode)
             agent = Orchestrator(config, folder=episode.folder)
             agent.scripted = case.offline
-    shutil.copytree(workspace, config.workspace)
+    # Links stay links: what one outside the folder names is refused, as `grue run` does.
+    shutil.copytree(workspace, config.workspace, symlinks=True, ignore=not_of_the_workspace)
     return agent.run(case.task or config.task)
 
 
@@ -137,7 +139,7 @@ def _is_there(expected: str | None, result: RunResult, written: Iterator[str]) -
 def _written(workspace: Path, original: Path) -> Iterator[str]:
     """Yield the content of the files that the run has made or changed, as far as they are small."""
     for path in sorted(workspace.rglob("*")):
-        if not path.is_file() or path.stat().st_size > _MOST_FILE_BYTES:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_FILE_BYTES:
             continue
         before, content = original / path.relative_to(workspace), path.read_bytes()
         if not before.is_file() or before.read_bytes() != content:

@@ -14,13 +14,13 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from grue.config.reading import nearest, read_config_text
+from grue import messages as m
+from grue.config.documents import nearest, read_config_text
 from grue.errors import FleetError, MCPConfigError
 from grue.fleet.broker import FleetBudget, Rate
 from grue.fleet.identity import Case
 from grue.fleet.server_places import ServerCap
 from grue.fleet.work import find_work, wrong_setting
-from grue.messages import JsonObject
 
 MOST_CASES = 1_000_000
 
@@ -57,9 +57,9 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     work: str
     version: str | None = None
     grid: dict[str, list[Any] | Span] = {}
-    settings: JsonObject = {}
-    include: list[JsonObject] = []
-    exclude: list[JsonObject] = []
+    settings: m.JsonObject = {}
+    include: list[m.JsonObject] = []
+    exclude: list[m.JsonObject] = []
     repetitions: int = 1
     budget: FleetBudget = FleetBudget()
     rate: Rate = Rate()
@@ -89,7 +89,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ]
         return {model for model in named if isinstance(model, str)}
 
-    def _settings(self) -> Iterator[JsonObject]:
+    def _settings(self) -> Iterator[m.JsonObject]:
         axes = {name: _values(axis) for name, axis in self.grid.items()}
         grid = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
         for cell in itertools.chain(grid if axes else (), self.include):

@@ -14,6 +14,7 @@ import functools
 import importlib
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,17 +24,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.config.reading import nearest
+from grue.config.documents import nearest
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, Scores
 from grue.fleet.identity import Case
 from grue.fleet.main_program import WORK_MODULE
+from grue.hosts import BUNDLED
 
-OURS = {
-    "zork": "grue.fleet.zork_work:play",
-    "skill_agent": "grue.fleet.skill_agent_work:run_task",
-    "agent_loop": "grue.fleet.agent_loop_work:converse",
-}
+OURS = {name: host.work for name, host in BUNDLED.items()}
 """The hosts' own work, by short name."""
 
 
@@ -58,6 +56,9 @@ class Episode(Struct, frozen=True, kw_only=True):
         """The file for the trace of the episode; pass it to `Runner(trace=...)`."""
         return self.folder / TRACE
 
+
+_MOST_NAME = 1000
+_FUNCTION = re.compile(r".+:[^\W\d]\w*", re.DOTALL)
 
 Complete: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Work: TypeAlias = Callable[[dict[str, Any], Episode], float | Mapping[str, float]]
@@ -114,7 +115,7 @@ class WrongSetting(Struct, frozen=True):
 
 
 def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> WrongSetting | None:
-    """Return what is wrong with settings, some of which may be missing; `None`: nothing."""
+    """Return the fault of settings, some of which may be missing; `None`: nothing."""
     kinds = _kinds(declared)
     for name, value in settings.items():
         if name not in kinds:
@@ -184,13 +185,25 @@ def find_work(name: str) -> KnownWork:
         FleetError: There is none of this name.
     """
     full = OURS.get(name, name)
-    place, _, attribute = full.rpartition(":")
-    if not place or not attribute.isidentifier():
+    if not _FUNCTION.fullmatch(full):
         known, near = ", ".join(OURS), nearest(name, OURS, similarity=0.5)
         meant = "" if near is None else f" Did you mean {near!r}?"
         raise FleetError(
             f"work = {name!r} names no function: write module:function, or one of {known}.{meant}"
         )
+    function = find_function(full)
+    return KnownWork(name=full, function=function, **getattr(function, "__fleet_work__", {}))
+
+
+def find_function(name: str) -> Any:
+    """Import and return a function, from `module:function` or `/path/of/file.py:function`.
+
+    Raises:
+        FleetError: There is none of this name.
+    """
+    if not _FUNCTION.fullmatch(name):
+        raise FleetError(f"{name!r} names no function: write module:function.")
+    place, _, attribute = name.rpartition(":")
     module = _from_file(Path(place)) if place.endswith(".py") else _imported(place, name)
     function = getattr(module, attribute, None)
     if not callable(function):
@@ -198,7 +211,7 @@ def find_work(name: str) -> KnownWork:
         raise FleetError(
             f"{place} has no function {attribute!r}." + ("" if near is None else f" Did you mean {near!r}?")
         )
-    return KnownWork(name=full, function=function, **getattr(function, "__fleet_work__", {}))
+    return function
 
 
 def _imported(module: str, name: str) -> Any:
@@ -206,8 +219,9 @@ def _imported(module: str, name: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise FleetError(f"Cannot import the work {name!r}: {error}.") from error
+    except (Exception, SystemExit) as error:
+        what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise FleetError(f"Cannot import the work {name!r}: {what}.") from error
 
 
 def _from_file(path: Path) -> Any:
@@ -219,12 +233,21 @@ def _from_file(path: Path) -> Any:
         raise FleetError(f"There is no file {path} with the work.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        raise FleetError(f"Cannot import the work {path}: {type(error).__name__}: {error}.") from error
     return module
 
 
+def plain_text(text: str, most: int = 200) -> str:
+    """Return the beginning of a text as a `str` that can be encoded. The text's class may be the work's."""
+    return str.encode(str.__getitem__(text, slice(most)), "utf-8", "backslashreplace").decode()
+
+
 def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
-    """Return what a work returned as scores by name.
+    """Turn the result of a work into scores by name.
 
     Raises:
         ValueError: It is not a number, or numbers by name; or not the names that the work declares.
@@ -233,7 +256,7 @@ def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
     for name, value in by_name.items():
         number = isinstance(value, int | float) and math.isfinite(value)
         if not isinstance(name, str) or not number:
-            raise ValueError(f"the work returned {value!r:.100} as {name!r}; a score is a finite number")
+            raise ValueError(f"the work returned {value!r:.100} as {name!r:.100}; a score is a finite number")
     if names and set(by_name) != set(names):
-        raise ValueError(f"the work returned {sorted(by_name)}, but declares {sorted(names)}")
-    return {name: float(value) for name, value in by_name.items()}
+        raise ValueError(f"the work returned {list(by_name)!r:.1000}, but declares {sorted(names)}")
+    return {plain_text(name, _MOST_NAME): float(value) for name, value in by_name.items()}

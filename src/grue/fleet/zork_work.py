@@ -13,21 +13,16 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import FleetError, MCPConfigError, MCPError
-from grue.fleet.host_settings import (
-    begin_again,
-    continue_interrupted,
-    with_endpoint,
-)
+from grue.fleet.host_settings import begin_again, continue_interrupted, with_endpoint
 from grue.fleet.work import Episode, work
-from grue.games.catalogue import open_game
+from grue.hosting import GameConfiguration, Recorder, RunFolder
 from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
+from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
-from grue.llm_transport.keys import api_key
-from grue.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, playbook_for
-from grue.settings import GameConfiguration
-from grue.traces import Recorder, RunFolder
+from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, playbook_for
+from grue.transports.llm.keys import api_key
 
 
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,12 +5,18 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from grue.protocol.tool_results import is_deep
+from grue.protocol.tools.results import is_deep
 
 SCHEMA_IN_WORDS = (
     "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"
 )
 """States the schema of an answer to the model, where an endpoint does not hold it to the schema."""
+
+SCHEMA_BESIDE_TOOLS = (
+    "Call tools as long as you need them. Your final answer has to be one JSON object and nothing else."
+    " It has to match this JSON Schema:\n{schema}"
+)
+"""States the schema of an answer in a request that offers tools."""
 
 _FENCE = re.compile(r"```[a-zA-Z0-9_-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
 _OPENING = re.compile(r"\{(?=\s*[\"}])")

@@ -1,27 +1,35 @@
 """Decide whether to send a request to an endpoint again, and how long to wait before that.
 
-Come here to change which failures are retried, or the backoff. `kind_of_status` decides whether a retry can
-help, and `next_delay` computes the wait from that. The time and the random jitter are arguments.
+`chat_wire/failure_reasons.py` says what kind of failure a refusal is, and `next_delay` computes the wait
+from that. The time and the random jitter are arguments.
 """
 
 import math
 import re
-from datetime import UTC
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import assert_never
 
 from msgspec import Struct
 
-from grue.messages import LlmFailure
-from grue.vocabulary import FailureKind
-
-RETRYABLE = frozenset({408, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-"""HTTP statuses after which a retry can help. Those from 520 on are a proxy's, about the server behind it."""
+from grue import messages as m
+from grue.policies import FailureKind
 
 _UNREACHABLE_DELAY_S = 0.5
 
-_SPENT = re.compile(
-    r"insufficient[_ ](quota|credit|fund|balance)|exceeded your current quota|spend(ing)?[ _-]?limit"
-    r"|billing|budget|out of credits|credit limit",
+_UNIT_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "mi": 60.0, "h": 3600.0, "d": 86400.0}
+_AMOUNT = re.compile(r"(\d{1,9}(?:\.\d{1,12})?) ?(ms|milli|mi|[smhd])", re.IGNORECASE)
+_DURATION = (
+    r"((?:\d{1,9}(?:\.\d{1,12})? ?"
+    r"(?:milliseconds?|ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d)[ ,]{0,2}){1,4})(?![a-z])"
+)
+_NAMED_WAIT = re.compile(
+    r"(?:again|retry|retrying|wait|available|resets?)(?: your request)?(?: in| after| for)?(?: about)? ?:? ?"
+    rf'{_DURATION}|"retry_?delay" ?: ?"{_DURATION}',
+    re.IGNORECASE,
+)
+_NUMBERED_WAIT = re.compile(
+    r'"(?:estimated_time|retry_?after(?:_s|_?seconds)?)" ?: ?"?(\d{1,6}(?:\.\d{1,9})?)"?\s*[,}]',
     re.IGNORECASE,
 )
 
@@ -32,7 +40,9 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     Attributes:
         max_retries: Most requests after the first one.
         initial_delay_s: Wait before the first retry, in seconds.
-        max_delay_s: Longest wait before a retry, without the jitter.
+        max_delay_s: Longest wait of the backoff, without the jitter.
+        max_asked_delay_s: Longest wait that an endpoint may ask for. If it asks for a longer one, such as a
+            day, the request fails at once, because a request before that time would be refused too.
         exponential_base: Factor from one wait to the next.
         jitter_factor: Largest random addition to a wait, as a fraction of it.
         timeout_s: Limit of one request, from the connect to the last byte of the reply.
@@ -46,6 +56,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     max_retries: int = 5
     initial_delay_s: float = 1.0
     max_delay_s: float = 60.0
+    max_asked_delay_s: float = 600.0
     exponential_base: float = 2.0
     jitter_factor: float = 0.1
     timeout_s: float = 120.0
@@ -55,25 +66,12 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     length_retry_factor: float = 4.0
 
 
-def kind_of_status(status: int, words: str = "") -> FailureKind:
-    """Return the kind of failure that an HTTP status other than 2xx stands for.
-
-    Args:
-        status: The status of the reply, or of the error object inside it.
-        words: The provider's message and code. They matter for a 429, which can also mean that the credit is
-            used up, and then a retry does not help.
-    """
-    if status not in RETRYABLE or (status == 429 and _SPENT.search(words)):
-        return "refused"
-    return "unavailable"
-
-
 def next_delay(
     policy: RetryPolicy,
     attempt: int,
-    failure: LlmFailure,
+    failure: m.LlmFailure,
     *,
-    retry_after_s: float | None = None,
+    of_kind: int | None = None,
     jitter: float = 0.0,
 ) -> float | None:
     """Return the seconds to wait before the next request, or `None` to give up.
@@ -85,17 +83,23 @@ def next_delay(
     Args:
         policy: The limits and the backoff.
         attempt: Requests sent so far.
-        failure: How the last request failed.
-        retry_after_s: The wait that the endpoint asks for; replaces the backoff, up to `max_delay_s`.
+        failure: How the last request failed. The wait that it names replaces the backoff.
+        of_kind: How many of them failed in this way; a failure of another kind says nothing about this one.
+            Default: all.
         jitter: A random number from 0 to 1.
     """
-    if attempt > min(policy.max_retries, _most_retries(failure.kind)):
+    of_kind = attempt if of_kind is None else of_kind
+    if attempt > policy.max_retries or of_kind > _most_retries(failure.kind):
         return None
-    delay = _backoff(policy, attempt) if retry_after_s is None else retry_after_s
+    delay = failure.retry_after_s
+    if delay is None:
+        delay = min(_backoff(policy, of_kind), policy.max_delay_s)
+    elif delay > policy.max_asked_delay_s:
+        return None
     if failure.kind == "unreachable":
         delay = min(delay, _UNREACHABLE_DELAY_S)
     # The jitter only adds: a request before the time that the endpoint asks for would be refused again.
-    return min(delay, policy.max_delay_s) * (1 + policy.jitter_factor * jitter)
+    return delay * (1 + policy.jitter_factor * jitter)
 
 
 def _most_retries(kind: FailureKind) -> float:
@@ -114,6 +118,67 @@ def _backoff(policy: RetryPolicy, attempt: int) -> float:
         return policy.initial_delay_s * policy.exponential_base ** (attempt - 1)
     except OverflowError:
         return policy.max_delay_s
+
+
+def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
+    """Return the seconds that the headers of a refusal ask for, or `None` if they ask for none.
+
+    `Retry-After` and its forms in milliseconds come first. Otherwise the limits count that have nothing left
+    (`x-ratelimit-remaining-tokens: 0`): the wait is until the last of them is reset.
+
+    Args:
+        headers: The headers, with names in lower case.
+        now: The current time, in seconds since the epoch.
+    """
+    for name in ("retry-after-ms", "x-ms-retry-after-ms"):
+        milliseconds = _number(headers.get(name))
+        if milliseconds is not None:
+            return milliseconds / 1000
+    named = retry_after(headers.get("retry-after"), now)
+    if named is not None:
+        return named
+    spent = [
+        _until(value, now)
+        for name, value in headers.items()
+        if "ratelimit" in name
+        and "reset" in name
+        and _number(headers.get(name.replace("reset", "remaining"))) == 0
+    ]
+    return max((wait for wait in spent if wait is not None), default=None)
+
+
+def wait_in(words: str) -> float | None:
+    """Return the seconds after which an endpoint's text says to try again, such as `in 7m12s`, or `None`."""
+    found = _NAMED_WAIT.search(words)
+    if found is not None:
+        return _seconds(next(group for group in found.groups() if group))
+    numbered = _NUMBERED_WAIT.search(words)
+    return float(numbered[1]) if numbered else None
+
+
+def _seconds(duration: str) -> float:
+    return sum(float(amount) * _UNIT_S[unit.lower()] for amount, unit in _AMOUNT.findall(duration))
+
+
+def _until(value: str, now: float) -> float | None:
+    """Return the seconds until a limit is reset: a duration, a number of seconds, or a time."""
+    number = _number(value)
+    if number is not None:
+        # A number above a year is a time since the epoch, in seconds or in milliseconds.
+        moment = number / 1000 if number > 1e11 else number
+        return max(0.0, moment - now) if moment > 1e8 else moment
+    text = value.strip()
+    if re.fullmatch(_DURATION, text, re.IGNORECASE):
+        return _seconds(text)
+    try:
+        return max(0.0, datetime.fromisoformat(text).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _number(text: str | None) -> float | None:
+    text = (text or "").strip()
+    return float(text) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,9})?", text) else None
 
 
 def retry_after(header: str | None, now: float) -> float | None:

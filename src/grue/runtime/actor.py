@@ -8,7 +8,7 @@ at a time, or `run`, if it has to hold a resource open between two messages.
 from typing import Any, Generic, Protocol, TypeVar
 
 from grue.runtime.channel import Mailbox, Reply
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 
 M = TypeVar("M")
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import anyio
 
 from grue.errors import MCPError
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 
 M = TypeVar("M")
 
@@ -69,7 +69,7 @@ class Mailbox(Generic[M]):
         self._entrance, self._exit = anyio.create_memory_object_stream[Envelope[M]](bound)
 
     def __len__(self) -> int:
-        """Return how many messages wait in here."""
+        """Return the number of messages that wait in here."""
         return self._held
 
     async def send(self, body: M, *, sender: str, cause: int | None = None) -> Envelope[M]:

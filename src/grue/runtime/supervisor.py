@@ -20,11 +20,11 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from grue.errors import ActorCrashed
+from grue.errors import ActorCrashed, TraceError
 from grue.runtime.actor import Actor
 from grue.runtime.channel import BOUND, Mailbox, MailboxClosed
-from grue.runtime.host_code import ends_the_task, single
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.loops.host_code import blame, ends_the_task, raised_by, single
+from grue.runtime.trace.recorder import Envelope, Recorder
 
 M = TypeVar("M")
 
@@ -59,7 +59,9 @@ class Supervisor:
         turn: As the argument. A group that outlives turns may change it while it works for one.
 
     Raises:
-        ActorCrashed: On leaving, if an actor raised an `Exception`, which is its cause.
+        TraceError: On leaving, if the trace could not be written.
+        ActorCrashed: On leaving, if an actor raised another `Exception`, which is its cause. The text says
+            whether it was code of the host.
         BaseException: On leaving, if an actor raised it and it is not an `Exception`.
     """
 
@@ -154,6 +156,8 @@ class Supervisor:
             if ends_the_task(raised):
                 raise
             error = single(raised)
+            if not type(actor).__module__.startswith("grue."):
+                blame(error, type(actor).__qualname__)
             if not (self._stopping and isinstance(error, MailboxClosed)):
                 self._crashed(actor.name, error)
         finally:
@@ -179,10 +183,16 @@ class Supervisor:
 
 
 def _raise_crash(actor: str, error: BaseException) -> Never:
-    if not isinstance(error, Exception | asyncio.CancelledError | GeneratorExit):
+    if isinstance(error, TraceError) or not isinstance(
+        error, Exception | asyncio.CancelledError | GeneratorExit
+    ):
         raise error
+    whose = raised_by(error)
     text = f"The actor '{actor}' crashed: {type(error).__name__}: {error}"
-    text += "\nThe traceback of the cause shows where. If that is your code, correct it; else report it."
+    if whose:
+        text += f"\nYour own code raised it, in {whose}. The traceback of the cause shows where."
+    else:
+        text += "\nThe traceback of the cause shows where. If that is your code, correct it; else report it."
     raise ActorCrashed(text, actor=actor) from error
 
 
@@ -190,4 +200,6 @@ def describe_crash(actor: str, error: BaseException) -> ActorFailed:
     """Return the trace note of an unexpected exception."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     where = tuple(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
-    return ActorFailed(actor=actor, error=f"{type(error).__name__}: {error}", where=where)
+    whose = raised_by(error)
+    in_ = f" (in {whose})" if whose else ""
+    return ActorFailed(actor=actor, error=f"{type(error).__name__}: {error}{in_}", where=where)

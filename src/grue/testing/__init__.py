@@ -4,20 +4,6 @@ Servers and models: `mock_server`, `faulty_server`, `fake_tools`, `llm_server`, 
 (`plugin`). One actor alone: `actor_harness`, `fake_channel`, `virtual_time`. Traces: `trace_watch`, `replay`.
 """
 
-import importlib
-from typing import TYPE_CHECKING
+from grue.runtime.lazy_names import lazy_names
 
-if TYPE_CHECKING:
-    from grue.testing.traces import replay
-
-__all__ = ["replay"]
-
-_HOMES = {"replay": "grue.testing.traces"}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'grue.testing' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

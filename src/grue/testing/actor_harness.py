@@ -31,7 +31,7 @@ from grue.errors import ActorCrashed
 from grue.runtime.actor import Actor
 from grue.runtime.channel import BOUND, AskTimedOut, Mailbox, MailboxClosed
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 from grue.testing.fake_channel import FakeChannel
 from grue.testing.trace_watch import TraceWatch
 from grue.testing.virtual_time import virtual_loop

@@ -19,7 +19,7 @@ import anyio
 
 from grue.runtime.actor import reply
 from grue.runtime.channel import Mailbox, Tap
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 
 M = TypeVar("M")
 

@@ -22,11 +22,11 @@ from typing import Any, Self
 
 import anyio.lowlevel
 
-from grue.messages import JsonObject, ServerFailure, ServerName, ToolCallResult, ToolDefinition
-from grue.protocol import tool_results
+from grue import messages as m
+from grue.policies import ServerPhase
+from grue.protocol.tools import results as tool_results
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
-from grue.vocabulary import ServerPhase
 
 _INVALID_PARAMS = -32602
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -42,11 +42,11 @@ class FakeToolServer:
     """
 
     def __init__(self, name: str = "fake") -> None:
-        self.name = ServerName(name)
-        self.calls: list[tuple[str, JsonObject]] = []
+        self.name = m.ServerName(name)
+        self.calls: list[tuple[str, m.JsonObject]] = []
         self.sessions = 0
-        self._tools: dict[str, ToolDefinition] = {}
-        self._outcomes: dict[str, list[ToolCallResult | Exception]] = {}
+        self._tools: dict[str, m.ToolDefinition] = {}
+        self._outcomes: dict[str, list[m.ToolCallResult | Exception]] = {}
         self._failures = 0
         self._changes = 0
 
@@ -67,9 +67,11 @@ class FakeToolServer:
             description: The description that the model sees.
             schema: JSON Schema of its arguments; `None`: any object.
         """
-        told = [each if isinstance(each, ToolCallResult) else tool_results.success(each) for each in results]
+        told = [
+            each if isinstance(each, m.ToolCallResult) else tool_results.success(each) for each in results
+        ]
         self._set_outcomes(tool, *(told or [tool_results.success(None)]))
-        self._tools[tool] = ToolDefinition(
+        self._tools[tool] = m.ToolDefinition(
             server=self.name,
             tool=tool,
             description=description,
@@ -110,7 +112,7 @@ class FakeToolServer:
         return Listing(tools=self.listed, protocol_version="2025-11-25")
 
     @property
-    def listed(self) -> tuple[ToolDefinition, ...]:
+    def listed(self) -> tuple[m.ToolDefinition, ...]:
         """The tools on offer."""
         return tuple(self._tools.values())
 
@@ -119,7 +121,7 @@ class FakeToolServer:
         changes, self._changes = self._changes, 0
         return changes > 0
 
-    def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Record a call and return the tool's next result, or raise its error.
 
         Raises:
@@ -138,16 +140,16 @@ class FakeToolServer:
             raise outcome
         return outcome
 
-    def _set_outcomes(self, tool: str, *outcomes: ToolCallResult | Exception) -> None:
+    def _set_outcomes(self, tool: str, *outcomes: m.ToolCallResult | Exception) -> None:
         if tool not in self._tools:
-            self._tools[tool] = ToolDefinition(
+            self._tools[tool] = m.ToolDefinition(
                 server=self.name, tool=tool, description="", input_schema=dict(_ANY_OBJECT)
             )
         self._outcomes[tool] = list(outcomes)
         self._changes += 1
 
     def _failure(self, phase: ServerPhase, cause: str) -> ServerFailed:
-        return ServerFailed(ServerFailure(server=self.name, phase=phase, command="(fake)", cause=cause))
+        return ServerFailed(m.ServerFailure(server=self.name, phase=phase, command="(fake)", cause=cause))
 
 
 class FakeConnection:
@@ -172,12 +174,12 @@ class FakeConnection:
         await anyio.lowlevel.checkpoint()
         return self._server.open()
 
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Return or raise the outcome that was set for the tool."""
         await anyio.lowlevel.checkpoint()
         return self._server.call(tool, arguments, timeout_s)
 
-    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the tools if they have changed since the session began; otherwise `None`."""
         del timeout_s
         return self._server.listed if self._server.changed() else None

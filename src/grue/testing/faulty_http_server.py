@@ -170,7 +170,7 @@ class Exchange(BaseHTTPRequestHandler):
             self._send(200, b"")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Keep quiet."""
+        """Print nothing about a request."""
 
     def _serve_events(self) -> None:
         self.close_connection = True

@@ -112,6 +112,7 @@ def _add_message_flags(parser: argparse.ArgumentParser) -> None:
     add("--drip", metavar="SECONDS", type=float, help="write byte by byte, with this pause between")
     add("--slow-call", metavar="SECONDS", type=float, default=0.0, help="make each call take this long")
     add("--chatty", action="store_true", help="log and report progress during calls")
+    add("--malformed-notification", metavar="LEVEL", help="send a log message of this level during calls")
     add("--malformed-tool", action="store_true", help="list three broken tools beside the good ones")
     add("--double-tool", action="store_true", help="list echo again on every page, with other arguments")
     add(
@@ -132,7 +133,11 @@ def _add_message_flags(parser: argparse.ArgumentParser) -> None:
     add("--duplicate", action="store_true", help="send every answer twice")
     add("--wrong-id", action="store_true", help="answer calls with the id of no request")
     add("--fork", action="store_true", help="fork a copy that keeps all pipes open and ignores SIGTERM")
-    add("--change-tools", action="store_true", help="list other tools after the first call, and notify")
+    add(
+        "--change-tools",
+        action="store_true",
+        help="list other tools from the first call on, and notify before its answer",
+    )
     add("--ask", metavar="WHAT", choices=tuple(REQUESTS), help="send this request before answering a call")
     add(
         "--after-listing",
@@ -209,9 +214,9 @@ class FaultyServer:
             late.daemon = True
             late.start()
             return
-        self._send_answer(answer)
         if self._flags.change_tools and self._calls == 1:
             self._change_tools()
+        self._send_answer(answer)
 
     def _change_tools(self) -> None:
         self._changed = True
@@ -346,6 +351,8 @@ class FaultyServer:
         sys.exit("the client has gone without an answer")
 
     def _chat(self, token: object) -> None:
+        if self._flags.malformed_notification is not None:
+            self._notify("notifications/message", {"level": self._flags.malformed_notification, "data": 1})
         if not self._flags.chatty:
             return
         self._notify("notifications/message", {"level": "info", "logger": "faulty", "data": "working on it"})

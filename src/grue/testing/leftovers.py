@@ -7,7 +7,6 @@ found.
 """
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from grue.processes.descendants import carries_host_mark
-from grue.processes.guard import guard
-from grue.processes.process_table import ProcessEntry, all_process_ids, all_processes
+from grue.runtime.processes.descendants import carries_host_mark
+from grue.runtime.processes.guard import guard
+from grue.runtime.processes.process_table import ProcessEntry, all_process_ids, all_processes, described
 
 _MARK = "GRUE_LEFTOVERS_MARK"
 _FIRST_PAUSE_S = 0.01
@@ -82,10 +81,7 @@ def _new_since(before: _Present, mark: str) -> _Present:
 
 def _description(left: _Present) -> Iterator[str]:
     for pid in sorted(left.processes):
-        command = subprocess.run(
-            ["ps", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, check=False
-        )
-        yield f"process {pid} ({command.stdout.decode(errors='replace').strip()})"
+        yield f"process {pid} ({described(pid)})"
     for descriptor in sorted(left.descriptors):
         target = ""
         with suppress(OSError):

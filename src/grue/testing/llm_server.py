@@ -11,7 +11,7 @@ assert llm.requests[1].messages[-1]["role"] == "tool"
 
 The script is a list of replies, served in order, or a function from request to reply. One script serves every
 format: chat completions, OpenAI's Responses and Anthropic's Messages, whole or streamed. Each reply is sent
-in the format of its request (`grue.provider_rules`). Replies that fail during transmission
+in the format of its request (`grue.testing.providers`). Replies that fail during transmission
 are in `llm_faults.py`.
 
 Each request is first checked against the rules of strict providers: they refuse a tool call without a result,
@@ -32,10 +32,6 @@ from typing import Any, Self, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.provider_rules.chat_rules import ProviderRules
-from grue.provider_rules.chat_shapes import Json
-from grue.provider_rules.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
-from grue.provider_rules.reply_streams import error_event, stream_of
 from grue.testing.llm_delivery import deliver, share
 from grue.testing.llm_replies import (
     LlmReply,
@@ -50,6 +46,9 @@ from grue.testing.llm_replies import (
     tool_calls_reply,
 )
 from grue.testing.llm_window import ContextWindow
+from grue.testing.providers.chat_rules import ProviderRules
+from grue.testing.providers.chat_shapes import Json
+from grue.testing.providers.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
 
 __all__ = [
     "ContextWindow",
@@ -269,7 +268,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
         return said, {}
     try:
         wants_back = dialect.owed(reply)
-        events = stream_of(dialect.name, reply, request) if request.get("stream") else ()
+        events = dialect.stream(reply, request) if request.get("stream") else ()
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
         wants_back, events = {}, ()
     if events:
@@ -286,7 +285,7 @@ def _streamed(said: LlmReply, dialect: Dialect, events: tuple[bytes, ...]) -> Ll
         return replace(said, headers=headers, events=events)
     place = share(len(events), 0.5 if said.after is None else said.after)
     if said.amid == "error":
-        events = (*events[:place], error_event(dialect.name))
+        events = (*events[:place], dialect.broken_off())
     else:
         events = (*events[:place], said.amid, *events[place:])
     return replace(said, headers=headers, events=events, after=None)

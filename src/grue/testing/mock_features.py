@@ -113,7 +113,7 @@ def reference_server(**options: Any) -> MockServer:
     Args:
         options: As for `MockServer`.
 
-    Source: L
+    Source: L1, L3
     """
     options.setdefault("name", "reference")
     server = MockServer(**options)

@@ -106,7 +106,7 @@ class MockServer(MCPServer[Any]):
         MissingDependencyError: On import, if `mcp` is missing.
         ValueError: An argument is not as described.
 
-    Source: L
+    Source: L1, L3
     """
 
     def __init__(

@@ -13,10 +13,10 @@ import pytest
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from grue.provider_rules.chat_rules import ProviderRules
     from grue.testing.fake_tools import FakeToolServer
     from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer
     from grue.testing.mock_server import MockServer
+    from grue.testing.providers.chat_rules import ProviderRules
     from grue.tool_sessions.function_tools import FunctionTools
     from grue.tool_sessions.server_specs import HttpServer, StdioServer
 

@@ -31,7 +31,7 @@ DIED = 3
 _NO_METHOD, _NO_TASK, _BROKEN = -32601, -32602, -32603
 
 
-class Refusal(Exception):  # noqa: N818 - named as what the server does
+class TaskRefusal(Exception):  # noqa: N818 - named as what the server does
     """The server answers with an error."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -64,7 +64,7 @@ class TaskServer:
         self._record(method, params)
         try:
             result = self.answer(method, params)
-        except Refusal as refusal:
+        except TaskRefusal as refusal:
             self._write({"id": request_id, "error": {"code": refusal.code, "message": str(refusal)}})
             return
         if result is None:
@@ -106,7 +106,7 @@ class TaskServer:
                 self._keep()
                 return {} if self._extension else self._state(task)
             case _:
-                raise Refusal(_NO_METHOD, f"there is no {method}")
+                raise TaskRefusal(_NO_METHOD, f"there is no {method}")
 
     def _tools(self) -> dict[str, Any]:
         schema = {"type": "object"}
@@ -122,9 +122,9 @@ class TaskServer:
     def _create(self, params: dict[str, Any]) -> dict[str, Any]:
         wanted = params.get("_meta", {}).get("io.modelcontextprotocol/clientCapabilities", {})
         if self._extension and EXTENSION not in wanted.get("extensions", {}):
-            raise Refusal(-32003, "the client has not declared that it can follow tasks")
+            raise TaskRefusal(-32003, "the client has not declared that it can follow tasks")
         if not self._extension and "task" not in params:
-            raise Refusal(_NO_METHOD, "research has to be called as a task")
+            raise TaskRefusal(_NO_METHOD, "research has to be called as a task")
         name = f"task-{len(self._tasks) + 1}"
         self._tasks[name] = task = {"taskId": name, "status": "working", "polls": 0, "answers": {}}
         self._keep()
@@ -155,9 +155,9 @@ class TaskServer:
             case "die":
                 sys.exit(DIED)
             case "refused":
-                raise Refusal(_BROKEN, "the store is down")
+                raise TaskRefusal(_BROKEN, "the store is down")
             case "lost":
-                raise Refusal(_NO_TASK, f"there is no task {task['taskId']}")
+                raise TaskRefusal(_NO_TASK, f"there is no task {task['taskId']}")
             case "unusable":
                 return {**self._state(task), "status": "odd"}
         return {**self._state(task), **(self._inline(task) if self._extension else {})}
@@ -174,7 +174,7 @@ class TaskServer:
 
     def _collect(self, task: dict[str, Any]) -> dict[str, Any]:
         if task["status"] == "failed":
-            raise Refusal(_BROKEN, "the library is closed")
+            raise TaskRefusal(_BROKEN, "the library is closed")
         if task["status"] == "input_required":
             self._asked += 1
             self._write({"id": f"question-{self._asked}", **QUESTION})
@@ -189,7 +189,7 @@ class TaskServer:
     def _task(self, params: dict[str, Any]) -> dict[str, Any]:
         task = self._tasks.get(str(params.get("taskId")))
         if task is None:
-            raise Refusal(_NO_TASK, f"there is no task {params.get('taskId')}")
+            raise TaskRefusal(_NO_TASK, f"there is no task {params.get('taskId')}")
         return task
 
     def _keep(self) -> None:

@@ -20,8 +20,8 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from grue.protocol.safe_text import printable
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.safe_text import printable
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.presentation import summarize
 from grue.tracing.reading import read_episode
 
@@ -39,7 +39,7 @@ class TraceWatch:
         recorder: Give it to a `Runner`; everything that it records is watched. It writes no file.
         envelopes: The messages so far, in order.
 
-    Source: L
+    Source: L18
     """
 
     def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
@@ -66,7 +66,7 @@ class TraceWatch:
         """Assert that a message of this kind was recorded, and return the first one.
 
         Args:
-            kind: A class of `grue.messages` or `grue.facts`, or of your own messages and facts.
+            kind: A class of `grue.messages` or `grue.tracing.facts`, or of your own messages and facts.
             times: How often; `None`: at least once.
             fields: Values that the message's fields must have.
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
+from grue.runtime.whole_file import write_whole
 
 MAX_FILE_BYTES = 2**20
 MAX_ENTRIES = 1000
@@ -100,19 +101,7 @@ class ConfinedFolder:
                 mode = stat.S_IMODE(before.st_mode)
             # One name per file, so that a write that was cut off leaves nothing behind once it is repeated.
             draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
-            with suppress(FileNotFoundError):
-                os.unlink(draft, dir_fd=folder)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
-            try:
-                with os.fdopen(os.open(draft, flags, mode, dir_fd=folder), "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(draft, dir_fd=folder)
-                raise
+            write_whole(Path(name), content, mode=mode, fsync=True, draft=draft, dir_fd=folder)
         return len(content)
 
     def entries(self, path: str = ".") -> list[str]:

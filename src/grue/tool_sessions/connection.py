@@ -1,7 +1,8 @@
 """The connection between a session actor and a tool server: what it must offer, and what it reports.
 
-Come here to write a new kind of tool server. The session actor (`actors/mcp_session.py`) uses a server only
-through `ToolConnection`; an MCP client, a dictionary of functions and a pooled session all implement it.
+To add a kind of tool server, implement `ToolConnection`. The session actor (`actors/mcp_session.py`) uses a
+server only through `ToolConnection`; an MCP client, a dictionary of functions and a pooled session all
+implement it.
 """
 
 import contextlib
@@ -11,12 +12,12 @@ from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
-from grue.messages import JsonObject, ToolCallResult, ToolDefinition, ToolTask
-from grue.processes.server_exit import ServerExit
-from grue.protocol.tool_results import INTERRUPTED
+from grue import messages as m
+from grue.policies import Ending
+from grue.protocol.tools.results import INTERRUPTED
 from grue.runtime.actor import Note
+from grue.runtime.processes.server_exit import ServerExit
 from grue.tool_sessions.failures import ToolRefusedError
-from grue.vocabulary import Ending
 
 
 class ConnectionStatus(Struct, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         serves_unlisted: Whether tools that it does not list can be called too.
     """
 
-    tools: tuple[ToolDefinition, ...]
+    tools: tuple[m.ToolDefinition, ...]
     protocol_version: str
     server_version: str = ""
     instructions: str = ""
@@ -89,11 +90,11 @@ class ToolConnection(Protocol):
         """
         ...
 
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a tool; raises `ToolTimedOutError`, `ToolRefusedError`, `ServerFailed`."""
         ...
 
-    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the new list of tools if the server has said that it changed since it was last listed.
 
         Returns `None` if it has not changed, or if listing it again failed. Raises nothing.
@@ -115,17 +116,31 @@ class KeepsBlocks(Protocol):
     """A connection that can return a tool's result together with the server's own content blocks."""
 
     async def call_with_blocks(
-        self, tool: str, arguments: JsonObject, timeout_s: float
-    ) -> tuple[ToolCallResult, tuple[JsonObject, ...]]:
+        self, tool: str, arguments: m.JsonObject, timeout_s: float
+    ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
         """Call a tool as `ToolConnection.call` does; return its result and all content blocks, unchanged."""
         ...
+
+
+@runtime_checkable
+class ChecksArguments(Protocol):
+    """A connection that can refuse a call before it is sent."""
+
+    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
+        """Return why this call would not be sent; `None`: it would be. Raises nothing."""
+        ...
+
+
+async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject) -> str | None:
+    """Return why a connection would not send this call; `None`: it would, or it cannot tell before."""
+    return await connection.refusal(tool, arguments) if isinstance(connection, ChecksArguments) else None
 
 
 @runtime_checkable
 class HoldsTasks(Protocol):
     """A connection whose server may work on a call as a task of its own (an MCP client)."""
 
-    async def finish_task(self, tool: str, task: ToolTask, timeout_s: float) -> ToolCallResult:
+    async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
         """Ask for the result of a task that an earlier process has started; the tool is not called again.
 
         Raises as `ToolConnection.call` does.
@@ -134,8 +149,8 @@ class HoldsTasks(Protocol):
 
 
 async def finish_task(
-    connection: ToolConnection, tool: str, task: ToolTask, timeout_s: float
-) -> ToolCallResult:
+    connection: ToolConnection, tool: str, task: m.ToolTask, timeout_s: float
+) -> m.ToolCallResult:
     """Ask a connection for the result of a task; raises `ToolRefusedError` if it holds none."""
     if isinstance(connection, HoldsTasks):
         return await connection.finish_task(tool, task, timeout_s)
@@ -146,7 +161,7 @@ async def finish_task(
 class TakesRequests(Protocol):
     """A connection that can send its server any request, not only tool calls (an MCP client)."""
 
-    async def request(self, method: str, params: JsonObject, timeout_s: float) -> JsonObject:
+    async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send a request; return the raw result.
 
         Raises `ToolTimedOutError`, `ToolRefusedError`, `ServerFailed`.

@@ -70,7 +70,7 @@ class Docs(Struct, frozen=True):
 
 
 def read_docstring(docstring: str | None) -> Docs:
-    """Return what a docstring says; `None` is an empty one."""
+    """Read a docstring; `None` is an empty one."""
     lines = inspect.cleandoc(docstring or "").splitlines()
     description: list[str] = []
     parameters: dict[str, str] = {}

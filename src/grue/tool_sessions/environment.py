@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 from grue.errors import MCPConfigError
-from grue.protocol.secret_names import MIN_CHARS, looks_secret
+from grue.runtime.secrets.secret_names import MIN_CHARS, looks_secret
 
 InheritEnv: TypeAlias = Literal["all", "no_keys", "safe", "none"]
 """`all`: everything. `no_keys`: everything except the keys that grue uses for models and observers. `safe`:
@@ -77,7 +77,7 @@ def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str
 def own_keys() -> frozenset[str]:
     """Return the names of the variables whose values grue itself uses."""
     # Imported here, because an ordinary start does not need the table of providers.
-    from grue.protocol.own_keys import OWN_KEYS
+    from grue.protocol.chat_wire.own_keys import OWN_KEYS
 
     return OWN_KEYS
 

@@ -1,7 +1,7 @@
 """The errors that a tool server can cause.
 
 `ServerFailed` ends the session; `ToolTimedOutError` and `ToolRefusedError` fail one call only. Their texts
-name the server, the phase, the cause and a remedy. Come here to change such a text.
+name the server, the phase, the cause and a remedy.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from pathlib import PurePath
 
 from msgspec import Struct
 
+from grue import messages as m
 from grue.errors import MCPError
-from grue.messages import JsonObject, ServerFailure
-from grue.vocabulary import ServerPhase
+from grue.policies import ServerPhase
 
 _NODE = {"node", "npx", "npm", "pnpm", "yarn", "bun", "bunx"}
 _INSTALL = {
@@ -27,7 +27,7 @@ class ServerFailed(MCPError):  # noqa: N818 - named as the event it reports, lik
     Source: R6.1
     """
 
-    def __init__(self, failure: ServerFailure) -> None:
+    def __init__(self, failure: m.ServerFailure) -> None:
         super().__init__(failure_text(failure))
         self.failure = failure
 
@@ -76,7 +76,7 @@ class ToolRefusedError(MCPError):
         self.details = details
 
 
-def failure_text(failure: ServerFailure) -> str:
+def failure_text(failure: m.ServerFailure) -> str:
     """Return a failure as text for the user: server, cause, command, end of its standard error, remedy.
 
     Source: R6.1, R14.5
@@ -109,10 +109,6 @@ _DOWNLOADS_WITH = {
     "pipx": ("run",),
     "deno": ("run",),
 }
-_LONGER = (
-    "If it only needs longer, raise startup_timeout_seconds of this server in mcp_config.json, or"
-    " server_startup_timeout_seconds in [tool.grue.mcp] of pyproject.toml."
-)
 
 
 def downloads(command: str, args: Sequence[str]) -> bool:
@@ -121,14 +117,21 @@ def downloads(command: str, args: Sequence[str]) -> bool:
     return program in _DOWNLOADS or next(iter(args), "") in _DOWNLOADS_WITH.get(program, ())
 
 
-def remedy_for(command: str, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-    """Return what the user can do about a failure, in one or two sentences.
+def needs_longer(place: str) -> str:
+    """Return the advice for a server that may only be slow; `place`: where its start-up limit is written."""
+    return f"If it only needs longer, raise {place}."
+
+
+def remedy_for(
+    command: str, phase: ServerPhase, *, missing: bool = False, slow_place: str | None = None
+) -> str:
+    """Return the advice for a failure, in one or two sentences.
 
     Args:
         command: The program without its arguments.
         phase: The phase in which it failed.
         missing: Whether the program was not found.
-        timed_out: Whether the server runs but did not answer in time.
+        slow_place: If the server runs but did not answer in time: where its start-up limit is written.
 
     Source: R14.1, R14.5
     """
@@ -139,7 +142,7 @@ def remedy_for(command: str, phase: ServerPhase, *, missing: bool = False, timed
         check = "Check that Node.js is installed and the package is available."
         if missing:
             return f"{check} Install Node.js: https://nodejs.org/"
-        return f"{check} {_LONGER}" if timed_out else check
+        return check if slow_place is None else f"{check} {needs_longer(slow_place)}"
     if missing and " " in command and "/" not in command:
         first, *others = command.split()
         listed = ", ".join(f'"{each}"' for each in others)
@@ -150,8 +153,10 @@ def remedy_for(command: str, phase: ServerPhase, *, missing: bool = False, timed
         )
     if phase == "spawn":
         return "Check `command`, `args` and `cwd` in the server's configuration."
-    if timed_out:
-        return f"Check that the command starts an MCP server that speaks over stdio. {_LONGER}"
+    if slow_place is not None:
+        return (
+            f"Check that the command starts an MCP server that speaks over stdio. {needs_longer(slow_place)}"
+        )
     return "Run the command in a terminal to see why it does not start."
 
 
@@ -159,7 +164,7 @@ def first_fault(error: Exception) -> str:
     """Return the first fault that a validation error or other exception names, as one line."""
     errors = getattr(error, "errors", None)
     if callable(errors):  # a pydantic error; its full text has several lines and a link for each fault
-        fault: JsonObject = errors()[0]
+        fault: m.JsonObject = errors()[0]
         where = ".".join(str(part) for part in fault.get("loc") or ())  # type: ignore[attr-defined]  # a tuple
         return f"{where}: {fault.get('msg')}" if where else str(fault.get("msg"))
     return str(error).partition("\n")[0] or type(error).__name__

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.messages import JsonObject
 from grue.tool_sessions.invalid_arguments import InvalidArgumentsError
 from grue.tool_sessions.tool_context import ToolContext
 
@@ -65,7 +65,7 @@ class Parameters:
         self._struct = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
         self.schema = self._schema(texts)
 
-    def convert(self, arguments: JsonObject) -> dict[str, Any]:
+    def convert(self, arguments: m.JsonObject) -> dict[str, Any]:
         """Return the arguments as the function's annotations want them.
 
         Raises:
@@ -121,10 +121,10 @@ class Parameters:
             ) from error
         return found
 
-    def _schema(self, texts: Mapping[str, str]) -> JsonObject:
+    def _schema(self, texts: Mapping[str, str]) -> m.JsonObject:
         (schema,), components = msgspec.json.schema_components([self._struct], ref_template=_REF)
         key = schema["$ref"].rsplit("/", 1)[-1]
-        own: JsonObject = {word: value for word, value in components.pop(key).items() if word != "title"}
+        own: m.JsonObject = {word: value for word, value in components.pop(key).items() if word != "title"}
         properties: dict[str, Any] = own["properties"]  # type: ignore[assignment]  # always an object
         for name, parameter in self._by_pydantic.items():
             properties[name], components = parameter.add_schema(components)

@@ -20,12 +20,13 @@ import anyio
 import msgspec
 from msgspec import Struct
 
+from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.messages import JsonObject, ServerName, ServerNoted, ToolAnnotations, ToolCallResult, ToolDefinition
-from grue.protocol import tool_results
+from grue.policies import NoticeKind, ToolAnnotations
+from grue.protocol.tools import results as tool_results
 from grue.runtime.actor import Note
-from grue.runtime.daemon_thread import call_in_daemon_thread
-from grue.runtime.host_code import HostCodeFailed, ends_the_task, single
+from grue.runtime.loops.daemon_thread import call_in_daemon_thread
+from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task, single
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.docstrings import read_docstring
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
@@ -34,12 +35,11 @@ from grue.tool_sessions.host_tools import HostFunctions
 from grue.tool_sessions.invalid_arguments import InvalidArgumentsError
 from grue.tool_sessions.tool_context import ToolContext
 from grue.tool_sessions.tool_decorator import settings_of
-from grue.vocabulary import NoticeKind
 
 _INVALID_PARAMS = -32602
 _RESULTS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 
-CatchAll: TypeAlias = Callable[[str, JsonObject], Any]
+CatchAll: TypeAlias = Callable[[str, m.JsonObject], Any]
 """Serves calls of tools that were never listed: `(bare name, arguments) -> result`, plain or coroutine."""
 
 
@@ -70,7 +70,7 @@ class FunctionTools(HostFunctions):
         MCPConfigError: A function has a parameter that JSON cannot express, has no name, or has the name of
             another one.
 
-    Source: L
+    Source: L7
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class FunctionTools(HostFunctions):
 
     def connect(
         self,
-        server: ServerName,
+        server: m.ServerName,
         before_calls: Callable[[], Awaitable[object]] | None = None,
         note: Note | None = None,
     ) -> "FunctionConnection":
@@ -109,7 +109,7 @@ class FunctionConnection:
 
     def __init__(
         self,
-        server: ServerName,
+        server: m.ServerName,
         functions: Mapping[str, _Function],
         catch_all: CatchAll | None = None,
         before_calls: Callable[[], Awaitable[object]] | None = None,
@@ -120,6 +120,7 @@ class FunctionConnection:
         self._catch_all = catch_all
         self._before_calls = before_calls
         self._note = note
+        self._converted: tuple[m.JsonObject, dict[str, Any]] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -133,7 +134,7 @@ class FunctionConnection:
     def listing(self) -> Listing:
         """The functions as tools."""
         tools = tuple(
-            ToolDefinition(
+            m.ToolDefinition(
                 server=self._server,
                 tool=function.tool,
                 description=function.description,
@@ -158,7 +159,17 @@ class FunctionConnection:
         if self._before_calls is not None:
             await self._before_calls()
 
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
+        """Return why a function does not take the arguments; `None`: it does, or it is unknown."""
+        if tool not in self._functions:
+            return None
+        try:
+            self._converted = arguments, self._given(tool, arguments)
+        except ToolRefusedError as error:
+            return str(error)
+        return None
+
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a function. An exception that it raises, `SystemExit` included, becomes an error result.
 
         A `KeyboardInterrupt`, or a BaseException class of the user's own, ends the turn, which raises it.
@@ -184,27 +195,38 @@ class FunctionConnection:
         raise ToolTimedOutError(tool, timeout_s)
 
     def _bound(
-        self, tool: str, function: _Function | None, arguments: JsonObject, context: ToolContext
+        self, tool: str, function: _Function | None, arguments: m.JsonObject, context: ToolContext
     ) -> functools.partial[Any]:
         """Return the call with its converted arguments."""
+        converted, self._converted = self._converted, None
+        # Validators of the user's own should run once a call.
+        checked = converted is not None and converted[0] is arguments
+        given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:
-            if self._catch_all is None:
-                raise ToolRefusedError(f"Unknown tool: {tool}", code=_INVALID_PARAMS)
+            assert self._catch_all is not None, "only a catch-all takes any tool"
             return functools.partial(self._catch_all, tool, arguments)
-        try:
-            given = function.parameters.convert(arguments)
-        except InvalidArgumentsError as error:
-            raise ToolRefusedError(f"invalid arguments: {error}", code=_INVALID_PARAMS) from error
         if function.parameters.context is not None:
             given[function.parameters.context] = context
         return functools.partial(function.call, **given)
 
+    def _given(self, tool: str, arguments: m.JsonObject) -> dict[str, Any]:
+        """Return the arguments as the function takes them; raises `ToolRefusedError`."""
+        function = self._functions.get(tool)
+        if function is None:
+            if self._catch_all is None:
+                raise ToolRefusedError(f"Unknown tool: {tool}", code=_INVALID_PARAMS)
+            return arguments
+        try:
+            return function.parameters.convert(arguments)
+        except InvalidArgumentsError as error:
+            raise ToolRefusedError(f"invalid arguments: {error}", code=_INVALID_PARAMS) from error
+
     def _notify(self, kind: NoticeKind, text: str) -> None:
         if self._note is not None:
-            self._note(ServerNoted(server=self._server, kind=kind, text=text), sender=self._server)
+            self._note(m.ServerNoted(server=self._server, kind=kind, text=text), sender=self._server)
 
 
-async def _result_of(call: functools.partial[Any]) -> ToolCallResult:
+async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
     try:
         if inspect.iscoroutinefunction(call.func):
             value = await call()
@@ -212,7 +234,7 @@ async def _result_of(call: functools.partial[Any]) -> ToolCallResult:
             value = await call_in_daemon_thread(functools.partial(_in_thread, call))
             if inspect.isawaitable(value):
                 value = await value
-        if isinstance(value, ToolCallResult):
+        if isinstance(value, m.ToolCallResult):
             return value
         return tool_results.success(msgspec.to_builtins(value, enc_hook=_encodable))
     except BaseException as raised:
@@ -233,7 +255,7 @@ def _in_thread(call: functools.partial[Any]) -> Any:
 
 
 def _encodable(value: object) -> object:
-    """Return what stands for a value that msgspec does not know: a pydantic model's fields, or its text."""
+    """Return a replacement for a value that msgspec cannot encode: a pydantic model's fields, or the text."""
     dump = getattr(value, "model_dump", None)
     return dump(mode="json") if callable(dump) else str(value)
 

@@ -5,12 +5,13 @@ servers alone does not import what reads functions and their docstrings.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from grue.messages import ServerName
-from grue.processes.process_group import ProcessRegistry
+from grue import messages as m
 from grue.runtime.actor import Note
-from grue.tool_sessions.connection import Listing, ToolConnection
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.tool_sessions.connection import Connect, Listing, ToolConnection
+from grue.tool_sessions.server_specs import McpServer
 
 
 class HostConnection(ToolConnection, Protocol):
@@ -29,7 +30,7 @@ class HostFunctions:
 
     def connect(
         self,
-        server: ServerName,
+        server: m.ServerName,
         before_calls: Callable[[], Awaitable[object]] | None = None,
         note: Note | None = None,
     ) -> HostConnection:
@@ -44,7 +45,7 @@ class HostCommands:
 
     def connect(
         self,
-        server: ServerName,
+        server: m.ServerName,
         registry: ProcessRegistry,
         before_calls: Callable[[], Awaitable[object]] | None = None,
     ) -> HostConnection:
@@ -54,3 +55,7 @@ class HostCommands:
     def named_values(self) -> Mapping[str, str]:
         """Return the configured values by name, for redaction."""
         raise NotImplementedError
+
+
+ToolServer: TypeAlias = McpServer | HostFunctions | HostCommands | Connect
+"""A server process, a server at a URL, functions of the host, or a factory of the host's own connections."""

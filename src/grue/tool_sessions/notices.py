@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from grue.vocabulary import NoticeKind
+from grue.policies import NoticeKind
 
 Notify: TypeAlias = Callable[[NoticeKind, str], None]
 

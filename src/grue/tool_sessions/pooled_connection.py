@@ -1,7 +1,7 @@
 """One connection of the session pool, and the task of the episode that owns it.
 
-A connection must be entered and left by the same task. Come here to change what an owner does, or what it
-records in the trace: `SessionPrewarmed`, `ServerEnded`. Which connections there are is in `session_pool.py`.
+A connection must be entered and left by the same task. The owner records `SessionPrewarmed` and
+`ServerEnded` in the trace. Which connections there are is in `session_pool.py`.
 """
 
 import contextlib
@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import anyio
 from msgspec.structs import replace
 
-from grue.messages import ServerEnded, ServerName, SessionPrewarmed, ToolDefinition
+from grue import messages as m
 from grue.runtime.supervisor import describe_crash
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import Connect, Listing, ToolConnection
 from grue.tool_sessions.failures import ServerFailed
 
@@ -50,7 +50,7 @@ class PooledConnection:
     """
 
     def __init__(
-        self, server: ServerName, connect: Connect, recorder: Recorder, timeout_s: float, room: Room
+        self, server: m.ServerName, connect: Connect, recorder: Recorder, timeout_s: float, room: Room
     ) -> None:
         self.server = server
         self.turn = 0
@@ -74,7 +74,7 @@ class PooledConnection:
         """Whether it is open or still opening, and its process has not ended."""
         return self.failed is None and not self.gone.is_set() and self.connection.status.alive
 
-    async def current_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...]:
+    async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
         """Return the server's tools now. They are listed again only if the server has announced a change.
 
         The server announces a change once, and the session may have several users. Each of them compares the
@@ -123,7 +123,7 @@ class PooledConnection:
                 self._pid = connection.status.pid
                 if not self.turn:
                     elapsed_s = anyio.current_time() - begun
-                    self._record(SessionPrewarmed(server=self.server, pid=self._pid, elapsed_s=elapsed_s))
+                    self._record(m.SessionPrewarmed(server=self.server, pid=self._pid, elapsed_s=elapsed_s))
                 await self._released.wait()
                 begun = anyio.current_time()
         finally:
@@ -134,7 +134,7 @@ class PooledConnection:
         left = self.connection.status
         assert left.ending != "handed_over", "the pool holds a server's own connections, not leased ones"
         self._record(
-            ServerEnded(
+            m.ServerEnded(
                 server=self.server,
                 pid=self._pid,
                 ending=left.ending,

@@ -22,7 +22,7 @@ class _WithoutFieldTitles(GenerateJsonSchema):
     """Leaves out the title that pydantic makes from each field's name: the model pays for it by the token."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
-        """Return that no field gets one."""
+        """Return `False`: no field gets a title."""
         del schema
         return False
 

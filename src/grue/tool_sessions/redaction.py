@@ -1,15 +1,32 @@
 """Remove secrets from texts about a server: its command line, its standard error, its errors.
 
-A secret is the value of a variable with a name such as `API_KEY` (`protocol/secret_names.py`), an argument
-after such a name, or a value that authorises a request. `runtime/redaction.py` finds each in all its encoded
-forms.
+A secret is the value of a variable with a name such as `API_KEY` (`runtime/secrets/secret_names.py`), an
+argument or a part of one after such a name, a password in a URL, a word in the form of a provider's tokens,
+or a value that authorises a request. `runtime/secrets/redaction.py` finds each in all its encoded forms.
 """
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from grue.protocol.secret_names import looks_secret, secrets_in
-from grue.runtime.redaction import Redaction
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.secret_names import looks_secret, secrets_in
+
+_URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*:)[^/\s]*(?=@)")
+_NAMED = re.compile(r"""([A-Za-z][\w.-]{0,200})["']?\s{0,8}[=:]\s{0,8}["']?(?!//)""")
+_VALUE = re.compile(r"""(?:(?i:bearer|basic|token)\s+)?[^\s;,&"'}]+""")
+_TOKEN = re.compile(
+    r"\b(?:gh[opsur]_|github_pat_|glpat-|sk-|[rs]k_live_|xox[a-z]-|hf_|npm_|pypi-|AIza|AKIA|eyJ)[\w.-]{12,}"
+    r"|(?<![\w/.+@-])(?=[^0-9]{0,63}[0-9])(?=[^A-Za-z]{0,63}[A-Za-z])[A-Za-z0-9_]{32,}(?![\w/.@-])"
+)
+"""A token as well-known services make them, or a long word of letters and digits that is no path."""
+
+
+class _Span(NamedTuple):
+    name: str
+    start: int
+    end: int
 
 
 class Redactor:
@@ -19,8 +36,8 @@ class Redactor:
         self._redaction = Redaction(secrets_in(environment))
 
     def text(self, text: str) -> str:
-        """Return `text` with secrets replaced."""
-        return self._redaction.redact_text(text)
+        """Return `text` with secrets replaced, and with the passwords in its URLs."""
+        return _URL_PASSWORD.sub(r"\1[redacted:password]", self._redaction.redact_text(text))
 
     def command_line(self, command: str, args: tuple[str, ...]) -> str:
         """Return the command as a shell command line, with secrets replaced."""
@@ -29,16 +46,42 @@ class Redactor:
     def words(self, command: str, args: tuple[str, ...]) -> list[str]:
         """Return the command and its arguments, with secrets replaced."""
         shown = [self.text(command)]
-        for before, arg in zip((command, *args), args, strict=False):
-            flag, equals, _ = arg.partition("=")
-            if before.startswith("-") and "=" not in before and looks_secret(before):
-                shown.append(_placeholder(before.lstrip("-")))
-            elif equals and looks_secret(flag):
-                shown.append(f"{flag}={_placeholder(flag.lstrip('-'))}")
-            else:
-                shown.append(self.text(arg))
+        for before, arg in _with_the_one_before(args):
+            parts, at = [], 0
+            for name, start, end in _spans(before, arg):
+                parts += [arg[at:start], f"[redacted:{name}]"]
+                at = end
+            shown.append(self.text("".join([*parts, arg[at:]])))
         return shown
 
 
-def _placeholder(name: str) -> str:
-    return f"[redacted:{name}]"
+def secrets_of_arguments(args: tuple[str, ...]) -> dict[str, str]:
+    """Return the parts of a command's arguments that may be secret, by name, for redaction."""
+    found = {f"argument {number}": arg for number, arg in enumerate(args, 1) if "://" in arg}
+    for before, arg in _with_the_one_before(args):
+        for name, start, end in _spans(before, arg):
+            scheme, _, token = arg[start:end].partition(" ")
+            found[name] = token if token and scheme.isalpha() else arg[start:end]
+    return found
+
+
+def _with_the_one_before(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    return zip(("", *args), args, strict=False)
+
+
+def _spans(before: str, arg: str) -> Iterator[_Span]:
+    """Yield the secrets in an argument by their beginning, without any overlap."""
+    if before.startswith("-") and "=" not in before and looks_secret(before):
+        yield _Span(before.lstrip("-"), 0, len(arg))
+        return
+    found = [_Span("password", match.end(1), match.end()) for match in _URL_PASSWORD.finditer(arg)]
+    found += [_Span("token", *match.span()) for match in _TOKEN.finditer(arg)]
+    for named in _NAMED.finditer(arg):
+        value = _VALUE.match(arg, named.end())
+        if value is not None and looks_secret(named[1]):
+            found.append(_Span(named[1], *value.span()))
+    at = 0
+    for span in sorted(found, key=lambda span: (span.start, -span.end)):
+        if span.start >= at:
+            yield span
+            at = span.end

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from grue.messages import JsonObject
+from grue import messages as m
 
 
 class SamplingRequest(Struct, frozen=True):
@@ -45,11 +45,11 @@ class ElicitationRequest(Struct, frozen=True):
     """
 
     message: str
-    schema: JsonObject | None
+    schema: m.JsonObject | None
 
 
 Sample: TypeAlias = Callable[[SamplingRequest], Awaitable[Sampled | Declined]]
-Elicit: TypeAlias = Callable[[ElicitationRequest], Awaitable[JsonObject | Declined]]
+Elicit: TypeAlias = Callable[[ElicitationRequest], Awaitable[m.JsonObject | Declined]]
 
 
 class Abilities(Struct, frozen=True, kw_only=True):

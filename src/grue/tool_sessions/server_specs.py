@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from grue.errors import MCPConfigError
 from grue.tool_sessions.environment import InheritEnv, inherited
 from grue.tool_sessions.oauth_settings import OAuth
-from grue.tool_sessions.redaction import Redactor
+from grue.tool_sessions.redaction import Redactor, secrets_of_arguments
 from grue.tool_sessions.server_options import ServerOptions
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -73,7 +73,7 @@ class StdioServer(Struct, frozen=True, kw_only=True):
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         """Return the fields with secrets redacted; rich shows them in tracebacks."""
-        command, *args = Redactor({**os.environ, **self.env}).words(self.command, self.args)
+        command, *args = Redactor({**os.environ, **self.named_values()}).words(self.command, self.args)
         hidden = dict.fromkeys(self.env, "[redacted]")
         return [
             ("name", self.name),
@@ -92,7 +92,7 @@ class StdioServer(Struct, frozen=True, kw_only=True):
 
     def named_values(self) -> Mapping[str, str]:
         """Return the configured values that may be secret, by name, for redaction."""
-        return self.env
+        return {**secrets_of_arguments(self.args), **self.env}
 
 
 class HttpServer(Struct, frozen=True, kw_only=True):

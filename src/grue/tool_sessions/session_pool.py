@@ -31,15 +31,8 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.messages import (
-    JsonObject,
-    PrewarmLost,
-    ServerName,
-    ToolCallResult,
-    ToolDefinition,
-    ToolTask,
-)
-from grue.runtime.trace import Recorder
+from grue import messages as m
+from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import (
     Checkable,
     Connect,
@@ -47,6 +40,7 @@ from grue.tool_sessions.connection import (
     Listing,
     ToolConnection,
     finish_task,
+    refusal,
 )
 from grue.tool_sessions.failures import ServerFailed
 from grue.tool_sessions.pooled_connection import PooledConnection
@@ -84,11 +78,11 @@ class SessionPool:
         self._group = group
         self._recorder = recorder
         self.sessions = sessions
-        self.opened: set[ServerName] = set()
+        self.opened: set[m.ServerName] = set()
         self._expects_turn = expects_turn
         self._generation = 0
-        self._waiting: dict[ServerName, PooledConnection] = {}
-        self._leased: dict[ServerName, PooledConnection] = {}
+        self._waiting: dict[m.ServerName, PooledConnection] = {}
+        self._leased: dict[m.ServerName, PooledConnection] = {}
         self._leaving: list[PooledConnection] = []
 
     def begin_turn(self) -> None:
@@ -100,11 +94,11 @@ class SessionPool:
         """Whether it has started to open any connection for the next turn."""
         return bool(self._waiting)
 
-    def lacks(self, server: ServerName) -> bool:
+    def lacks(self, server: m.ServerName) -> bool:
         """Return whether a connection to this server has to be opened for the next turn."""
         return server not in self._waiting and self._expects_turn(self)
 
-    def prepare(self, server: ServerName, connect: Connect, timeout_s: float) -> None:
+    def prepare(self, server: m.ServerName, connect: Connect, timeout_s: float) -> None:
         """Start to open a connection for the next turn, unless one is there; return at once.
 
         Args:
@@ -116,7 +110,7 @@ class SessionPool:
             self._waiting[server] = self.begin(server, connect, timeout_s)
 
     def begin(
-        self, server: ServerName, connect: Connect, timeout_s: float, *, turn: int = 0
+        self, server: m.ServerName, connect: Connect, timeout_s: float, *, turn: int = 0
     ) -> PooledConnection:
         """Start to open a connection. `turn` is the turn that waits for it; 0: none, it is a prewarm."""
         owned = PooledConnection(server, connect, self._recorder, timeout_s, self._wait_for_room)
@@ -127,7 +121,7 @@ class SessionPool:
         return owned
 
     def lend(
-        self, server: ServerName, connect: Connect, turn: int, deadline: float = float("inf")
+        self, server: m.ServerName, connect: Connect, turn: int, deadline: float = float("inf")
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
@@ -158,7 +152,7 @@ class SessionPool:
         else:
             self.leave(owned)
 
-    async def open_kept(self, server: ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
+    async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
         """Return a server's kept session for a call outside turns, open. If there is none, one is opened.
 
         A turn that runs meanwhile uses the same session; hold `alone` while using it. Later turns lease it.
@@ -184,7 +178,7 @@ class SessionPool:
                 return owned
             self._drop(owned)
 
-    def _current(self, server: ServerName) -> PooledConnection | None:
+    def _current(self, server: m.ServerName) -> PooledConnection | None:
         """Return the session that a turn has leased or that waits, if it is being opened or can be used."""
         for owned in (self._leased.get(server), self._waiting.get(server)):
             if owned is not None and (not owned.opened.is_set() or (owned.listing and owned.usable)):
@@ -221,7 +215,7 @@ class SessionPool:
 
     def lose(self, owned: PooledConnection, cause: str) -> None:
         """Record that a prewarmed connection cannot be used, and close it."""
-        self._recorder.record(PrewarmLost(server=owned.server, cause=cause), sender=owned.server)
+        self._recorder.record(m.PrewarmLost(server=owned.server, cause=cause), sender=owned.server)
         self.leave(owned)
 
     def leave(self, owned: PooledConnection) -> None:
@@ -237,7 +231,7 @@ class SessionPool:
 class LeaseRequest(Struct, frozen=True):
     """A turn's request to the pool, with all that is needed to make a new connection."""
 
-    server: ServerName
+    server: m.ServerName
     connect: Connect
     turn: int
     deadline: float
@@ -253,7 +247,7 @@ class LeasedConnection:
     def __init__(self, pool: SessionPool, prewarmed: PooledConnection | None, request: LeaseRequest) -> None:
         self._pool = pool
         self._owned = prewarmed
-        self._seen: tuple[ToolDefinition, ...] = ()
+        self._seen: tuple[m.ToolDefinition, ...] = ()
         self._request = request
         self._broken = False
 
@@ -294,19 +288,23 @@ class LeasedConnection:
         self._seen = owned.listing.tools
         return owned.listing
 
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Wait until no process of an earlier turn is alive, then call the tool."""
         await self._pool.wait_closed()
         limit_s = self._request.within(timeout_s)
         return await self._answer(self._open.connection.call(tool, arguments, limit_s))
 
-    async def finish_task(self, tool: str, task: ToolTask, timeout_s: float) -> ToolCallResult:
+    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
+        """Return why a call would not be sent."""
+        return await refusal(self._open.connection, tool, arguments)
+
+    async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
         """Wait until no process of an earlier turn is alive, then ask for the task's result."""
         await self._pool.wait_closed()
         limit_s = self._request.within(timeout_s)
         return await self._answer(finish_task(self._open.connection, tool, task, limit_s))
 
-    async def _answer(self, call: Awaitable[ToolCallResult]) -> ToolCallResult:
+    async def _answer(self, call: Awaitable[m.ToolCallResult]) -> m.ToolCallResult:
         try:
             return await call
         except ServerFailed:
@@ -317,7 +315,7 @@ class LeasedConnection:
         """Wait for a call outside turns to the same session, and keep further ones waiting."""
         return self._open.alone
 
-    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
         The session actor calls this at the start of a batch, before it records the batch's first call. So

@@ -6,8 +6,15 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from grue.messages import JsonObject, ServerName, ToolCallResult, ToolDefinition
-from grue.tool_sessions.connection import Connect, ConnectionStatus, KeepsBlocks, Listing, TakesRequests
+from grue import messages as m
+from grue.tool_sessions.connection import (
+    Connect,
+    ConnectionStatus,
+    KeepsBlocks,
+    Listing,
+    TakesRequests,
+    refusal,
+)
 from grue.tool_sessions.failures import ToolRefusedError
 from grue.tool_sessions.pooled_connection import PooledConnection
 from grue.tool_sessions.session_pool import SessionPool
@@ -18,12 +25,12 @@ _METHOD_NOT_FOUND = -32601
 class SharedSession:
     """A `ToolConnection` to a kept session, for calls outside turns. Leaving it closes nothing."""
 
-    def __init__(self, pool: SessionPool, server: ServerName, connect: Connect) -> None:
+    def __init__(self, pool: SessionPool, server: m.ServerName, connect: Connect) -> None:
         self._pool = pool
         self._server = server
         self._connect = connect
         self._owned: PooledConnection | None = None
-        self._seen: tuple[ToolDefinition, ...] = ()
+        self._seen: tuple[m.ToolDefinition, ...] = ()
 
     async def __aenter__(self) -> Self:
         return self
@@ -40,20 +47,24 @@ class SharedSession:
         self._seen = owned.listing.tools
         return owned.listing
 
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a tool of the kept session."""
         return await self._open.connection.call(tool, arguments, timeout_s)
 
+    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
+        """Return why a call would not be sent."""
+        return await refusal(self._open.connection, tool, arguments)
+
     async def call_with_blocks(
-        self, tool: str, arguments: JsonObject, timeout_s: float
-    ) -> tuple[ToolCallResult, tuple[JsonObject, ...]]:
+        self, tool: str, arguments: m.JsonObject, timeout_s: float
+    ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
         """Call a tool of the kept session; return the server's content blocks too."""
         connection = self._open.connection
         if isinstance(connection, KeepsBlocks):
             return await connection.call_with_blocks(tool, arguments, timeout_s)
         return await connection.call(tool, arguments, timeout_s), ()
 
-    async def request(self, method: str, params: JsonObject, timeout_s: float) -> JsonObject:
+    async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send any request to the kept session."""
         connection = self._open.connection
         if not isinstance(connection, TakesRequests):
@@ -64,7 +75,7 @@ class SharedSession:
         """Wait for the batch of the running turn, and keep its next one waiting."""
         return self._open.alone
 
-    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the tools if they have changed since this user has seen them."""
         tools = await self._open.current_tools(timeout_s)
         changed, self._seen = tools is not self._seen, tools

@@ -17,12 +17,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 import anyio
 from msgspec import Meta, Struct, field
 
+from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.messages import JsonObject, ServerName, ToolAnnotations, ToolCallResult
-from grue.processes.command import Capture, Command
-from grue.processes.limits import ProcessLimits
-from grue.processes.process_group import ProcessRegistry, SpawnError
-from grue.protocol import tool_results
+from grue.policies import ToolAnnotations
+from grue.protocol.tools import results as tool_results
+from grue.runtime.processes.command import Capture, Command
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools
 from grue.tool_sessions.host_tools import HostCommands
 from grue.tool_sessions.tool_decorator import tool
@@ -115,7 +116,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
 
     def connect(
         self,
-        server: ServerName,
+        server: m.ServerName,
         registry: ProcessRegistry,
         before_calls: Callable[[], Awaitable[object]] | None = None,
     ) -> FunctionConnection:
@@ -181,7 +182,7 @@ class _Commands:
         async def run(
             argv: Annotated[list[str], Meta(min_length=1, description="The program and its arguments.")],
             stdin: Annotated[str, Meta(description="Text for its standard input.")] = "",
-        ) -> ToolCallResult:
+        ) -> m.ToolCallResult:
             program = self._program_of(argv)
             if program is None:
                 return tool_results.failure(
@@ -192,7 +193,7 @@ class _Commands:
         async def run_line(
             command: Annotated[str, Meta(description="A command line for /bin/sh.")],
             stdin: Annotated[str, Meta(description="Text for its standard input.")] = "",
-        ) -> ToolCallResult:
+        ) -> m.ToolCallResult:
             return await self._run(_Program(_SHELL, ("-c", command), *self._place()), stdin)
 
         return marks(run_line if spec.shell else run)
@@ -220,7 +221,7 @@ class _Commands:
         found = (each for each in self._allowed if tuple(argv[: len(each.words)]) == each.words)
         return next((each.program for each in found), None)
 
-    async def _run(self, program: _Program, stdin: str) -> ToolCallResult:
+    async def _run(self, program: _Program, stdin: str) -> m.ToolCallResult:
         spec = self._spec
         command = Command(
             program,
@@ -250,9 +251,9 @@ class _Commands:
 _ANNOTATIONS = ToolAnnotations(read_only=False, destructive=True, idempotent=False, open_world=True)
 
 
-def _content(command: Command) -> JsonObject:
+def _content(command: Command) -> m.JsonObject:
     ended = command.exited
-    content: JsonObject = {"stdout": _text(command.stdout), "stderr": _text(command.stderr)}
+    content: m.JsonObject = {"stdout": _text(command.stdout), "stderr": _text(command.stderr)}
     if ended is not None and ended.signal:
         return {"signal": ended.signal, **content}
     return {"exit_status": ended.status if ended else None, **content}

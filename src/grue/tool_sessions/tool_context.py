@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
+from grue import messages as m
 from grue.errors import MCPError
-from grue.messages import ServerName
-from grue.protocol.safe_text import beginning, plain_text
-from grue.vocabulary import NoticeKind
+from grue.policies import NoticeKind
+from grue.runtime.safe_text import beginning, plain_text
 
 _NOTICE_CHARS = 500
 _MAX_NOTICES = 500
@@ -46,7 +46,7 @@ class ToolContext:
         tool: The tool's bare name.
     """
 
-    def __init__(self, server: ServerName, tool: str, timeout_s: float, notify: ContextNotify) -> None:
+    def __init__(self, server: m.ServerName, tool: str, timeout_s: float, notify: ContextNotify) -> None:
         self.server = server
         self.tool = tool
         self._deadline = time.monotonic() + timeout_s

@@ -5,7 +5,7 @@ from typing import Any, TypeVar, overload
 
 from msgspec import Struct
 
-from grue.messages import ToolAnnotations
+from grue.policies import ToolAnnotations
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,6 +87,6 @@ def tool(
 
 
 def settings_of(function: Callable[..., Any]) -> ToolSettings | None:
-    """Return what `@tool` was given for this function; `None` if it is a plain one."""
+    """Return the arguments of this function's `@tool`; `None` if it has none."""
     settings = getattr(function, _ATTRIBUTE, None)
     return settings if isinstance(settings, ToolSettings) else None

@@ -4,13 +4,14 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
-from grue.messages import JsonObject, ToolCallResult, ToolDefinition, ToolTask
+from grue import messages as m
 from grue.tool_sessions.connection import (
     ConnectionStatus,
     Listing,
     ToolConnection,
     exclusive,
     finish_task,
+    refusal,
 )
 
 
@@ -37,11 +38,15 @@ class WrappedConnection:
         """Open the wrapped connection."""
         return await self._connection.open(timeout_s)
 
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a tool."""
         return await self._connection.call(tool, arguments, timeout_s)
 
-    async def finish_task(self, tool: str, task: ToolTask, timeout_s: float) -> ToolCallResult:
+    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
+        """Return why a call would not be sent."""
+        return await refusal(self._connection, tool, arguments)
+
+    async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
         """Ask for the result of a task that an earlier process has started."""
         return await finish_task(self._connection, tool, task, timeout_s)
 
@@ -49,7 +54,7 @@ class WrappedConnection:
         """Keep other users of the session waiting, if it has any."""
         return exclusive(self._connection)
 
-    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the tools if they have changed."""
         return await self._connection.refresh_tools(timeout_s)
 

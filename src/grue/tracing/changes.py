@@ -7,21 +7,9 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from grue.messages import (
-    CallTools,
-    ConnectFailed,
-    DeadlinePassed,
-    FailurePolicy,
-    IterationStarted,
-    OpenSession,
-    RunTurn,
-    ServerDied,
-    SessionOpened,
-    ToolReturned,
-    ToolTimedOut,
-    TurnLimits,
-)
-from grue.protocol.turn_time import kept_for_closing
+from grue import messages as m
+from grue.policies import FailurePolicy, TurnLimits
+from grue.protocol.turn.time import kept_for_closing
 from grue.tracing.reading import EpisodeEnvelope
 
 NOT_REPLAYED = frozenset({"fallbacks_before_stop", "on_tool_drift", "max_samplings"})
@@ -56,7 +44,7 @@ class Changes(Struct, frozen=True, kw_only=True):
         """Whether anything is changed."""
         return any(getattr(self, name) not in (None, {}) for name in self.__struct_fields__)
 
-    def run(self, recorded: RunTurn) -> RunTurn:
+    def run(self, recorded: m.RunTurn) -> m.RunTurn:
         """Return a turn's `RunTurn` with the changes."""
         return replace(
             recorded,
@@ -75,11 +63,11 @@ class Changes(Struct, frozen=True, kw_only=True):
         if not self or type(command) is not type(recorded):
             return command
         match command:
-            case OpenSession():
+            case m.OpenSession():
                 return replace(command, timeout_s=recorded.timeout_s, policy=recorded.policy)
-            case CallTools():
+            case m.CallTools():
                 return replace(command, timeout_s=recorded.timeout_s, after_timeout=recorded.after_timeout)
-            case IterationStarted():
+            case m.IterationStarted():
                 return replace(command, max_iterations=recorded.max_iterations)
             case _:
                 return command
@@ -91,7 +79,7 @@ class Changes(Struct, frozen=True, kw_only=True):
             envelope: The event.
             begun: The `RunTurn` of its turn.
         """
-        if not self.limits or not isinstance(begun.body, RunTurn):
+        if not self.limits or not isinstance(begun.body, m.RunTurn):
             return ""
         old, new = begun.body.limits, self.run(begun.body).limits
         late = _turn_time(envelope, begun, old, new)
@@ -127,7 +115,7 @@ def _turn_time(envelope: EpisodeEnvelope, begun: EpisodeEnvelope, old: TurnLimit
         return ""
     elapsed_s = envelope.t - begun.t
     work_s = _work_s(new)
-    if isinstance(envelope.body, DeadlinePassed):
+    if isinstance(envelope.body, m.DeadlinePassed):
         return f"after {elapsed_s:.3f} s the turn would have had time left" if elapsed_s < work_s else ""
     if envelope.receiver == begun.receiver and elapsed_s > work_s:
         return f"it came after {elapsed_s:.3f} s, and the turn's work would have ended after {work_s:g} s"
@@ -146,26 +134,31 @@ def _call_time(body: object, old: TurnLimits, new: TurnLimits) -> str:
     if limit_s == old.tool_call_timeout_s:
         return ""
     match body:
-        case ToolReturned(duration_s=duration_s) | ServerDied(duration_s=duration_s) if duration_s > limit_s:
+        case m.ToolReturned(duration_s=duration_s) | m.ServerDied(duration_s=duration_s) if (
+            duration_s > limit_s
+        ):
             return f"the call took {duration_s:.3f} s, and would have timed out after {limit_s:g} s"
-        case ToolTimedOut(timeout_s=timeout_s) if timeout_s > limit_s:
+        case m.ToolTimedOut(timeout_s=timeout_s) if timeout_s > limit_s:
             return f"the call would have timed out after {limit_s:g} s"
-        case ToolTimedOut(timeout_s=timeout_s) if timeout_s == old.tool_call_timeout_s:
+        case m.ToolTimedOut(timeout_s=timeout_s) if timeout_s == old.tool_call_timeout_s:
             return f"the call would have had {limit_s:g} s"
         case _:
             return ""
 
 
 def _start_time(body: object, old: TurnLimits, new: TurnLimits) -> str:
-    before_s, limit_s = old.server_startup_timeout_s, new.server_startup_timeout_s
+    if not isinstance(body, m.SessionOpened | m.ConnectFailed):
+        return ""
+    server = body.server if isinstance(body, m.SessionOpened) else body.failure.server
+    before_s, limit_s = old.startup_timeout_s(server), new.startup_timeout_s(server)
     if limit_s == before_s:
         return ""
     match body:
-        case SessionOpened(elapsed_s=elapsed_s) if elapsed_s > limit_s:
+        case m.SessionOpened(elapsed_s=elapsed_s) if elapsed_s > limit_s:
             return f"the start took {elapsed_s:.3f} s, and would have been given up after {limit_s:g} s"
-        case ConnectFailed(failure=failure) if failure.elapsed_s > limit_s:
+        case m.ConnectFailed(failure=failure) if failure.elapsed_s > limit_s:
             return f"the server would have been given up after {limit_s:g} s"
-        case ConnectFailed(failure=failure) if limit_s > before_s and failure.elapsed_s >= before_s:
+        case m.ConnectFailed(failure=failure) if limit_s > before_s and failure.elapsed_s >= before_s:
             return f"the server would have had {limit_s:g} s to start"
         case _:
             return ""

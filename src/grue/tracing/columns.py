@@ -3,7 +3,7 @@
 from rich.cells import cell_len as cells
 from rich.cells import set_cell_size
 
-from grue.protocol.safe_text import ELLIPSIS
+from grue.runtime.safe_text import ELLIPSIS
 
 __all__ = ["cells", "cut", "pad"]
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from grue.errors import TraceError
+from grue.runtime.whole_file import replacing
 from grue.tracing.diff import diff
 from grue.tracing.divergence import Divergence
 from grue.tracing.page_feed import MAX_MESSAGE_CHARS, PageFeed
-from grue.tracing.page_file import embedded, page_parts, replacing
+from grue.tracing.page_file import embedded, page_parts
 from grue.tracing.page_media import ImageTable
 from grue.tracing.reading import EpisodeReader, open_episode
 from grue.tracing.viewer import STYLE, fill_page, refuse_target, write_pieces

@@ -10,32 +10,11 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
-from grue.messages import (
-    CallTools,
-    CompletionReceived,
-    CompletionRetried,
-    ConnectFailed,
-    McpDisabled,
-    PrewarmLost,
-    ReplyCut,
-    ReplyDropped,
-    RequestCompletion,
-    ServerDied,
-    ServerEnded,
-    SessionClosed,
-    SessionOpened,
-    SessionPrewarmed,
-    ToolCalled,
-    ToolDenied,
-    ToolRejected,
-    ToolReturned,
-    ToolSkipped,
-    ToolTimedOut,
-)
-from grue.runtime.trace import Envelope
-from grue.runtime.trace_format import PAYLOADS
+from grue import messages as m
+from grue.runtime.trace.format import PAYLOADS
+from grue.runtime.trace.recorder import Envelope
 from grue.tracing.counts import CallCounts, ModelCounts, ServerCounts, TurnCounts
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.phases import PhaseClock
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.stats import EpisodeStats
@@ -214,26 +193,26 @@ def _end(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
 _Count: TypeAlias = Callable[[EpisodeTally, Envelope[Any], Sequence[StepChange]], None]
 
 _COUNTS: dict[type[Struct], _Count] = {
-    RequestCompletion: _request,
-    CompletionReceived: _reply,
-    CompletionRetried: _retry,
-    ReplyDropped: _drop,
-    ReplyCut: _cut,
-    CallTools: _route,
-    ToolCalled: _call,
-    ToolRejected: _refuse,
-    ToolDenied: _refuse,
-    ToolReturned: _settle,
-    ToolTimedOut: _settle,
-    ToolSkipped: _settle,
-    ServerDied: _die,
-    SessionOpened: _open,
-    ConnectFailed: _fail,
-    McpDisabled: _disable,
-    SessionClosed: _close,
-    ServerEnded: _end_process,
-    SessionPrewarmed: _prewarm,
-    PrewarmLost: _lose,
+    m.RequestCompletion: _request,
+    m.CompletionReceived: _reply,
+    m.CompletionRetried: _retry,
+    m.ReplyDropped: _drop,
+    m.ReplyCut: _cut,
+    m.CallTools: _route,
+    m.ToolCalled: _call,
+    m.ToolRejected: _refuse,
+    m.ToolDenied: _refuse,
+    m.ToolReturned: _settle,
+    m.ToolTimedOut: _settle,
+    m.ToolSkipped: _settle,
+    m.ServerDied: _die,
+    m.SessionOpened: _open,
+    m.ConnectFailed: _fail,
+    m.McpDisabled: _disable,
+    m.SessionClosed: _close,
+    m.ServerEnded: _end_process,
+    m.SessionPrewarmed: _prewarm,
+    m.PrewarmLost: _lose,
     EpisodeStarted: _start,
     EpisodeResumed: _resume,
     EpisodeEnded: _end,
@@ -242,7 +221,7 @@ _COUNTS: dict[type[Struct], _Count] = {
 
 @functools.cache
 def _count_of(kind: type[Struct]) -> _Count | None:
-    """Return what such a message counts for beside its steps; hosts subclass the facts of an episode."""
+    """Return the counters that such a message adds to; hosts subclass the facts of an episode."""
     return next((_COUNTS[base] for base in kind.__mro__ if base in _COUNTS), None)
 
 

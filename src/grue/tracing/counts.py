@@ -9,19 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from grue.messages import (
-    ServerCall,
-    ServerDied,
-    Settlement,
-    ToolCall,
-    ToolCalled,
-    ToolReturned,
-    ToolSkipped,
-    ToolTimedOut,
-    TurnCompleted,
-    TurnParked,
-    Usage,
-)
+from grue import messages as m
 from grue.tracing.phases import PhaseClock, Phases
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.stats import Durations, ModelStats, ServerStats, SlowTurn, ToolStats, TurnStats
@@ -40,7 +28,7 @@ class TurnCounts:
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
         self._clocks: dict[int, PhaseClock] = {}
-        self._after: Counter[int] = Counter()  # calls that a host made itself, after the turn of its reply
+        self._after: Counter[int] = Counter()  # by turn: calls that the host made itself after the turn
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         """Count a message and the steps that begin or end with it."""
@@ -53,7 +41,7 @@ class TurnCounts:
             own = [change for change in changes if change.step.turn == turn]
         clock = self._clocks.get(turn)
         if clock is None:
-            if isinstance(envelope.body, ToolCalled):
+            if isinstance(envelope.body, m.ToolCalled):
                 self._after[turn] += 1
             return
         clock.note(envelope.t, own)
@@ -77,8 +65,8 @@ class TurnCounts:
         return ended
 
     def _ended(self, end: Any, duration_s: float, phases: Phases) -> None:
-        unanswered = "parked" if isinstance(end, TurnParked) else "failed"
-        outcome = end.kind if isinstance(end, TurnCompleted) else unanswered
+        unanswered = "parked" if isinstance(end, m.TurnParked) else "failed"
+        outcome = end.kind if isinstance(end, m.TurnCompleted) else unanswered
         self._outcomes[outcome] += 1
         self._iterations += end.iterations
         self._durations.append(duration_s)
@@ -121,17 +109,17 @@ class ModelCounts:
         self.retries = 0
         self.cut_replies = 0
         self._dropped = 0
-        self._usage = Usage()
+        self._usage = m.Usage()
         self._durations = array("d")
 
-    def reply(self, t: float, usage: Usage, changes: Sequence[StepChange]) -> None:
+    def reply(self, t: float, usage: m.Usage, changes: Sequence[StepChange]) -> None:
         """Count a reply, and how long the request took that ends with it."""
         self._usage += usage
         for change in changes:
             if isinstance(change, StepEnded):
                 self._durations.append(t - change.step.began.t)
 
-    def drop(self, usage: Usage) -> None:
+    def drop(self, usage: m.Usage) -> None:
         """Count a reply that was dropped."""
         self._usage += usage
         self._dropped += 1
@@ -160,18 +148,21 @@ class ToolCounts(Struct):
     rejected: int = 0
     durations: "array[float]" = field(default_factory=lambda: array("d"))
 
-    def settle(self, settlement: Settlement) -> None:
+    def settle(self, settlement: m.Settlement) -> None:
         """Count how a call ended."""
         match settlement:
-            case ToolReturned(result=result):
+            case m.ToolReturned(result=result):
                 self.errors += result.is_error
                 self.returned += not result.is_error
-            case ToolSkipped():
+            case m.ToolSkipped(refused=True):
+                self.rejected += 1
+                return
+            case m.ToolSkipped():
                 self.skipped += 1
                 return
-            case ToolTimedOut():
+            case m.ToolTimedOut():
                 self.timed_out += 1
-            case ServerDied():
+            case m.ServerDied():
                 self.lost += 1
         self.durations.append(settlement.duration_s)
 
@@ -183,11 +174,11 @@ class CallCounts:
         self._tools: dict[str, ToolCounts] = {}
         self._names: dict[tuple[int, str], str] = {}
 
-    def name(self, turn: int, calls: Iterable[ToolCall]) -> None:
+    def name(self, turn: int, calls: Iterable[m.ToolCall]) -> None:
         """Remember the canonical names of the calls in a reply."""
         self._names.update(((turn, call.call_id), call.name) for call in calls)
 
-    def route(self, turn: int, server: str, calls: Iterable[ServerCall]) -> None:
+    def route(self, turn: int, server: str, calls: Iterable[m.ServerCall]) -> None:
         """Remember the names of calls whose reply is not in the trace."""
         for call in calls:
             self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
@@ -202,7 +193,7 @@ class CallCounts:
         self._tools.setdefault(name, ToolCounts()).rejected += 1
         self._names.pop((turn, call_id), None)
 
-    def settle(self, turn: int, settlement: Settlement) -> None:
+    def settle(self, turn: int, settlement: m.Settlement) -> None:
         """Count how a call ended, and forget its name."""
         self._tool(turn, settlement.call_id).settle(settlement)
         self._names.pop((turn, settlement.call_id), None)

@@ -8,23 +8,10 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from grue.facts import Severity
-from grue.messages import (
-    AskApproval,
-    CallTools,
-    CheckAnswer,
-    CheckToolSupport,
-    CloseSession,
-    DeadlinePassed,
-    DropCompletion,
-    OpenSession,
-    RequestCompletion,
-    RunTurn,
-    TextDelta,
-    TurnInterrupted,
-)
-from grue.protocol.safe_text import printable
+from grue import messages as m
+from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
+from grue.tracing.facts import Severity
 from grue.tracing.presentation import kind_of, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, split_turns
@@ -36,15 +23,15 @@ _TEXT_CHARS = 80
 _ACTORS = ("host", "agent", "llm")
 _TRACE = "trace"
 _ASKS = (
-    RunTurn,
-    CheckToolSupport,
-    OpenSession,
-    RequestCompletion,
-    DropCompletion,
-    AskApproval,
-    CallTools,
-    CheckAnswer,
-    CloseSession,
+    m.RunTurn,
+    m.CheckToolSupport,
+    m.OpenSession,
+    m.RequestCompletion,
+    m.DropCompletion,
+    m.AskApproval,
+    m.CallTools,
+    m.CheckAnswer,
+    m.CloseSession,
 )
 _SIGNS: dict[Severity, str] = {"fail": "✗ ", "warn": "! "}
 
@@ -68,14 +55,14 @@ class Drawn(Struct, frozen=True):
 
 
 def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | None:
-    """Return how to draw an envelope, with at most `limit` characters of text.
+    """Draw an envelope, with at most `limit` characters of text.
 
     Return `None` for a piece of a streamed reply, because the whole reply is drawn.
     """
     body = envelope.body
-    if isinstance(body, TextDelta):
+    if isinstance(body, m.TextDelta):
         return None
-    sender = "agent" if isinstance(body, DeadlinePassed | TurnInterrupted) else envelope.sender
+    sender = "agent" if isinstance(body, m.DeadlinePassed | m.TurnInterrupted) else envelope.sender
     noted = envelope.receiver == _TRACE or envelope.receiver == sender
     severity, summary = severity_of(body), summarize(body)
     text = f"{_SIGNS.get(severity, '')}{kind_of(body)}{': ' if summary else ''}{summary}"

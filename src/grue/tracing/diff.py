@@ -51,7 +51,7 @@ _MOST_MATCHED = 400
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
     """Yield the differences between two traces, in the order of the first; none if they are identical.
 
-    Of files, a few megabytes of one turn of each are in memory at a time.
+    Files are read turn by turn: of each, a few megabytes are in memory at a time.
 
     Args:
         left: A trace: a reader, or its envelopes.
@@ -147,7 +147,7 @@ class _Tree:
         return found
 
     def below(self, seq: int) -> int:
-        """Return how many messages this one caused, directly or indirectly."""
+        """Return the number of messages that this one caused, directly or indirectly."""
         count, open_ = 0, [seq]
         while open_:
             children = self._children.get(open_.pop(), ())
@@ -175,7 +175,10 @@ class _TurnDiff:
         self._lefts: dict[int, int] = {}  # by the number of its counterpart on the right
 
     def divergences(self) -> Iterator[Divergence]:
-        """Yield all divergences in the left side's order; those only on the right are in place."""
+        """Yield all divergences, in the order of the left trace.
+
+        A message that only the right trace has comes where it would stand in the left one.
+        """
         # Depth first, so that an id is met where it is given before it is met where it is used.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
         while open_:
@@ -220,8 +223,8 @@ class _TurnDiff:
             yield from _in_order(left[i:j], right[k:m])
 
     def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
-        # All of them, because the comparison learns from each which ids belong together. A second time, it
-        # finds the same differences.
+        # The iterator is read to its end: at each difference the comparison learns which ids of the two
+        # traces belong together, and what follows needs all of them.
         return tuple(self._comparison.differences(left.body, right.body))
 
     def _divergence(self, pair: _Pair) -> Divergence:

@@ -3,8 +3,8 @@
 from msgspec import Struct
 
 from grue import messages
-from grue.facts import Fact
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
+from grue.tracing.facts import Fact
 from grue.tracing.presentation import summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
 from grue.tracing.turn_slices import turn_of

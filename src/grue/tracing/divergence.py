@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
 from grue.tracing.differences import ABSENT, Difference
 from grue.tracing.presentation import kind_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.runtime.trace_reader import RecordedLine
+from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.presentation import kind_of, kind_of_line, name_of
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, known_kinds
 
@@ -20,12 +20,14 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     Attributes:
         turns: Ranges of turns; 0 stands for messages outside turns.
+        messages: Ranges of numbers of messages.
         actors: Names of senders or receivers, in lower case.
         kinds: Kinds of messages, as `kind_of` names them.
         texts: Texts, one of which the message's JSON must contain; case is ignored.
     """
 
     turns: tuple[range, ...] = ()
+    messages: tuple[range, ...] = ()
     actors: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset()
     texts: tuple[str, ...] = ()
@@ -35,6 +37,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         cls,
         *,
         turns: Iterable[str] = (),
+        messages: Iterable[str] = (),
         actors: Iterable[str] = (),
         kinds: Iterable[str] = (),
         texts: Iterable[str] = (),
@@ -44,6 +47,7 @@ class Filter(Struct, frozen=True, kw_only=True):
 
         Args:
             turns: `3` or `3-7` each.
+            messages: The same of numbers of messages.
             actors: Names of senders or receivers.
             kinds: Kinds of messages, or the beginning or a part of a name.
             texts: Texts in the message.
@@ -55,7 +59,8 @@ class Filter(Struct, frozen=True, kw_only=True):
         """
         names = {*map(name_of, known_kinds().values()), *facts}
         return cls(
-            turns=tuple(map(_turns, turns)),
+            turns=tuple(_range(each, "turn") for each in turns),
+            messages=tuple(_range(each, "message") for each in messages),
             actors=frozenset(name.lower() for name in actors),
             kinds=frozenset(_kind(kind, names) for kind in kinds),
             texts=tuple(spelling for text in texts for spelling in _spellings(text)),
@@ -65,6 +70,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         """Whether a message passes the filter."""
         return (
             _any(self.turns, lambda turns: turn_of(envelope) in turns)
+            and _any(self.messages, lambda messages: envelope.seq in messages)
             and _any(self.actors, lambda name: name in (envelope.sender.lower(), envelope.receiver.lower()))
             and (not self.kinds or kind_of(envelope.body) in self.kinds)
             and self._says(envelope)
@@ -79,6 +85,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         head = line.line
         return (
             _any(self.turns, lambda turns: turn_of_line(line) in turns)
+            and _any(self.messages, lambda messages: head.seq in messages)
             and _any(self.actors, lambda name: name in (head.sender.lower(), head.receiver.lower()))
             and (not self.kinds or kind_of_line(line) in self.kinds)
             and (not self.texts or self._says(line.envelope()))
@@ -109,15 +116,15 @@ def _any(wanted: Iterable[T], fits: Callable[[T], bool]) -> bool:
     return not wanted or any(map(fits, wanted))
 
 
-def _turns(written: str) -> range:
+def _range(written: str, what: str) -> range:
     match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", written, re.ASCII)
     if match is None:
         raise MCPConfigError(
-            f"{written!r} is not a turn. Write a number, such as 3, or a range, such as 3-7."
+            f"{written!r} is not a {what}. Write a number, such as 3, or a range, such as 3-7."
         )
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
-        raise MCPConfigError(f"{written!r} is not a range of turns: it ends before it begins.")
+        raise MCPConfigError(f"{written!r} is not a range of {what}s: it ends before it begins.")
     return range(first, last + 1)
 
 

@@ -1,6 +1,6 @@
 """Split a trace into its turns without holding megabytes of it in memory.
 
-Come here if a reader looks at each message of a turn once or twice, as `diff` does. Of the messages of the
+It is for readers that look at each message of a turn once or twice, as `diff` does. Of the messages of the
 turns that are open, a few megabytes are in memory. Of further ones, only their envelopes are: `whole` reads
 the message from the file again.
 """
@@ -11,8 +11,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.messages import TextDelta
-from grue.runtime.trace_reader import LinePlace
+from grue import messages as m
+from grue.runtime.trace.reader import LinePlace
 from grue.tracing.presentation import kind_of
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import TurnSlice, TurnSplitter
@@ -42,7 +42,7 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
             kept.pop(id(complete), None)
             yield complete
         turn_slice = splitter.take(envelope)
-        if isinstance(envelope.body, TextDelta):
+        if isinstance(envelope.body, m.TextDelta):
             turn_slice.envelopes.pop()
         elif sum(kept.values()) + size > KEPT_BYTES:
             turn_slice.envelopes[-1] = stub

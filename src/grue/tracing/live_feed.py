@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from grue.errors import TraceError
-from grue.facts import EpisodeEnded
+from grue.tracing.facts import EpisodeEnded
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import EpisodePage, PageFeed, Piece
 from grue.tracing.page_media import ImageTable

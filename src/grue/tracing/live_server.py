@@ -1,27 +1,42 @@
-"""The server of a page that follows a trace, for `grue trace serve`: for this machine only, and read-only.
+"""The server of a page that follows a trace, for `grue trace serve`: for this machine only.
 
 It listens at the loopback address. Its addresses begin with a random word, because other users of the machine
 can reach the port, and a trace is for its owner only. A request must name the server as its host: a page of
-another site that has its own name point here (DNS rebinding) gets nothing. Nothing that it serves can change
-anything.
+another site that has its own name point here (DNS rebinding) gets nothing. It changes one thing only: the
+mark that a person gives the episode, which is written beside the run. A request for that must come from the
+page itself, and the trace is never touched.
 """
 
 import base64
 import contextlib
 import hmac
+import math
 import secrets
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs
 
-from grue.errors import MCPConfigError
+import msgspec
+from msgspec import Struct
+
+from grue.errors import MCPConfigError, TraceError
 from grue.tracing.live_feed import LiveFeed
+from grue.tracing.marks import HUMAN, MOST_REASON, Mark, place_of_marks, read_marks, write_mark
 from grue.tracing.page_file import embedded, page_parts
 from grue.tracing.viewer import SCRIPTS, STYLE
 
 HOST = "127.0.0.1"
 _SLOWEST_S = 30
+_MOST_MARK_BYTES = 16_384
+
+
+class _Marked(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a person says of the episode."""
+
+    score: float
+    reason: str = ""
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -99,12 +114,52 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, "text/html; charset=utf-8", self.server.page)
         elif name == "feed":
             self._feed(query)
+        elif name == "mark":
+            self._send(200, "application/json", self._mark())
         elif name.startswith("image/"):
             self._image(name.removeprefix("image/"))
         else:
             self._send(404, "text/plain", b"Not found.\n")
 
     do_HEAD = do_GET  # noqa: N815 - http.server's name
+
+    def do_POST(self) -> None:
+        """Take the mark of a person."""
+        self.close_connection = True  # what a refused request has left unread is not taken for the next one
+        origin = self.headers.get("Origin", "").removeprefix("http://")
+        if self.headers.get("Host", "") not in self.server.names or origin not in self.server.names:
+            self._send(403, "text/plain", b"This server takes marks from its own page only.\n")
+            return
+        asked = self.path.encode("utf-8", "replace")
+        if not hmac.compare_digest(asked, f"/{self.server.word}/mark".encode()):
+            self._send(404, "text/plain", b"Not found.\n")
+            return
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+            if not 0 < length <= _MOST_MARK_BYTES:
+                raise ValueError("too long")
+            marked = msgspec.json.decode(self.rfile.read(length), type=_Marked)
+            if not math.isfinite(marked.score):
+                raise ValueError("not finite")
+            folder, attempt = self._place()
+            reason = marked.reason[:MOST_REASON].encode("utf-8", "replace").decode()
+            write_mark(folder, Mark(scorer=HUMAN, score=marked.score, reason=reason, attempt=attempt))
+        except (ValueError, msgspec.MsgspecError, RecursionError, OSError):
+            self._send(400, "text/plain", b"A mark is a score, which is a finite number, and a reason.\n")
+        except TraceError as error:
+            self._send(500, "text/plain", f"{error}\n".encode("utf-8", "replace"))
+        else:
+            self._send(200, "application/json", self._mark())
+
+    def _place(self) -> tuple[Path, int]:
+        return place_of_marks(self.server.feed.reader.path)
+
+    def _mark(self) -> bytes:
+        """Return the mark that a person has given this attempt, as JSON; `null`: none."""
+        folder, attempt = self._place()
+        given = (each for each in read_marks(folder) if each.scorer == HUMAN and each.attempt == attempt)
+        mark = next(given, None)
+        return msgspec.json.encode(None if mark is None else _Marked(mark.score, mark.reason))
 
     def _feed(self, query: str) -> None:
         try:

@@ -6,9 +6,8 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact
-from grue.messages import JsonObject
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact
 from grue.tracing.reading import EpisodeEnvelope
 
 _CHARS = 300
@@ -43,12 +42,12 @@ class Overview(Struct, kw_only=True):
     scripted: bool = False
     models: dict[str, int] = msgspec.field(default_factory=dict)
     servers: tuple[str, ...] = ()
-    facts: JsonObject = msgspec.field(default_factory=dict)
+    facts: m.JsonObject = msgspec.field(default_factory=dict)
     ending: str = ""
     detail: str = ""
     grade: str = ""
     result: str = ""
-    results: JsonObject = msgspec.field(default_factory=dict)
+    results: m.JsonObject = msgspec.field(default_factory=dict)
     resumed: int = 0
     turns: int = 0
     failures: int = 0
@@ -60,7 +59,7 @@ class Overview(Struct, kw_only=True):
     usage: m.Usage = m.Usage()
 
     def see(self, envelope: EpisodeEnvelope) -> None:
-        """Add a message."""
+        """Count a message in the overview."""
         self.messages += 1
         self.seconds = max(self.seconds, envelope.t)
         match envelope.body:
@@ -107,7 +106,7 @@ class Overview(Struct, kw_only=True):
         self.results = _plain_fields(ended)
 
 
-def _plain_fields(fact: Fact) -> JsonObject:
+def _plain_fields(fact: Fact) -> m.JsonObject:
     """Return the fields of a fact that are a number, a word or a flag."""
     fields: dict[str, Any] = msgspec.to_builtins(fact)
     return {

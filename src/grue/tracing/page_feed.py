@@ -12,10 +12,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from grue.facts import Severity
-from grue.protocol.safe_text import printable
-from grue.runtime.trace_format import TraceHeader
+from grue.runtime.safe_text import printable
+from grue.runtime.trace.format import TraceHeader
 from grue.tracing.digests import DigestWriter
+from grue.tracing.facts import Severity
 from grue.tracing.overview import Overview
 from grue.tracing.page_media import ImageTable
 from grue.tracing.page_turns import PageTurn, TurnTotals
@@ -115,7 +115,7 @@ class PageFeed:
         self._passages: dict[tuple[int, int], Passage] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> None:
-        """Add a message."""
+        """Add a message to the page."""
         turn = self._digests.see(envelope)
         self._add_spans(self._spans.see(envelope, turn))
         self._passages |= {passage.id: passage for passage in self._story.see(envelope, turn)}
@@ -133,7 +133,7 @@ class PageFeed:
         return len(self._rows) >= _MOST_ROWS or self._chars > _MOST_PIECE_CHARS
 
     def take(self) -> Piece:
-        """Return what is new since the last call."""
+        """Return the pieces that are new since the last call."""
         piece = Piece(
             messages=tuple(self._rows), spans=tuple(self._new_spans), story=tuple(self._passages.values())
         )

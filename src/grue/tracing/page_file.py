@@ -8,19 +8,18 @@ served while it follows a trace may ask its own server.
 """
 
 import base64
-import contextlib
 import hashlib
 import html
-import os
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
+from grue.errors import TraceError
+
+_MARKED_WITHIN = 1000
 _DATA = re.compile("<!--data-([a-z-]+)-->")
 _PLACES = re.compile("<!--([a-z]+)-->")
 """Placeholders of a page. They are filled in one pass, so that inserted text is never taken for one."""
@@ -86,18 +85,19 @@ def embedded(value: object) -> bytes:
 _ESCAPES = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "<>&\u2028\u2029")
 
 
-@contextlib.contextmanager
-def replacing(target: Path) -> Iterator[BinaryIO]:
-    """Open a page for writing; it takes the place of an existing file when the block ends without an error.
+def refuse_foreign(target: Path, name: str) -> None:
+    """Refuse to replace a file that is not a page of this template.
 
-    Only its owner can read it: a temporary file is made with mode 0600, and the page takes it over.
+    Raises:
+        TraceError: It is not, or cannot be read.
     """
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    temporary = Path(name)
+    mark = f'<meta name="generator" content="grue {name}">'.encode()
     try:
-        with os.fdopen(descriptor, "wb") as page:
-            yield page
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink()
-        raise
+        with target.open("rb") as file:
+            is_ours = mark in file.read(_MARKED_WITHIN)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
+    if not is_ours:
+        raise TraceError(f"Cannot write the page {target}: a file that grue did not write has its name.")

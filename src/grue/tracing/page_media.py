@@ -61,7 +61,7 @@ class ImageTable:
         return found[1] + f"{REFERENCE}{name}".encode() + found[4]
 
     def __len__(self) -> int:
-        """Return how many different images there are."""
+        """Return the number of different images."""
         return len(self._places)
 
     def __iter__(self) -> Iterator[tuple[str, str, bytes]]:

@@ -3,8 +3,8 @@
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from grue.facts import Severity
 from grue.tracing.digests import TurnDigest
+from grue.tracing.facts import Severity
 from grue.tracing.spans import Span
 
 _NOT_PARTS = frozenset({"turn", "session", "host"})

@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias, get_args
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from grue.facts import EpisodeResumed
+from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.steps import StepBegan, StepChange, StepKind, StepTracker
 

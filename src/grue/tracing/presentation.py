@@ -11,10 +11,11 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.facts import Fact, Severity, counted
-from grue.protocol.tool_lock import drift_text
+from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.protocol.tools.lock import drift_text
 from grue.runtime.supervisor import ActorFailed
-from grue.runtime.trace_reader import RecordedLine
+from grue.runtime.trace.reader import RecordedLine
+from grue.tracing.facts import Fact, Severity, counted
 
 RED, GREEN, YELLOW, DIM = "31", "32", "33", "2"
 COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "quiet": DIM, "": ""}
@@ -75,7 +76,7 @@ def kind_of_line(line: RecordedLine[Any]) -> str:
 
 
 def severity_of(body: Struct) -> Severity:
-    """Return how serious a message is."""
+    """Return the severity of a message."""
     return _judged(body)[0]
 
 
@@ -146,6 +147,8 @@ def _rewrite(body: m.RewriteHistory) -> str:
     match body.change:
         case m.Summarised():
             done = "a summary takes the place of what was said"
+        case m.Shortened():
+            done = "the oldest exchanges are left out"
         case m.Cleared(results=results, texts=texts):
             texts_too = f" and {counted(texts, 'text')}" if texts else ""
             done = f"{counted(len(results), 'tool result')}{texts_too} cleared or cut"
@@ -178,7 +181,7 @@ def _completed(body: m.TurnCompleted) -> str:
     return f"{body.kind}{because}: {_json(body.answer)}; {counts}"
 
 
-def _asked_about(questions: tuple[m.ApprovalQuestion, ...]) -> str:
+def _asked_about(questions: tuple[ApprovalQuestion, ...]) -> str:
     return ", ".join(f"{each.call_id} {each.name} {_json(each.arguments)}" for each in questions)
 
 
@@ -187,7 +190,7 @@ def _decisions(body: m.CallsDecided) -> str:
     return ", ".join(words)
 
 
-def _changed_to(decision: m.ApprovalDecision) -> str:
+def _changed_to(decision: ApprovalDecision) -> str:
     return decision.reason if decision.arguments is None else _json(decision.arguments)
 
 
@@ -329,7 +332,9 @@ _TABLE: dict[type, _Row] = {
         ),
         live=_always,
     ),
-    m.ReplyUnusable: _warn("unusable", lambda body: f"finish_reason {body.finish_reason}"),
+    m.ReplyUnusable: _warn(
+        "unusable", lambda body: ", ".join(filter(None, (f"finish_reason {body.finish_reason}", body.seen)))
+    ),
     m.TurnCompleted: _Row(
         _completed, judge=lambda body: ("good", "") if body.kind == "answered" else ("warn", body.kind)
     ),
@@ -394,7 +399,12 @@ _TABLE: dict[type, _Row] = {
     m.ServerDied: _fail(
         "died", lambda body: f"{body.server} died: {body.failure.cause}", _call_id, live=_always
     ),
-    m.ToolSkipped: _warn("skipped", lambda body: body.reason, _call_id, live=_always),
+    m.ToolSkipped: _Row(
+        lambda body: body.reason,
+        subject=_call_id,
+        judge=lambda body: ("warn", "rejected" if body.refused else "skipped"),
+        live=_always,
+    ),
     m.ToolRejected: _warn(
         "rejected", lambda body: body.error, lambda body: f"{body.call_id} {body.name}", live=_always
     ),

@@ -11,16 +11,16 @@ from typing import Any, TypeAlias, get_args
 import msgspec
 from msgspec import Struct
 
-from grue.facts import EpisodeEnded, Fact, registered_facts
-from grue.large_data import decode
-from grue.messages import AnyMessage
+from grue import messages as m
+from grue.runtime.large_data import decode
 from grue.runtime.supervisor import ActorFailed
-from grue.runtime.trace import Envelope
-from grue.runtime.trace_format import TraceLine
-from grue.runtime.trace_reader import RecordedLine, Trace, TraceReader
+from grue.runtime.trace.format import TraceLine
+from grue.runtime.trace.reader import RecordedLine, Trace, TraceReader
+from grue.runtime.trace.recorder import Envelope
+from grue.tracing.facts import EpisodeEnded, Fact, registered_facts
 from grue.tracing.unknown_facts import can_be_fact, tag_of, unknown_fact, with_hosts_fields
 
-EpisodeBody: TypeAlias = AnyMessage | Fact | ActorFailed
+EpisodeBody: TypeAlias = m.AnyMessage | Fact | ActorFailed
 """The types of all messages that an episode's trace can hold."""
 
 EpisodeEnvelope: TypeAlias = Envelope[EpisodeBody]
@@ -35,7 +35,7 @@ TRACE_FILE = "trace.jsonl"
 
 def known_kinds() -> dict[str, type[Struct]]:
     """Return the classes of all messages by tag: grue's own, and the facts of the hosts that are loaded."""
-    own = {str(kind.__struct_config__.tag): kind for kind in (*get_args(AnyMessage), ActorFailed)}
+    own = {str(kind.__struct_config__.tag): kind for kind in (*get_args(m.AnyMessage), ActorFailed)}
     return {**own, **registered_facts()}
 
 

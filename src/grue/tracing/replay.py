@@ -1,10 +1,10 @@
 """Replay an episode: run its pure parts again on the recorded events and compare the results.
 
 The replay runs the turn's state machine (`protocol/tool_loop.py`), the connection policy
-(`protocol/connection.py`) and a session's decisions after a settlement. It takes the model's replies, the
-servers' behaviour, the host's answer checks and the timeouts from the recording. For the LLM actor it checks
-only the order of its messages, because delays and the number of retries depend on the clock and the network.
-No model, server or tool is run.
+(`protocol/turn/connection.py`) and a session's decisions after a settlement. It takes the model's replies,
+the servers' behaviour, the host's answer checks and the timeouts from the recording. For the LLM actor it
+checks only the order of its messages, because delays and the number of retries depend on the clock and the
+network. No model, server or tool is run.
 
 With `Changes`, a replay shows where the episode would have gone differently. What would have followed in the
 same turn is unknown, so the replay skips the rest of that turn and takes the next turn as it was recorded.
@@ -15,19 +15,13 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from grue.facts import counted
-from grue.messages import (
-    CompletionFailed,
-    CompletionReceived,
-    CompletionRetried,
-    DropCompletion,
-    ReplyDropped,
-    RequestCompletion,
-)
+from grue import messages as m
+from grue.protocol.tool_loop import AGENT
 from grue.tracing.changes import Changes
 from grue.tracing.divergence import Divergence
+from grue.tracing.facts import counted
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.replay_agent import AGENT, RecordedTurn, ReplayEnd, recorded_turn, replay_agent
+from grue.tracing.replay_agent import RecordedTurn, ReplayEnd, recorded_turn, replay_agent
 from grue.tracing.replay_sessions import Connections, replay_sessions
 from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 
@@ -157,27 +151,27 @@ def _excluded(turn: RecordedTurn, turn_slice: TurnSlice, changes: Changes) -> It
 
 def _llm_divergences(turn: RecordedTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:
     """Yield messages of the LLM actor that do not fit: a reply without a request, a retry out of order."""
-    asked: RequestCompletion | None = None
+    asked: m.RequestCompletion | None = None
     dropping: int | None = None
     attempts: dict[int, int] = {}
     for envelope in turn_slice.envelopes:
         reason = ""
         match envelope.body:
-            case RequestCompletion() as command if envelope.sender == AGENT:
+            case m.RequestCompletion() as command if envelope.sender == AGENT:
                 asked = command
-            case CompletionReceived(request=request) | CompletionFailed(request=request):
+            case m.CompletionReceived(request=request) | m.CompletionFailed(request=request):
                 if envelope.receiver != AGENT:
                     continue  # a server's own request
                 if asked is None or asked.request != request:
                     reason = f"it answers request {request}, but no such request is open"
                 asked = None
-            case DropCompletion(request=request):
+            case m.DropCompletion(request=request):
                 dropping = request
-            case ReplyDropped(request=request):
+            case m.ReplyDropped(request=request):
                 if dropping != request:
                     reason = f"it answers no command to drop the reply to request {request}"
                 asked = dropping = None
-            case CompletionRetried(attempt=attempt) if envelope.cause is not None:
+            case m.CompletionRetried(attempt=attempt) if envelope.cause is not None:
                 if attempt <= attempts.get(envelope.cause, 0):
                     reason = f"attempt {attempt} comes after attempt {attempts[envelope.cause]}"
                 attempts[envelope.cause] = attempt

@@ -11,31 +11,9 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.messages import (
-    AskApproval,
-    CallTools,
-    CheckToolSupport,
-    CloseSession,
-    CompletionReceived,
-    DeadlinePassed,
-    DropCompletion,
-    OpenSession,
-    RequestCompletion,
-    RewriteHistory,
-    RunTurn,
-    SessionClosed,
-    ToolsPresumed,
-    TurnCommand,
-    TurnCompleted,
-    TurnEnd,
-    TurnEvent,
-    TurnFailed,
-    TurnInterrupted,
-    TurnNote,
-    TurnParked,
-)
-from grue.protocol.tool_loop import IllegalEvent, step
-from grue.protocol.turn_states import Finished, Idle, TurnState
+from grue import messages as m
+from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
+from grue.protocol.turn.states import Finished, Idle, TurnState
 from grue.runtime.supervisor import ActorFailed
 from grue.tracing.changes import Changes
 from grue.tracing.differences import Comparison
@@ -43,10 +21,6 @@ from grue.tracing.divergence import Divergence, derived
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.redacted_text import quote_placeholders, same_redacted
 from grue.tracing.turn_slices import TurnSlice, causes
-
-AGENT = "agent"
-NOTED_EVENTS = (DeadlinePassed, TurnInterrupted, ToolsPresumed)
-"""Events of the agent's machine that do not come through its mailbox; the agent records them as notes."""
 
 ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished"]
 """How a recorded turn ends: with its outcome, by a crash of the agent, by a cancellation, or unfinished."""
@@ -66,7 +40,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     """
 
     begun: EpisodeEnvelope
-    run: RunTurn
+    run: m.RunTurn
     inbox: tuple[EpisodeEnvelope, ...]
     noted: tuple[EpisodeEnvelope, ...]
     said: tuple[EpisodeEnvelope, ...]
@@ -82,7 +56,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     @property
     def interrupted(self) -> bool:
         """Whether the agent was cancelled."""
-        return any(isinstance(envelope.body, TurnInterrupted) for envelope in self.noted)
+        return any(isinstance(envelope.body, m.TurnInterrupted) for envelope in self.noted)
 
     def crashed_of(self, kind: type[Exception]) -> bool:
         """Whether the agent raised an exception of this name."""
@@ -92,7 +66,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     @property
     def may_stop(self) -> bool:
         """Whether the agent may have ended before it carried out all commands of the machine."""
-        if any(isinstance(envelope.body, TurnEnd) for envelope in self.said):
+        if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
         # An agent that is cancelled before it reads anything records nothing.
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
@@ -112,7 +86,7 @@ def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> RecordedTurn | Non
             crash = envelope if body.actor == AGENT else crash
         elif envelope.sender == AGENT:
             said.append(envelope)
-    if not inbox or not isinstance(inbox[0].body, RunTurn):
+    if not inbox or not isinstance(inbox[0].body, m.RunTurn):
         return None
     return RecordedTurn(
         begun=inbox[0],
@@ -139,7 +113,7 @@ class AgentReplay(Struct, frozen=True, kw_only=True):
     compared: int
     end: ReplayEnd
     divergence: Divergence | None
-    commands: dict[int, TurnCommand | TurnNote]
+    commands: dict[int, m.TurnCommand | m.TurnNote]
 
 
 def replay_agent(turn: RecordedTurn, changes: Changes) -> AgentReplay:
@@ -183,7 +157,7 @@ class _Drive:
         self._changes = changes
         self._compared = 0
         self._taken: set[int] = set()
-        self._commands: dict[int, TurnCommand | TurnNote] = {}
+        self._commands: dict[int, m.TurnCommand | m.TurnNote] = {}
         self._comparison = Comparison(same_text=same_redacted if turn.redacted else None)
 
     def through(self, order: Sequence[EpisodeEnvelope]) -> AgentReplay:
@@ -207,16 +181,16 @@ class _Drive:
             return self._ended("unfinished", self._unexpected(self._turn.said[self._compared]))
         return self._ended("finished" if isinstance(state, Finished) else self._early_end())
 
-    def _body(self, envelope: EpisodeEnvelope) -> TurnEvent:
+    def _body(self, envelope: EpisodeEnvelope) -> m.TurnEvent:
         body = envelope.body
-        if isinstance(body, RunTurn):
+        if isinstance(body, m.RunTurn):
             return self._changes.run(body)
-        if isinstance(body, CompletionReceived) and envelope.redacted:
+        if isinstance(body, m.CompletionReceived) and envelope.redacted:
             calls = (replace(call, arguments=quote_placeholders(call.arguments)) for call in body.tool_calls)
             return replace(body, tool_calls=tuple(calls))
         return body  # type: ignore[return-value]  # what is not for the machine, it refuses
 
-    def _compare(self, command: TurnCommand | TurnNote, event: EpisodeEnvelope) -> Divergence | None:
+    def _compare(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> Divergence | None:
         said = self._turn.said
         recorded = said[self._compared] if self._compared < len(said) else None
         because = (*causes(event, self._turn.by_seq), event)
@@ -228,7 +202,7 @@ class _Drive:
             cause=event.seq,
         )
         # The cause of a turn's end is always the host's `RunTurn`, whichever event led to it.
-        ends = isinstance(command, TurnEnd)
+        ends = isinstance(command, m.TurnEnd)
         cause = self._turn.begun.seq if ends else event.seq
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
             return self._unexpected(recorded)
@@ -244,23 +218,23 @@ class _Drive:
         self._compared += 1
         return None
 
-    def _receiver(self, command: TurnCommand | TurnNote) -> str:
+    def _receiver(self, command: m.TurnCommand | m.TurnNote) -> str:
         match command:
-            case OpenSession() | CallTools() | CloseSession():
+            case m.OpenSession() | m.CallTools() | m.CloseSession():
                 return command.server
-            case RequestCompletion() | DropCompletion() | RewriteHistory() | CheckToolSupport():
+            case m.RequestCompletion() | m.DropCompletion() | m.RewriteHistory() | m.CheckToolSupport():
                 return "llm"
-            case AskApproval():
+            case m.AskApproval():
                 return "approval"
-            case TurnCompleted() | TurnFailed() | TurnParked():
+            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked():
                 return self._turn.begun.sender
             case _:
                 return "trace"
 
-    def _had_nobody_to_tell(self, command: TurnCommand | TurnNote, event: EpisodeEnvelope) -> bool:
+    def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
         """Whether a session's actor had ended, so that the agent recorded `SessionClosed` itself."""
-        return isinstance(command, CloseSession) and any(
-            isinstance(message.body, SessionClosed)
+        return isinstance(command, m.CloseSession) and any(
+            isinstance(message.body, m.SessionClosed)
             and message.sender == command.server
             and message.cause == event.seq
             for message in self._turn.inbox

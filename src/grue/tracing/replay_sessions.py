@@ -1,33 +1,29 @@
 """Replay the sessions of a recorded turn: connection attempts and the calls of each batch.
 
-The servers' behaviour (connected or not, answered, died) is taken from the recording. The session's decisions
+The servers' behaviour (connected or not, answered, died) is taken import math
+from the recording. The session's decisions
 are computed again and compared.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.messages import (
-    CallTools,
-    CloseSession,
-    ConnectFailed,
-    McpDisabled,
-    OpenSession,
-    ServerName,
-    SessionClosed,
-    SessionNote,
-    SessionOpened,
-    StartupFailed,
-    ToolCalled,
-    ToolSkipped,
-    TurnCommand,
-    TurnEvent,
-    TurnNote,
+from grue import messages as m
+from grue.protocol.tool_loop import AGENT
+from grue.protocol.tools.batch import (
+    BatchArrived,
+    CallSettled,
+    MakeCall,
+    NoBatch,
+    ReadChangedTools,
+    ReportSettlement,
+    batch_step,
 )
-from grue.protocol.connection import (
+from grue.protocol.turn.connection import (
     Attempt,
     AttemptFailed,
     ConnectionCommand,
@@ -42,34 +38,25 @@ from grue.protocol.connection import (
     Untried,
     connection_step,
 )
-from grue.protocol.tool_batch import (
-    BatchArrived,
-    MadeCallSettled,
-    MakeCall,
-    NoBatch,
-    ReadChangedTools,
-    ReportSettlement,
-    batch_step,
-)
 from grue.tracing.differences import Comparison
 from grue.tracing.divergence import Divergence, derived
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.redacted_text import same_redacted
-from grue.tracing.replay_agent import AGENT, RecordedTurn
+from grue.tracing.replay_agent import RecordedTurn
 from grue.tracing.turn_slices import TurnSlice, causes
 
-_Outcome = SessionOpened | McpDisabled | StartupFailed
-_SentMessage = ConnectFailed | _Outcome | ToolCalled | MadeCallSettled | ToolSkipped
+_Outcome = m.SessionOpened | m.McpDisabled | m.StartupFailed
+_SentMessage = m.ConnectFailed | _Outcome | m.ToolCalled | CallSettled
 
 
 class Connections:
     """The connection state of each server between turns, computed from the trace."""
 
     def __init__(self) -> None:
-        self._known: dict[ServerName, Settled] = {}
-        self._recorded: dict[ServerName, Settled] = {}
+        self._known: dict[m.ServerName, Settled] = {}
+        self._recorded: dict[m.ServerName, Settled] = {}
 
-    def of(self, server: ServerName) -> Settled:
+    def of(self, server: m.ServerName) -> Settled:
         """Return a server's state at the beginning of a turn."""
         return self._known.get(server, Untried())
 
@@ -81,19 +68,19 @@ class Connections:
     def learn(self, turn_slice: TurnSlice) -> None:
         """Update each server's state with what happened in a turn."""
         connecting: set[str] = set()
-        learned: dict[ServerName, Settled] = {}
+        learned: dict[m.ServerName, Settled] = {}
         for envelope in turn_slice.envelopes:
             body = envelope.body
-            if isinstance(body, OpenSession) and envelope.sender == AGENT:
+            if isinstance(body, m.OpenSession) and envelope.sender == AGENT:
                 connecting.add(body.server)
             if envelope.receiver != AGENT:
                 continue
             if isinstance(body, _Outcome):
                 connecting.discard(envelope.sender)
-                learned[ServerName(envelope.sender)] = _after(body)
-                if not isinstance(body, StartupFailed):
-                    self._recorded[ServerName(envelope.sender)] = _after(body)
-            elif isinstance(body, SessionClosed) and envelope.cause is not None:
+                learned[m.ServerName(envelope.sender)] = _after(body)
+                if not isinstance(body, m.StartupFailed):
+                    self._recorded[m.ServerName(envelope.sender)] = _after(body)
+            elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
                 # The turn ran out of time; the server's state is as before.
                 connecting.discard(envelope.sender)
         # A session that is cancelled while it connects leaves the server's state unchanged.
@@ -102,11 +89,11 @@ class Connections:
 
 def _after(outcome: _Outcome) -> Settled:
     match outcome:
-        case SessionOpened():
+        case m.SessionOpened():
             return Proven()
-        case McpDisabled(reason=reason):
-            return Disabled(reason)
-        case StartupFailed():
+        case m.McpDisabled(reason=reason):
+            return Disabled(reason, until_s=0.0)  # `_open` knows whether it was time to try again
+        case m.StartupFailed():
             return Untried()
 
 
@@ -121,7 +108,7 @@ def replay_sessions(
     turn: RecordedTurn,
     turn_slice: TurnSlice,
     connections: Connections,
-    commands: Mapping[int, TurnCommand | TurnNote],
+    commands: Mapping[int, m.TurnCommand | m.TurnNote],
 ) -> SessionsReplay:
     """Replay the sessions of a turn.
 
@@ -152,7 +139,7 @@ class _Session:
     """One server's session, over a turn."""
 
     def __init__(
-        self, server: ServerName, turn: RecordedTurn, turn_slice: TurnSlice, connection: ConnectionState
+        self, server: m.ServerName, turn: RecordedTurn, turn_slice: TurnSlice, connection: ConnectionState
     ) -> None:
         self.compared = 0
         self._server = server
@@ -167,34 +154,36 @@ class _Session:
         )
         self._comparison = Comparison(same_text=same_redacted if turn.redacted else None)
 
-    def drive(self, commands: Mapping[int, TurnCommand | TurnNote]) -> None:
+    def drive(self, commands: Mapping[int, m.TurnCommand | m.TurnNote]) -> None:
         for envelope in self._received:
             match commands.get(envelope.seq, envelope.body):
-                case OpenSession() as command:
+                case m.OpenSession() as command:
                     self._open(command, envelope)
-                case CallTools() as command:
+                case m.CallTools() as command:
                     self._call(command, envelope)
-                case CloseSession():
+                case m.CloseSession():
                     self._connected = False
                 case _:
                     pass
         if self._sent:
             raise self._diverged(self._sent[0], None)
 
-    def _open(self, command: OpenSession, cause: EpisodeEnvelope) -> None:
+    def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
-        if isinstance(first, McpDisabled) and not first.newly:
+        left_alone = isinstance(first, m.McpDisabled) and not first.newly
+        if isinstance(first, m.McpDisabled) and left_alone:
             # A host may disable a server between two turns, with a reason of its own.
             self._connection = Disabled(first.reason)
-        order: ConnectionCommand | None = self._step(ConnectRequested(command.policy))
+        at_s = 0.0 if left_alone else math.inf  # the recording says whether it was time to try again
+        order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s))
         while isinstance(order, Attempt):
             order = self._attempt(order, cause)
         match order:
             case ReportDisabled(reason, newly):
-                disabled = McpDisabled(server=self._server, reason=reason, newly=newly)
+                disabled = m.McpDisabled(server=self._server, reason=reason, newly=newly)
                 self._expect(disabled, cause)
             case ReportStartupFailure(failure):
-                self._expect(StartupFailed(server=self._server, failure=failure), cause)
+                self._expect(m.StartupFailed(server=self._server, failure=failure), cause)
             case _:
                 pass
 
@@ -202,12 +191,12 @@ class _Session:
         """Return the next command; `None`: the recording of this session's start ends here."""
         recorded = self._sent[0] if self._sent else None
         match recorded.body if recorded is not None else None:
-            case ConnectFailed() as failed:
+            case m.ConnectFailed() as failed:
                 order = self._step(AttemptFailed(failed.failure))
                 then = {Attempt: "retry", ReportStartupFailure: "raise"}.get(type(order), "disable")
                 self._expect(replace(failed, attempt=attempt.number, then=then), cause)
                 return order
-            case SessionOpened() as opened:
+            case m.SessionOpened() as opened:
                 self._connected = True
                 self._expect(replace(opened, attempt=attempt.number), cause)
                 return self._step(ConnectSucceeded())
@@ -217,15 +206,17 @@ class _Session:
                 reason = f"connect attempt {attempt.number} should follow here, but it is not in the trace"
                 raise self._diverged(recorded, None, cause, reason)
 
-    def _call(self, batch: CallTools, cause: EpisodeEnvelope) -> None:
+    def _call(self, batch: m.CallTools, cause: EpisodeEnvelope) -> None:
         state, commands = batch_step(NoBatch(), BatchArrived(batch, connected=self._connected))
         while commands:
-            settled: MadeCallSettled | None = None
+            settled: CallSettled | None = None
             for command in commands:
                 match command:
                     case MakeCall(called):
-                        self._expect(called, cause)
-                        settled = self._settlement(called, cause)
+                        settled = self._refused(called)
+                        if settled is None:
+                            self._expect(called, cause)
+                            settled = self._settlement(called, cause)
                     case ReportSettlement(settlement):
                         self._expect(settlement, cause)
                     case ReadChangedTools():
@@ -234,24 +225,31 @@ class _Session:
                 return  # the last of the batch, or the session was cancelled
             state, commands = batch_step(state, settled)
 
-    def _settlement(self, called: ToolCalled, cause: EpisodeEnvelope) -> MadeCallSettled | None:
+    def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
+        """Return the settlement of a call that was refused before it was sent; `None`: it was sent."""
+        body = self._sent[0].body if self._sent else None
+        if isinstance(body, m.ToolSkipped) and body.refused and body.call_id == called.call_id:
+            return replace(body, batch=called.batch)
+        return None
+
+    def _settlement(self, called: m.ToolCalled, cause: EpisodeEnvelope) -> CallSettled | None:
         """Return a call's settlement from the recording; `None`: the session was cancelled."""
         if not self._sent:
             return None
         recorded = self._sent[0]
         settled = recorded.body
-        if not isinstance(settled, MadeCallSettled) or settled.call_id != called.call_id:
+        if not isinstance(settled, CallSettled) or settled.call_id != called.call_id:
             raise self._diverged(recorded, None, cause, f"the call {called.call_id} must be settled first")
         return replace(settled, batch=called.batch)
 
-    def _expect(self, body: TurnEvent | SessionNote, cause: EpisodeEnvelope) -> None:
+    def _expect(self, body: m.TurnEvent | m.SessionNote, cause: EpisodeEnvelope) -> None:
         """Compare the next recorded message with `body`. If no message follows, the session was cancelled."""
         if not self._sent:
             return
         recorded = self._sent[0]
         found = tuple(self._comparison.differences(recorded.body, body))
         if found:
-            noted = isinstance(body, ConnectFailed | ToolCalled)
+            noted = isinstance(body, m.ConnectFailed | m.ToolCalled)
             expected = derived(
                 body,
                 sender=self._server,

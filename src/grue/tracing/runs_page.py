@@ -8,16 +8,15 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import TraceError
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
+from grue.runtime.whole_file import replacing
 from grue.tracing.overview import Overview
-from grue.tracing.page_file import embedded, page_parts, replacing
+from grue.tracing.page_file import embedded, page_parts, refuse_foreign
 from grue.tracing.reading import EpisodeReader, open_episode
 from grue.tracing.viewer import write_html
 
 INDEX_FILE = "index.html"
 
-_MARK = b'<meta name="generator" content="grue runs">'
-_MARKED_WITHIN = 1000
 _NAME_CHARS = 300
 _ERROR_CHARS = 1000
 
@@ -54,7 +53,7 @@ def write_index(folder: Path, runs: Iterable[Path]) -> Path:
         TraceError: The index cannot be written, or a file that grue did not write has its name.
     """
     target = folder / INDEX_FILE
-    _refuse_foreign(target)
+    refuse_foreign(target, "runs")
     rows = tuple(_row(folder, path) for path in runs)
     title = f"Episodes in {folder.absolute().name}"
     before, after = page_parts("runs", title, style=("viewer", "runs"), scripts=("dom", "runs"))
@@ -66,18 +65,6 @@ def write_index(folder: Path, runs: Iterable[Path]) -> Path:
     except OSError as error:
         raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
     return target
-
-
-def _refuse_foreign(target: Path) -> None:
-    try:
-        with target.open("rb") as file:
-            is_ours = _MARK in file.read(_MARKED_WITHIN)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
-    if not is_ours:
-        raise TraceError(f"Cannot write the page {target}: a file that grue did not write has its name.")
 
 
 def _row(folder: Path, path: Path) -> _Run:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from grue.runtime.trace_format import FORMAT, PayloadReference, TraceHeader, TraceLine
+from grue.runtime.trace.format import FORMAT, PayloadReference, TraceHeader, TraceLine
 from grue.tracing.reading import known_kinds, union_of
 
 

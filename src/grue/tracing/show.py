@@ -19,11 +19,11 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from grue.facts import counted
-from grue.protocol.safe_text import printable
-from grue.runtime.trace_format import TraceHeader, TraceLine
-from grue.runtime.trace_reader import RecordedLine
+from grue.runtime.safe_text import printable
+from grue.runtime.trace.format import TraceHeader, TraceLine
+from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.columns import cells, cut, pad
+from grue.tracing.facts import counted
 from grue.tracing.filters import EVERYTHING, Filter, turn_of, turn_of_line
 from grue.tracing.presentation import COLOURS, DIM, YELLOW, kind_of, kind_of_line, severity_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, EpisodeReader

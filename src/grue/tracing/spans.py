@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from grue import messages
-from grue.facts import Fact, Severity
+from grue.tracing.facts import Fact, Severity
 from grue.tracing.presentation import severity_of
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.steps import Step, StepBegan, StepEnded, StepTracker

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from grue.facts import EpisodeEnded
-from grue.messages import Usage
+from grue import messages as m
+from grue.tracing.facts import EpisodeEnded
 from grue.tracing.phases import Phases
 
 
@@ -71,7 +71,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
     requests: int
     retries: int
     cut_replies: int
-    usage: Usage
+    usage: m.Usage
     duration: Durations
     dropped_replies: int = 0
 

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
 from grue.tracing.phases import TimePhase
 from grue.tracing.show import headline

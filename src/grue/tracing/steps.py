@@ -31,9 +31,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages
-from grue.facts import EpisodeResumed, Fact
 from grue.runtime.supervisor import ActorFailed
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
+from grue.tracing.facts import EpisodeResumed, Fact
 
 StepKind: TypeAlias = Literal["turn", "model", "check", "session", "startup", "tool", "teardown", "host"]
 
@@ -93,7 +93,7 @@ class StepTracker:
         self._changes: list[StepChange] = []
 
     def take(self, envelope: Envelope[Any]) -> list[StepChange]:
-        """Return what begins and ends with this envelope."""
+        """Return the steps that begin and end with this envelope."""
         rule = self._rules.get(type(envelope.body))
         if rule is None and isinstance(envelope.body, Fact) and moves_steps(type(envelope.body)):
             rule = self._rules[Fact]
@@ -192,7 +192,7 @@ class StepTracker:
         return self._asked_as(number, kind=kind)
 
     def _asked_as(self, number: int | None, turn: int | None = None, kind: StepKind = "model") -> Hashable:
-        """Return the key of the request with a number; of any turn, unless one is given."""
+        """Return the key of the open request with this number, in `turn`; `None`: in any turn."""
         for key, step in self.open.items():
             asked = getattr(step.began.body, "request", None)
             if step.kind == kind and asked == number and turn in (None, step.turn):

@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.facts import Fact
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
+from grue.tracing.facts import Fact
 from grue.tracing.presentation import mark_of
 from grue.tracing.reading import EpisodeEnvelope
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, field
 
-from grue.facts import EpisodeResumed
-from grue.messages import RunTurn, TurnEnd
+from grue import messages as m
 from grue.runtime.supervisor import ActorFailed
+from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope
 
 
@@ -68,8 +68,8 @@ class TurnSplitter:
     def completed_by(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
         """Yield the slices that are complete now that this envelope has arrived."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
-        runs = isinstance(envelope.body, RunTurn)
-        goes_on = isinstance(envelope.body, RunTurn) and envelope.body.resumed is not None
+        runs = isinstance(envelope.body, m.RunTurn)
+        goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
         # Turns that run at the same time begin in order, so a number that is not higher belongs to another
         # run.
         anew = runs and (turn <= self._last if own is None else own.begun)
@@ -100,8 +100,8 @@ class TurnSplitter:
             self._last = turn
         turn_slice.envelopes.append(envelope)
         turn_slice.resumed = turn_slice.resumed or resumes
-        turn_slice.begun = turn_slice.begun or isinstance(body, RunTurn)
-        turn_slice.over = turn_slice.over or isinstance(body, TurnEnd | ActorFailed)
+        turn_slice.begun = turn_slice.begun or isinstance(body, m.RunTurn)
+        turn_slice.over = turn_slice.over or isinstance(body, m.TurnEnd | ActorFailed)
         turn_slice.overtaken = False
         return turn_slice
 

@@ -1,8 +1,7 @@
 """Facts of hosts that are not installed: read as data, shown as data, written back unchanged.
 
-A class is made for each kind and set of fields. It behaves like the host's own class would, as far as readers
-are
-concerned: it has the kind's name, its tag and its fields.
+A class is made for each kind and set of fields. To readers it behaves like the
+host's own class: it has the kind's name, its tag and its fields.
 """
 
 import contextlib
@@ -14,8 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from grue.facts import EPISODE_FACTS, Fact, subclasses_of
-from grue.messages import JsonObject
+from grue import messages as m
+from grue.tracing.facts import EPISODE_FACTS, Fact, subclasses_of
 
 _KIND = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z]\w{0,80}", re.ASCII)
@@ -50,7 +49,7 @@ def unknown_fact(body: bytes) -> Fact:
     Raises:
         msgspec.DecodeError: It is not a JSON object.
     """
-    fields: JsonObject = msgspec.json.decode(body, type=dict)
+    fields: m.JsonObject = msgspec.json.decode(body, type=dict)
     tag = str(fields.pop("type"))
     kind = _class_for(tag, tuple(fields), has_turn=type(fields.get("turn")) is int)
     return kind(**dict(zip(kind.__struct_fields__, fields.values(), strict=True)))
@@ -64,7 +63,7 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
     """
     if type(fact) not in EPISODE_FACTS:
         return fact
-    fields: JsonObject = msgspec.json.decode(body, type=dict)
+    fields: m.JsonObject = msgspec.json.decode(body, type=dict)
     added = tuple(name for name in fields if name != "type" and name not in fact.__struct_fields__)
     if not added:
         return fact

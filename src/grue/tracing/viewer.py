@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from grue.errors import TraceError
+from grue.runtime.whole_file import replacing
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import MAX_MESSAGE_CHARS, EpisodePage, PageFeed, Piece
-from grue.tracing.page_file import embedded, page_parts, replacing
+from grue.tracing.page_file import embedded, page_parts
 from grue.tracing.page_media import ImageTable
 from grue.tracing.reading import EpisodeReader, open_episode
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+from fault_turns import Mode
 from worded_turns import WordedModel, worded_model
-
-from grue.testing.fault_turns import Mode
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from fault_turns import Mode
 from patient_turns import wait_until
 from promises import within
 from worded_turns import WordedModel, ask
@@ -15,8 +16,7 @@ from worded_turns import WordedModel, ask
 import grue.engine.current_episode
 from grue import AnswerSpec, FunctionTools, MCPError
 from grue.engine.episode import Episode
-from grue.runtime import loop_thread as episode_loop
-from grue.testing.fault_turns import Mode
+from grue.runtime.loops import loop_thread as episode_loop
 
 WITHIN_S = 60.0
 

@@ -14,17 +14,16 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+from fault_turns import LIFETIMES, Mode
 from lifetimes import PLAIN_MODES
 from patient_turns import wait_until
-from sniffio import current_async_library_cvar
 from transport_servers import faulty
 from worded_turns import WordedModel, ask
 
 from grue import AnswerSpec, FunctionTools, MCPConfigError, Recorder, Runner, TraceWriter
 from grue.errors import TraceError, TurnCancelled
 from grue.messages import Interrupted, ServerEnded, SessionPrewarmed, TurnCompleted, TurnFailed
-from grue.runtime.trace import Envelope
-from grue.testing.fault_turns import LIFETIMES, Mode
+from grue.runtime.trace.recorder import Envelope
 
 # --- What ends a program ends no turn but its own ---
 
@@ -160,8 +159,11 @@ def test_what_a_signal_handler_raises_ends_the_turn_that_is_waited_for(model: Wo
 @pytest.mark.parametrize("call", ["run_turn", "start_turn", "warm_up"])
 def test_a_caller_of_another_async_library_is_served(model: WordedModel, call: str) -> None:
     """Its variable goes into the episode's thread with the rest of the caller's context."""
+    library = pytest.importorskip(
+        "sniffio", reason="another async library's sign needs it: pip install sniffio"
+    )
     context = contextvars.copy_context()
-    context.run(current_async_library_cvar.set, "trio")
+    context.run(library.current_async_library_cvar.set, "trio")
     with model.runner("episode") as runner:
         if call == "warm_up":
             context.run(runner.warm_up)
@@ -169,7 +171,7 @@ def test_a_caller_of_another_async_library_is_served(model: WordedModel, call: s
             assert context.run(runner.run_turn, ask()).response == "done"
         else:
             assert context.run(runner.start_turn, ask()).result().response == "done"
-        assert context[current_async_library_cvar] == "trio", "and stays what it is"
+        assert context[library.current_async_library_cvar] == "trio", "and stays what it is"
 
 
 def test_waiting_for_turns_takes_none_of_the_threads_of_the_callers_loop(model: WordedModel) -> None:

@@ -7,9 +7,8 @@ import textwrap
 
 import pytest
 from commands import environment
+from fault_turns import Mode
 from worded_turns import WordedModel, ask
-
-from grue.testing.fault_turns import Mode
 
 PROGRAM = """
     import asyncio

@@ -1,11 +1,14 @@
 """Whatever the host's code raises reaches the caller as one exception: typed, or itself, never a group."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from fault_turns import Mode
 from rows import first_of
 from worded_turns import WordedModel, ask
 
@@ -21,7 +24,7 @@ from grue import (
 )
 from grue.messages import CompletionReceived
 from grue.runtime.supervisor import ActorFailed
-from grue.testing.fault_turns import Mode
+from grue.testing.llm_server import ScriptedLlmServer, tool_calls_reply
 
 # --- What is raised, and what comes of it ---
 
@@ -175,3 +178,68 @@ def test_the_rest_of_a_batch_ends_with_what_is_to_end_the_program(model: WordedM
         with pytest.raises(KeyboardInterrupt):
             next(items)
         assert list(items) == []
+
+
+def boom(*_: Any) -> Any:
+    raise LookupError("boom")
+
+
+@pytest.mark.parametrize(
+    ("whose", "request_"),
+    [
+        ("on_delta", {"on_delta": boom}),
+        ("the check of the answer", {"answer": AnswerSpec(boom)}),
+        ("the observer seen", {}),
+        ("the server boom", {"servers": {"f": boom}}),
+    ],
+    ids=["on_delta", "check", "observer", "server"],
+)
+def test_a_crash_says_which_code_of_the_host_raised(
+    model: WordedModel, whose: str, request_: dict[str, Any]
+) -> None:
+    servers = {name: request_[name] for name in ("servers",) if name in request_}
+    asked = {name: value for name, value in request_.items() if name not in servers}
+    notes: list[ActorFailed] = []
+
+    def observe(envelope: Any, line: bytes) -> None:
+        if isinstance(envelope.body, ActorFailed):
+            notes.append(envelope.body)
+        if not request_ and isinstance(envelope.body, CompletionReceived):
+            boom()
+
+    observe.__qualname__ = "seen"
+    with model.runner("turn", **servers) as runner:
+        runner.recorder.add(observe)
+        with pytest.raises(ActorCrashed, match=f"Your own code raised it, in {whose}") as crash:
+            runner.run_turn(ask(**asked))
+    assert isinstance(crash.value.__cause__, LookupError)
+    assert "else report it" not in str(crash.value)
+    assert notes[0].error == f"LookupError: boom (in {whose})"
+
+
+CLOSES = """
+import os, sys
+from grue import FunctionTools, LlmSettings, MCPError, Runner, TurnRequest
+
+def close() -> str:
+    "Close what is open."
+    os.closerange(3, 4096)
+    return "closed"
+
+runner = Runner(llm=LlmSettings(base_url=sys.argv[1], model="m"), servers={"f": FunctionTools([close])},
+                lifetime=sys.argv[2])
+try:
+    runner.run_turn(TurnRequest(user="u", turn_timeout_s=30))
+except MCPError as error:
+    assert "closes all descriptors" in str(error), repr(error)
+    os.write(1, b"typed")
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("lifetime", ["turn", "episode"])
+def test_a_function_that_closes_all_descriptors_ends_its_turn_with_a_typed_error(lifetime: str) -> None:
+    with ScriptedLlmServer(lambda _: tool_calls_reply(("f.close", {}))) as llm:
+        command = [sys.executable, "-c", CLOSES, llm.base_url, lifetime]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout == "typed", done.stderr[-3000:]

@@ -14,7 +14,7 @@ import pytest
 from worded_turns import WordedModel, ask
 
 from grue import AnswerSpec, FunctionTools, MCPError, Recorder, TraceWriter
-from grue.runtime import loop_thread as episode_loop
+from grue.runtime.loops import loop_thread as episode_loop
 
 WITHIN_S = 60.0
 

@@ -13,17 +13,19 @@ from grue.messages import (
     PrewarmLost,
     RunTurn,
     ServerEnded,
+    ServerName,
     SessionClosed,
     SessionOpened,
     SessionPrewarmed,
     ToolCalled,
     TurnCompleted,
 )
-from grue.processes.limits import ProcessLimits
-from grue.processes.process_table import live_members
-from grue.runtime.trace import Envelope
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.processes.process_table import live_members
+from grue.runtime.trace.recorder import Envelope
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tool_sessions.session_pool import SessionPool
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -102,7 +104,10 @@ def test_p9_at_a_call_the_next_turns_processes_are_alive_and_no_older_ones(
     assert {body.pid for body in seen.of(ServerEnded)} == {*spares, *used}
 
 
-def test_map_keeps_one_spare_a_slot_and_starts_none_for_turns_that_do_not_come() -> None:
+@pytest.mark.parametrize(("lifetime", "spawn_ahead"), [("turn", "beside"), ("episode", True)])
+def test_map_keeps_one_spare_a_slot_and_starts_none_for_turns_that_do_not_come(
+    lifetime: str, spawn_ahead: bool | str
+) -> None:
     seen = Seen()
     waiting: set[int] = set()
     most = 0
@@ -117,12 +122,73 @@ def test_map_keeps_one_spare_a_slot_and_starts_none_for_turns_that_do_not_come()
         most = max(most, len(waiting))
 
     script = answering_when(lambda: True, "a")
-    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, lifetime="turn") as runs:
+    options = {"lifetime": lifetime, "spawn_ahead": spawn_ahead}
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, **options) as runs:
         runs.recorder.add(count)
         items = list(runs.map([ASK] * 7, concurrency=2))
     assert [item.outcome.kind for item in items if item.outcome] == ["answered"] * 7
     assert 1 <= most <= 2
     assert len(seen.of(TurnCompleted)) == 7
+    assert not seen.of(PrewarmLost)
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The servers of the spares that were begun: those that are not ready yet are killed unrecorded."""
+    begun: list[str] = []
+    prepare = SessionPool.prepare
+
+    def counted(pool: SessionPool, server: ServerName, *how: Any) -> None:
+        begun.append(server)
+        prepare(pool, server, *how)
+
+    monkeypatch.setattr(SessionPool, "prepare", counted)
+    return begun
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a list", "a generator"])
+def test_map_starts_no_process_for_turns_that_do_not_come(known: bool, prepared: list[str]) -> None:
+    """The two turns that run are the last ones: a spare of either would never be used."""
+    seen = Seen()
+    script = answering_when(lambda: len(seen.of(SessionOpened)) == 2, "a")
+    asks = [ASK] * 2
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, lifetime="turn") as runs:
+        items = list(runs.map(asks if known else (each for each in asks), concurrency=2))
+    assert [item.outcome.kind for item in items if item.outcome] == ["answered"] * 2
+    assert prepared == []
+    assert {body.pid for body in seen.of(ServerEnded)} == {body.pid for body in seen.of(SessionOpened)}
+
+
+def test_map_starts_no_process_for_a_turn_after_the_last_though_nobody_takes_its_results(
+    prepared: list[str],
+) -> None:
+    seen = Seen()
+
+    def is_prepared() -> bool:
+        """The second turn's process is there before the first has ended: it could start one at once."""
+        return bool(seen.of(SessionPrewarmed))
+
+    script = answering_when(is_prepared, "a")
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, lifetime="turn") as runs:
+        items = runs.map([ASK] * 2, concurrency=1)
+        next(items)
+        wait_until(lambda: len(seen.of(TurnCompleted)) == 2)
+        assert len(list(items)) == 1
+    assert prepared == ["a"]
+    assert len(seen.of(ServerEnded)) == 2
+
+
+def test_map_starts_one_spare_for_the_one_turn_that_waits(prepared: list[str]) -> None:
+    seen = Seen()
+
+    def is_prepared() -> bool:
+        return len(seen.of(SessionOpened)) >= 2 and bool(seen.of(SessionPrewarmed))
+
+    script = answering_when(is_prepared, "a")
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, lifetime="turn") as runs:
+        items = list(runs.map([ASK] * 3, concurrency=2))
+    assert [item.outcome.kind for item in items if item.outcome] == ["answered"] * 3
+    assert prepared == ["a"]
     assert not seen.of(PrewarmLost)
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fault_turns import Mode
 from patient_turns import wait_until
 from worded_turns import WordedModel, ask
 
 from grue import AnswerSpec, FunctionTools, MCPError, Runner, TurnHandle, TurnLimits, TurnOutcome
-from grue.testing.fault_turns import Mode
 
 REFUSED = "A turn cannot wait for another turn of its own episode: use another runner"
 WITHIN_S = 60.0

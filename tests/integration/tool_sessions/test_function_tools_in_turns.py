@@ -7,8 +7,8 @@ import pytest
 
 from grue import FunctionTools, LlmSettings, Runner, ToolClient, ToolContext, TurnRequest, tool
 from grue.messages import ServerNoted
-from grue.runtime.trace import Recorder
-from grue.runtime.trace_file import TraceWriter
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.reading import read_episode
 

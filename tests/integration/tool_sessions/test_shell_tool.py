@@ -11,14 +11,15 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from transport_servers import SETSID
 
 from grue import MCPConfigError, ShellTool, ToolClient
 from grue.engine.tool_servers import hide_secrets
 from grue.messages import ServerName, ToolCallResult
-from grue.processes.limits import ProcessLimits
-from grue.processes.process_group import ProcessRegistry
-from grue.processes.process_table import all_processes
-from grue.runtime.trace import Recorder
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.processes.process_table import all_processes
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
 
@@ -209,7 +210,8 @@ async def test_the_turn_s_limit_ends_a_command_as_a_timeout(tmp_path: Path) -> N
         "sleep 600 & echo done",
         "(trap '' TERM HUP; sleep 600) & echo done",
         pytest.param(
-            "setsid sleep 600 & echo done",
+            f"{SETSID} sleep 600 & echo done",
+            id="setsid",
             marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux has marks"),
         ),
         "nohup sleep 600 >/dev/null 2>&1 & echo done",

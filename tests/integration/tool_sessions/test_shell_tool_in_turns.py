@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from fault_turns import Mode
 from lifetimes import DONE, PLAIN_MODES, episode, modes
 from transport_servers import faulty
 
@@ -17,7 +18,6 @@ from grue import (
     tool,
 )
 from grue.messages import ToolCalled
-from grue.testing.fault_turns import Mode
 
 in_every_lifetime = pytest.mark.parametrize("mode", modes(*PLAIN_MODES, "beside"))
 

@@ -11,7 +11,6 @@ from turns import ACCEPTED, ANSWER, REFUSED, calls, closed, opened, returned, ru
 
 from grue.actors.agent import AgentActor, Check
 from grue.errors import ActorCrashed
-from grue.large_data import LONG
 from grue.messages import (
     CallTools,
     CheckAnswer,
@@ -28,13 +27,14 @@ from grue.messages import (
     TurnCompleted,
     TurnFailed,
     TurnInterrupted,
-    TurnLimits,
 )
+from grue.policies import TurnLimits
 from grue.protocol.tool_loop import IllegalEvent, step
 from grue.runtime.actor import Actor
 from grue.runtime.channel import Mailbox
+from grue.runtime.large_data import LONG
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.virtual_time import virtual_loop
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -395,7 +395,7 @@ async def test_a_cancelled_turn_still_sees_its_sessions_closed(at: type) -> None
 
 async def test_a_turn_cancelled_between_two_commands_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
     # As on a slow machine: a pause is due before each command.
-    monkeypatch.setattr("grue.runtime.pace.STRETCH_S", -1.0)
+    monkeypatch.setattr("grue.runtime.loops.pace.STRETCH_S", -1.0)
     stage = Stage(run("a", "b"), calls("a.think", "b.look"), text("north"))
     await cancelled(stage, lambda: bool(stage.of(OpenSession)))
     assert [item.receiver for item in stage.of(OpenSession)] == ["a", "b"]
@@ -403,7 +403,7 @@ async def test_a_turn_cancelled_between_two_commands_says_both(monkeypatch: pyte
 
 
 async def test_a_cancelled_turn_waits_for_its_sessions_no_longer_than_the_teardown_may_take() -> None:
-    limits = TurnLimits(teardown_s=0.05)
+    limits = TurnLimits(turn_timeout_s=None, teardown_s=0.05)
     stage = Stage(run("a", limits=limits), HANG, hangs=CloseSession)
     started = anyio.current_time()
     await cancelled(stage, lambda: bool(stage.of(RequestCompletion)))

@@ -10,7 +10,7 @@ from llm_desk import KEY, LISTING, desk, notes, settings_for
 from msgspec.structs import replace
 from promises import cancelled_when
 
-import grue.llm_transport.exchange as llm_exchange
+import grue.transports.llm.exchange as llm_exchange
 from grue.actors.llm import LlmEndpoint
 from grue.messages import (
     AnswerSchema,
@@ -24,7 +24,6 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.protocol.retry import RetryPolicy
-from grue.provider_rules.chat_rules import ProviderRules
 from grue.testing.llm_server import (
     LlmReply,
     Script,
@@ -36,6 +35,7 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
+from grue.testing.providers.chat_rules import ProviderRules
 
 pytestmark = pytest.mark.anyio
 

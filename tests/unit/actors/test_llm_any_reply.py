@@ -15,12 +15,11 @@ from wire_bodies import JSON_VALUES, call_ids
 
 from grue.actors.llm import LlmEndpoint
 from grue.messages import CompletionFailed, CompletionReceived, ConversationItem, ToolMessage, UserText
-from grue.protocol.chat_wire.formats import FORMATS
-from grue.protocol.chat_wire.profile import WireName, WireProfile
+from grue.protocol.chat_wire.formats import FORMATS, WireName
+from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES
 from grue.protocol.retry import RetryPolicy
-from grue.provider_rules.dialects import Dialect, dialect_of
-from grue.provider_rules.reply_streams import stream_of
+from grue.testing.providers.dialects import Dialect, dialect_of
 
 PROFILES: dict[WireName, WireProfile] = {
     "chat_completions": GENERIC,
@@ -47,7 +46,7 @@ def dialect(wire: WireName) -> Dialect:
 
 def sound_body(wire: WireName, *, stream: bool) -> bytes:
     whole = dialect(wire).from_chat(COMPLETION, {"include": ["reasoning.encrypted_content"]})
-    return b"".join(stream_of(dialect(wire).name, whole, {})) if stream else json.dumps(whole).encode()
+    return b"".join(dialect(wire).stream(whole, {})) if stream else json.dumps(whole).encode()
 
 
 async def two_requests(wire: WireName, first_body: bytes, *, stream: bool) -> list[bytes]:
@@ -59,7 +58,7 @@ async def two_requests(wire: WireName, first_body: bytes, *, stream: bool) -> li
         kind = "text/event-stream" if stream else "application/json"
         return httpx.Response(200, headers={"Content-Type": kind}, content=first_body)
 
-    retry = RetryPolicy(max_retries=0, timeout_s=10.0)
+    retry = RetryPolicy(max_retries=0, timeout_s=60.0)
     configured = settings_for("http://llm.invalid/v1", profile=PROFILES[wire], retry=retry)
     async with desk(LlmEndpoint(configured, transport=httpx.MockTransport(answer))) as agent:
         outcome = (await agent.ask(OPENING, LISTING, stream=stream)).body

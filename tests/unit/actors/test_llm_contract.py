@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from grue.actors.llm import LlmActor
 from grue.config.settings import GameConfiguration, RetrySettings
+from grue.engine.runner import LlmFactory
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.duck_types import client_actor
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.messages import (
     AnswerSchema,
     CompletionFailed,
@@ -27,12 +27,12 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.retry import RetryPolicy
-from grue.provider_rules.chat_rules import ProviderRules
-from grue.runner import LlmFactory
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.doubles import MockLLMClient
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, error_reply, text_reply, tool_calls_reply
+from grue.testing.providers.chat_rules import ProviderRules
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
 pytestmark = pytest.mark.anyio
 

@@ -14,9 +14,8 @@ from grue.messages import CompletionReceived, ReplyCut, TextDelta, Usage, UserTe
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.protocol.retry import RetryPolicy
-from grue.provider_rules.dialects import dialect_of
-from grue.provider_rules.reply_streams import stream_of
 from grue.testing.llm_server import Script, ScriptedLlmServer, error_reply, text_reply
+from grue.testing.providers.dialects import dialect_of
 
 pytestmark = pytest.mark.anyio
 
@@ -137,7 +136,7 @@ async def test_a_call_that_the_limit_cut_before_its_arguments_is_not_made(wire: 
     dialect = dialect_of(FORMATS[wire].path)  # type: ignore[index]  # a parameter
     assert dialect is not None
     whole = dialect.from_chat(completion, {})
-    body = b"".join(stream_of(dialect.name, whole, {})) if stream else json.dumps(whole).encode()
+    body = b"".join(dialect.stream(whole, {})) if stream else json.dumps(whole).encode()
 
     def answer(_: httpx.Request) -> httpx.Response:
         kind = "text/event-stream" if stream else "application/json"

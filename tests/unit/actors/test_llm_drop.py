@@ -21,10 +21,10 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.chat_wire.conversation import Conversation
-from grue.protocol.history import History, Ledger
-from grue.protocol.prices import Price
+from grue.protocol.context.history import History, Ledger
+from grue.protocol.turn.prices import Price
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import ScriptedLlmServer, hang_up, silence, text_reply, tool_calls_reply
 
 pytestmark = pytest.mark.anyio

@@ -15,14 +15,12 @@ from rows import first_of
 from turns import sort_calls
 
 from grue.actors.llm import LlmEndpoint
-from grue.llm_transport.exchange import MAX_BODY_BYTES
 from grue.messages import CompletionFailed, CompletionReceived
-from grue.protocol.chat_wire.formats import FORMATS
-from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profiles import OPENROUTER
 from grue.protocol.retry import RetryPolicy
-from grue.provider_rules.dialects import dialect_of
-from grue.provider_rules.reply_streams import stream_of
+from grue.testing.providers.dialects import dialect_of
+from grue.transports.llm.exchange import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +49,7 @@ def body_of(wire: WireName, arguments: str, *, stream: bool) -> bytes:
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
     whole = dialect.from_chat({"model": "m", "choices": [choice], "usage": {}}, {})
-    return b"".join(stream_of(dialect.name, whole, {})) if stream else json.dumps(whole).encode()
+    return b"".join(dialect.stream(whole, {})) if stream else json.dumps(whole).encode()
 
 
 async def asked(

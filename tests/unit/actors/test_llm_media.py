@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from grue.actors.llm import LlmEndpoint
 from grue.messages import CompletionRetried, OfferTools, ToolMessage
-from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, OPENROUTER
-from grue.provider_rules.chat_rules import ProviderRules
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply, text_reply
 from grue.testing.llm_server import tool_calls_reply as calls
+from grue.testing.providers.chat_rules import ProviderRules
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,10 @@ import httpx
 import pytest
 from anyio.abc import SocketStream
 from llm_desk import KEY, LISTING, OPENING, desk, notes, settings_for
+from msgspec.structs import replace
 from raw_http import head, raw_server
 
-import grue.llm_transport.exchange as llm_exchange
+import grue.transports.llm.exchange as llm_exchange
 from grue.actors.llm import LlmEndpoint
 from grue.messages import (
     CompletionFailed,
@@ -34,7 +35,7 @@ from grue.testing.llm_faults import (
     stalled,
     truncated,
 )
-from grue.testing.llm_replies import LlmReply
+from grue.testing.llm_replies import LlmReply, Pace
 from grue.testing.llm_server import (
     LlmRequest,
     Script,
@@ -50,7 +51,7 @@ pytestmark = pytest.mark.anyio
 LONG = "You are standing in an open field west of a white house, with a boarded front door."
 COMPLETION = text_reply(LONG)
 LOOK = b'data: {"choices":[{"delta":{"content":"look"},"finish_reason":"stop"}]}\n\n'
-ONCE = RetryPolicy(max_retries=0, timeout_s=10.0)
+ONCE = RetryPolicy(max_retries=0, timeout_s=60.0)
 
 
 async def asked(base_url: str, **changes: Any) -> tuple[CompletionReceived | CompletionFailed, list[bytes]]:
@@ -130,6 +131,27 @@ async def test_an_endpoint_that_refuses_to_stream_is_not_asked_to_again() -> Non
             assert (await agent.reply((UserText("And?"),), stream=True)).content == LONG
         assert ["stream" in request.body for request in server.requests] == [True, False, False]
     assert notes(lines, TextDelta) == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_endpoint_that_only_streams_is_streamed_from_and_shown_only_to_who_asked(
+    stream: bool,
+) -> None:
+    def script(request: LlmRequest) -> LlmReply:
+        if "stream" not in request.body:
+            return error_reply(
+                400, "This model only support stream mode, please enable the stream parameter."
+            )
+        return COMPLETION
+
+    lines: list[bytes] = []
+    with ScriptedLlmServer(script) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url)), lines) as agent:
+            assert (await agent.reply(stream=stream)).content == LONG
+            assert (await agent.reply((UserText("And?"),), stream=stream)).content == LONG
+        asked_for = ["stream" in request.body for request in server.requests]
+    assert asked_for == ([True, True] if stream else [False, True, True])
+    assert said(lines) == (LONG * 2 if stream else "")
 
 
 # --- Time limits ---
@@ -239,7 +261,7 @@ async def test_a_damaged_stream_is_begun_anew_and_said_so(garbage: bytes, wire: 
 @pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
 async def test_no_call_of_a_damaged_stream_is_made(wire: str) -> None:
     call = tool_calls_reply(("think__think", {"thought": "/data/projects/old/build/cache/file.txt"}))
-    retry = RetryPolicy(max_retries=1, initial_delay_s=0.0, timeout_s=10.0)
+    retry = RetryPolicy(max_retries=1, initial_delay_s=0.0, timeout_s=60.0)
     script = [garbage_in_stream(call), garbage_in_stream(call)]
     failed, lines = await asked_script(script, wire=wire, retry=retry)
     assert isinstance(failed, CompletionFailed), failed
@@ -376,3 +398,37 @@ async def test_the_key_is_in_nothing_that_a_stream_leaves_behind() -> None:
     assert isinstance(failed, CompletionFailed)
     assert failed.failure.message == "Incorrect API key provided: [redacted:api_key]"
     assert KEY not in b"".join(lines).decode()
+
+
+async def test_an_endless_reply_is_asked_for_again_once_and_what_it_cost_is_counted() -> None:
+    """By default it would be asked for six times, two minutes each, and none of its tokens counted."""
+    endless = replace(text_reply("round and round it goes, " * 99), pace=Pace(size=400, every_s=0.05))
+    patience = RetryPolicy(max_retries=5, initial_delay_s=0.0, timeout_s=0.5)
+    with ScriptedLlmServer(lambda _: endless) as server:
+        settings = settings_for(server.base_url, retry=patience)
+        async with desk(LlmEndpoint(settings)) as agent:
+            failed = await agent.failure(stream=True)
+        assert len(server.requests) == 2
+    assert failed.failure.kind == "timed_out"
+    assert failed.usage.input_tokens > 0
+    assert failed.usage.output_tokens > 0
+
+
+async def test_what_a_reply_that_broke_off_has_cost_counts_with_the_next_one() -> None:
+    broken = replace(text_reply("one two three four five six seven"), then="drop", after=0.7)
+    with ScriptedLlmServer([broken, text_reply("ok")]) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url))) as agent:
+            reply = await agent.reply(stream=True)
+    assert reply.content == "ok"
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) > (10, 5)
+
+
+async def test_marked_thoughts_are_streamed_as_reasoning() -> None:
+    lines: list[bytes] = []
+    with ScriptedLlmServer([text_reply("<think>\nA maze?\n</think>\n\nIn a maze.")]) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url)), lines) as agent:
+            reply = await agent.reply(stream=True)
+    shown = notes(lines, TextDelta)
+    assert (reply.content, reply.reasoning) == ("In a maze.", "A maze?")
+    assert "".join(delta.text for delta in shown if delta.part == "content") == "In a maze."
+    assert "".join(delta.text for delta in shown if delta.part == "reasoning").strip() == "A maze?"

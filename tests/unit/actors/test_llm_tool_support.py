@@ -7,7 +7,7 @@ import pytest
 from llm_desk import KEY, desk, settings_for
 from msgspec.structs import replace
 
-import grue.llm_transport.endpoint as llm_endpoint
+import grue.transports.llm.endpoint as llm_endpoint
 from grue.actors.llm import LlmEndpoint
 from grue.messages import CheckToolSupport, ToolSupportChecked
 from grue.protocol.chat_wire.profiles import GENERIC

@@ -15,7 +15,6 @@ from grue.messages import (
     CallTools,
     CloseSession,
     ConnectFailed,
-    FailurePolicy,
     McpDisabled,
     OpenSession,
     ServerCall,
@@ -29,11 +28,12 @@ from grue.messages import (
     ToolSkipped,
     ToolTimedOut,
 )
-from grue.protocol.connection import ConnectionState, Disabled, Proven, Untried
-from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
+from grue.policies import FailurePolicy
+from grue.protocol.tools.results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
+from grue.protocol.turn.connection import ConnectionState, Disabled, Proven, Untried
 from grue.runtime.channel import Mailbox
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.failures import ToolTimedOutError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -186,7 +186,10 @@ async def test_the_first_connect_failing_may_disable_by_policy() -> None:
     bench = Bench(ScriptedServer("fail"))
     events = await bench.play(open_session(first_connect="disable"))
     assert events == [McpDisabled(server="a", reason="it ended", newly=True)]
-    assert bench.actor.connection == Disabled("it ended")
+    known = bench.actor.connection
+    assert isinstance(known, Disabled)
+    assert known.reason == "it ended"
+    assert known.until_s is not None, "it is tried again after a time"
 
 
 async def test_p26_a_later_connect_that_fails_is_tried_once_more_with_a_new_connection() -> None:
@@ -251,6 +254,15 @@ async def test_p28_there_is_one_note_for_each_call_that_is_sent() -> None:
         ToolCalled(server="a", batch=1, call_id="c1", tool="look", arguments={"n": 1}),
         ToolCalled(server="a", batch=1, call_id="c2", tool="think", arguments={"n": 2}),
     ]
+
+
+async def test_p28_a_call_that_is_refused_before_it_is_sent_is_no_call() -> None:
+    bench = Bench(ScriptedServer(tools={"look": "unsent"}))
+    events = await bench.play(open_session(), call_tools("look", "think"), CLOSE)
+    unsent = ToolSkipped(batch=1, call_id="c1", reason="no such argument", refused=True)
+    assert events[1:3] == [unsent, returned(2)]
+    assert [note.call_id for note in bench.notes(ToolCalled)] == ["c2"]
+    assert bench.server.did("call") == ["call think"]
 
 
 async def test_r6_4_a_refused_call_is_an_error_result_and_the_batch_goes_on() -> None:

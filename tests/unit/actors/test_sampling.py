@@ -7,13 +7,13 @@ import pytest
 
 from grue.actors.llm import LlmActor
 from grue.actors.sampling import CurrentSampler, Sampler
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.messages import ServerName
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
 from grue.tool_sessions.server_requests import Declined, Sampled, SamplingRequest
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
 pytestmark = pytest.mark.anyio
 QUESTION = SamplingRequest("Be brief.", (("user", "One?"), ("assistant", "Two."), ("user", "Three?")))
@@ -58,6 +58,13 @@ async def test_a_model_that_fails_is_told_to_the_server() -> None:
             answer = await one.on_behalf_of(ServerName("a"))(QUESTION)
     assert isinstance(answer, Declined)
     assert "out of order" in answer.reason
+
+
+async def test_half_a_reply_is_no_answer_to_a_server() -> None:
+    with ScriptedLlmServer([text_reply("You are", finish_reason="content_filter")]) as server:
+        async with sampler(server, 1) as one:
+            answer = await one.on_behalf_of(ServerName("a"))(QUESTION)
+    assert answer == Declined("the provider stopped the reply before its end (content_filter)")
 
 
 async def test_a_session_that_is_opened_beside_a_turn_asks_nothing_on_its_behalf() -> None:

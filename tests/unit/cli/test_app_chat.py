@@ -36,7 +36,7 @@ def test_lines_in_answers_out(run: CliRunner) -> None:
     done = chat(run, "--offline", "--run-dir", "run", said=said)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert lines[0].startswith('The tool says: {"content":{"thoughtNumber":1')
+    assert lines[0].startswith('The tool says: {"thoughtNumber":1')
     assert lines[-2:] == ["- what did ", "I say?"]
     assert "mcp.mind.think" in done.stderr
     assert "To go on: grue chat --resume run" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grue.cli import fleet_progress
-from grue.cli.fleet_progress import Progress, Seen, clock, counts_row
+from grue.cli.fleet_progress import FleetProgress, Seen, clock, counts_row
 from grue.fleet.broker import Amount, FleetBudget
 from grue.fleet.driver import Tally
 from grue.fleet.engine import Costs
@@ -58,7 +58,7 @@ def test_a_terminal_shows_the_slowest_episode_with_its_trace_command(
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setitem(fleet_progress._SHOWN_EVERY_S, True, 0.0)
     attempt, screen = attempt_of(tmp_path), _Screen()
-    progress = Progress(screen, tmp_path, FleetBudget())
+    progress = FleetProgress(screen, tmp_path, FleetBudget())
     progress.show(TALLY, {ID: time.monotonic() - 83}, COSTS)
     progress.show(TALLY, {}, COSTS)
     progress.end(TALLY, COSTS)
@@ -71,7 +71,7 @@ def test_a_terminal_shows_the_slowest_episode_with_its_trace_command(
 
 def test_a_pipe_gets_json_lines(tmp_path: Path) -> None:
     attempt, pipe = attempt_of(tmp_path), io.StringIO()
-    progress = Progress(pipe, tmp_path, FleetBudget(money_usd=5.0, requests=9))
+    progress = FleetProgress(pipe, tmp_path, FleetBudget(money_usd=5.0, requests=9))
     progress.show(TALLY, {ID: time.monotonic() - 100}, COSTS)
     progress.show(TALLY, {}, COSTS)  # too early
     progress.end(TALLY, COSTS)

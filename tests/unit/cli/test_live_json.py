@@ -6,7 +6,7 @@ import json
 from grue.cli.live_json import JsonLines
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import CallId, ToolCallRecord, ToolCallResult, TurnCompleted
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 
 
 def observed(text: str, score: int) -> Observed:

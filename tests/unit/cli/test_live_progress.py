@@ -51,10 +51,10 @@ from grue.messages import (
     TurnCompleted,
     TurnFailed,
     TurnInterrupted,
-    TurnLimits,
     Usage,
 )
-from grue.runtime.trace import Envelope
+from grue.policies import TurnLimits
+from grue.runtime.trace.recorder import Envelope
 from grue.tracing.columns import cells
 
 MIND, FS = ServerName("mind"), ServerName("fs")

@@ -6,7 +6,6 @@ from typing import Any
 from msgspec import Struct
 
 from grue.cli.live_story import Story
-from grue.facts import EpisodeResumed
 from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed
 from grue.messages import (
     BatchId,
@@ -33,6 +32,7 @@ from grue.messages import (
     TurnFailed,
 )
 from grue.tracing.columns import cells
+from grue.tracing.facts import EpisodeResumed
 
 SERVER, BATCH, CALL = ServerName("mind"), BatchId(1), CallId("c1")
 BROKEN = ServerFailure(server=SERVER, phase="call", command="mind", cause="it ended")

@@ -13,7 +13,7 @@ import pytest
 from grue.cli.live import LiveView
 from grue.cli.live_terminal import ASCII_SPINNER, SPINNER, Terminal
 from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 
 
 class Tty(io.StringIO):

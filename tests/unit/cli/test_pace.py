@@ -3,7 +3,7 @@
 import pytest
 
 from grue.cli.pace import PacedGame
-from grue.games.catalogue import open_game
+from grue.hosts.zork.games.catalogue import open_game
 
 
 def test_a_move_waits_once_the_pace_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

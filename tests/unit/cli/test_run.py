@@ -10,10 +10,10 @@ from skill_runs import act, finish, scripted
 from grue.cli import run as run_module
 from grue.cli.run import EXAMPLE, STATUSES, RunOptions, _choose_model, run_task
 from grue.errors import MCPConfigError, TraceError
+from grue.hosting import read_episode
 from grue.hosts.skill_agent import load_config
 from grue.messages import CompletionReceived
 from grue.tool_sessions.server_specs import StdioServer
-from grue.traces import read_episode
 
 
 @pytest.fixture

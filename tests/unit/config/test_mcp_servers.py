@@ -91,7 +91,17 @@ def test_r2_6_the_first_server_is_used_and_the_others_are_named(tmp_path: Path) 
 def test_no_server_to_use_is_a_configuration_error(tmp_path: Path, servers: dict[str, Any]) -> None:
     with pytest.raises(MCPConfigError, match=r"^No MCP servers configured in mcp_config\.json\.") as caught:
         loaded(tmp_path, servers).get_server_config()
+    assert isinstance(caught.value, ValueError), "as the required code says"
     assert caught.value.path == str(tmp_path / "mcp_config.json")
+
+
+def test_the_file_without_servers_is_named_whatever_it_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "more" / "tools.json"
+    path.parent.mkdir()
+    path.write_text('{"mcpServers": {}}')
+    with pytest.raises(MCPConfigError, match=r"^No MCP servers configured in tools\.json\.") as caught:
+        MCPConfig.from_file(path).get_server_config()
+    assert caught.value.path == str(path)
 
 
 def test_models_made_in_code_work_like_the_required_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +198,19 @@ def test_r2_3_invalid_json_says_what_to_change(tmp_path: Path, text: str, advice
 )
 def test_r2_3_a_document_that_cannot_be_used_says_why(tmp_path: Path, text: str, problem: str) -> None:
     assert problem in str(refusal(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{"mcpServers": {\n"a": {"command": "x"},\n"b": {\n"command": 3}}}', 4),
+        ('{"servers": {\n"a": {"command": "x"},\n"b": {}}}', 3),
+        ('{"servers": {},\n"mcpServers": {}}', 1),
+        ('{\n"mcpservers": {}}', 2),
+    ],
+)
+def test_the_line_of_a_fault_is_known(tmp_path: Path, text: str, line: int) -> None:
+    assert refusal(tmp_path, text).line == line
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def test_a_file_from_other_hosts_documentation_works_as_it_is(tmp_path: Path) ->
         ({"timeout": 1000}, ServerOptions(call_timeout_s=1)),
         ({"timeout_seconds": 1800}, ServerOptions(call_timeout_s=1800)),
         ({"startup_timeout_seconds": 2.5}, ServerOptions(startup_timeout_s=2.5)),
+        ({"exit_grace_seconds": 20}, ServerOptions(exit_grace_s=20)),
         ({"tools": {"include": []}}, ServerOptions(include=())),
         ({"tools": {"exclude": ["x"]}}, ServerOptions(exclude=("x",))),
         ({"tools": ["*"]}, ServerOptions(include=("*",))),

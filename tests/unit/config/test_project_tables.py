@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grue.config.guessed_names import PLACES
-from grue.config.project_tables import read_project_tables
+from grue.config.project_tables import PLACES, read_project_tables
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from grue.config.settings import AgentSampling, GameConfiguration, RetrySettings
 from grue.errors import MCPConfigError
-from grue.protocol.prices import Price
+from grue.protocol.turn.prices import Price
 
 MCP_DEFAULTS = {
     "enabled": False,
@@ -96,7 +96,49 @@ def test_p4_p45_what_the_file_gives_is_loaded_and_what_it_leaves_out_has_its_def
     for key, expected in (MCP_DEFAULTS | table).items():
         loaded = getattr(config, f"mcp_{key}")
         assert loaded == expected
-        assert type(loaded) is type(expected)
+        assert type(loaded) is type(expected) or key not in table
+
+
+fractions = st.floats(0, 1)
+counts = st.integers(1, 10_000)
+other_tables = st.fixed_dictionaries(
+    {
+        "llm": st.fixed_dictionaries({}, optional={"agent_model": texts.map(str.strip).filter(bool)}),
+        "retry": st.fixed_dictionaries(
+            {},
+            optional={
+                "max_retries": st.integers(0, 50),
+                "initial_delay": st.floats(0.1, 2),
+                "max_delay": st.floats(2, 1000),
+                "exponential_base": st.floats(1, 10),
+                "jitter_factor": fractions,
+                "timeout_seconds": positive,
+            },
+        ),
+        "agent_sampling": st.fixed_dictionaries(
+            {},
+            optional={
+                "temperature": st.floats(0, 2),
+                "top_p": st.floats(0.01, 1),
+                "top_k": counts,
+                "min_p": fractions,
+                "max_tokens": counts,
+            },
+        ),
+    }
+)
+
+
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(other_tables)
+def test_p4_the_neighbouring_tables_are_loaded_as_the_file_gives_them(
+    tmp_path: Path, tables: dict[str, dict[str, Any]]
+) -> None:
+    text = "\n".join(toml(f"tool.zorkgpt.{name}", table) for name, table in tables.items())
+    config, default = GameConfiguration.from_toml(written(tmp_path, text)), GameConfiguration()
+    assert config.agent_model == tables["llm"].get("agent_model", default.agent_model)
+    assert config.retry == dataclasses.replace(default.retry, **tables["retry"])
+    assert config.agent_sampling == dataclasses.replace(default.agent_sampling, **tables["agent_sampling"])
 
 
 @pytest.mark.parametrize("text", ["", "[project]\nname = 'x'", "[tool.zorkgpt]", "[tool.zorkgpt.mcp]"])

@@ -10,7 +10,8 @@ from grue.config.settings import GameConfiguration
 from grue.config.tool_listing_file import listing_path, read, write
 from grue.config.wiring import tool_lock
 from grue.errors import MCPConfigError
-from grue.messages import ServerName, ToolAnnotations, ToolDefinition
+from grue.messages import ServerName, ToolDefinition
+from grue.policies import ToolAnnotations
 
 
 def tool(name: str, description: str = "") -> ToolDefinition:

@@ -14,7 +14,7 @@ from grue.config.tool_lock_file import lock_path, read, write
 from grue.config.wiring import on_tool_drift, tool_lock
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolDefinition
-from grue.protocol.tool_lock import drift, lock_of, screen
+from grue.protocol.tools.lock import drift, lock_of, screen
 
 
 def tool(name: str, description: str = "") -> ToolDefinition:

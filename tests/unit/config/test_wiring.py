@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from grue import LlmSettings
 from grue.config.settings import BudgetSettings, GameConfiguration
 from grue.config.wiring import from_configuration, llm_settings, turn_limits
-from grue.messages import Budget, TurnLimits
+from grue.policies import Budget, TurnLimits
+from grue.protocol.chat_wire.model_support import supports_tool_calling
 
 
 def test_r13_the_limits_of_the_configuration_are_those_of_the_turns() -> None:
@@ -27,14 +29,21 @@ def test_r13_the_limits_of_the_configuration_are_those_of_the_turns() -> None:
 
 def test_r13_without_a_configuration_turns_have_the_defaults_of_the_requirements() -> None:
     limits = turn_limits(GameConfiguration())
-    assert (limits.max_tool_iterations, limits.tool_call_timeout_s, limits.server_startup_timeout_s) == (
-        20,
-        30,
-        10,
-    )
-    assert limits.turn_timeout_s is None
+    assert (limits.max_tool_iterations, limits.tool_call_timeout_s) == (20, 30)
+    assert limits.startup_timeout_s("any") == 10
+    assert limits.turn_timeout_s == TurnLimits().turn_timeout_s == 1800
     bare = TurnLimits()
-    assert (bare.max_tool_iterations, bare.tool_call_timeout_s, bare.server_startup_timeout_s) == (20, 30, 10)
+    assert (bare.max_tool_iterations, bare.tool_call_timeout_s, bare.startup_timeout_s("any")) == (20, 30, 10)
+
+
+def test_r13_5_without_a_configuration_no_model_is_forced_to_take_tools(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRUE_API_KEY", "a-key-of-no-use")
+    assert not GameConfiguration().mcp_force_tool_support
+    assert not llm_settings(GameConfiguration()).force_tool_support
+    assert not LlmSettings(base_url="http://127.0.0.1:9/v1", model="m").force_tool_support
+    assert not supports_tool_calling("deepseek-r1", GameConfiguration())
 
 
 @pytest.mark.parametrize("forced", [True, False])

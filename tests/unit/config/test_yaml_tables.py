@@ -7,7 +7,15 @@ import pytest
 from msgspec import Struct, field
 
 from grue import MCPConfigError, StdioServer, ToolRule
-from grue.settings import ModelTable, ServersTable, YamlDocument, model_of, policy_of, read_yaml, servers_of
+from grue.hosting import (
+    ModelTable,
+    ServersTable,
+    YamlDocument,
+    model_of,
+    policy_of,
+    read_yaml,
+    servers_of,
+)
 
 pytest.importorskip("yaml", reason="YAML needs the extra: pip install 'grue[yaml]'")
 

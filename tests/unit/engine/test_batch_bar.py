@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from grue.engine.batch import BatchItem
-from grue.engine.batch_bar import with_bar
+from grue.engine.batch import BatchItem, with_bar
 from grue.errors import MCPError
 
 ZMQInteractiveShell = type("ZMQInteractiveShell", (), {})

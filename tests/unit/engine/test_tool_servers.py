@@ -4,7 +4,7 @@ import pytest
 
 from grue.engine.tool_servers import hide_secrets, usable_servers
 from grue.errors import MCPConfigError
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.server_specs import StdioServer
 

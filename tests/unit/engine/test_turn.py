@@ -1,15 +1,19 @@
 """What turns of an episode leave to each other, and whose turn a caller is inside."""
 
 import threading
+from collections.abc import Iterator
 
 import pytest
+from patient_turns import ASK, PatientModel, patient_model, wait_until
 
-from grue import FunctionTools, LlmSettings, Recorder
+from grue import FunctionTools, LlmSettings, Recorder, Runner
 from grue.engine.turn import EpisodeMemory, Spending, _inside_turn, refuse_inside_turn
 from grue.engine.wiring import Wiring, wire
-from grue.errors import MCPError
+from grue.errors import MCPError, TurnCancelled
 from grue.messages import ServerName, Usage
-from grue.protocol.connection import Disabled, Proven
+from grue.policies import FailurePolicy
+from grue.protocol.turn.connection import Disabled, Proven
+from grue.testing.fake_tools import FakeToolServer
 
 A, B = ServerName("a"), ServerName("b")
 
@@ -43,6 +47,31 @@ def test_nothing_that_threads_add_at_once_is_lost() -> None:
         thread.join()
     assert memory.turn == 2000
     assert (spending.spent.requests, spending.spent.usage.input_tokens) == (2000, 4000)
+
+
+@pytest.fixture
+def model() -> Iterator[PatientModel]:
+    with patient_model() as one:
+        yield one
+
+
+def test_a_cancelled_turn_leaves_what_it_has_learned_of_its_servers(model: PatientModel) -> None:
+    proven, disabled = FakeToolServer("a"), FakeToolServer("b")
+    proven.answers("look", "a cave")
+    disabled.fails_to_start()
+    model.gate.clear()
+    llm, servers = LlmSettings(base_url=model.server.base_url, model="m"), {"a": proven, "b": disabled}
+    with Runner(llm=llm, servers=servers, policy=FailurePolicy(first_connect="disable")) as runner:
+        turn = runner.start_turn(ASK)
+        wait_until(lambda: model.server.requests)
+        turn.cancel()
+        with pytest.raises(TurnCancelled):
+            turn.result()
+        model.gate.set()
+        proven.fails_to_start()
+        # Of a server that had never been connected this would be the first connect, and disable it.
+        runner.run_turn(ASK)
+    assert (proven.sessions, disabled.sessions) == (3, 1)
 
 
 def wiring() -> Wiring:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from grue.errors import FleetError, LLMError, MCPServerStartupError
@@ -12,6 +13,7 @@ from grue.fleet.attempt import Attempted, Job, run_attempt
 from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
 from grue.fleet.work import Episode
+from grue.transports.llm.request_gate import Permit, WantedRequest, request_gate, set_request_gate
 
 SECRET = "not-to-be-seen-0123456789"
 
@@ -84,6 +86,86 @@ def test_what_a_work_raises_is_a_result_or_tried_again(
     assert not (tmp_path / ("0" * 24) / "attempt-1" / "output.txt").exists()
 
 
+class OddError(ValueError):
+    def __str__(self) -> str:
+        raise SystemExit(f"also in its text, {SECRET}")
+
+
+def odd(case: dict[str, Any], episode: Episode) -> Any:
+    if "returns" in case:
+        return {"surrogate": {"n\ud800": 1}, "huge": 10**400, "no mapping": object()}[case["returns"]]
+    raise {
+        "exit": SystemExit(3),
+        "interrupt": KeyboardInterrupt(),
+        "fleet": FleetError("the work says so"),
+        "unprintable": OddError(),
+        "surrogate": ValueError("half \ud83d of it"),
+        "group": BaseExceptionGroup("many", [GeneratorExit()]),
+    }[case["what"]]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "error"),
+    [
+        ("exit", "SystemExit", "SystemExit: 3"),
+        ("interrupt", "KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("fleet", "FleetError", "the work says so"),
+        ("unprintable", "OddError", "OddError: its text cannot be made"),
+        ("surrogate", "ValueError", "ValueError: half \\ud83d of it"),
+        ("group", "BaseExceptionGroup", "BaseExceptionGroup: many (1 sub-exception)"),
+    ],
+)
+def test_whatever_a_work_raises_is_committed(tmp_path: Path, what: str, kind: str, error: str) -> None:
+    done = attempted(tmp_path, "odd", what=what)
+    assert (done.committed, done.end.outcome, done.end.kind, done.end.error) == (True, "failed", kind, error)
+
+
+@pytest.mark.parametrize(
+    ("returns", "outcome"), [("surrogate", "scored"), ("huge", "failed"), ("no mapping", "failed")]
+)
+def test_whatever_a_work_returns_is_committed(tmp_path: Path, returns: str, outcome: str) -> None:
+    done = attempted(tmp_path, "odd", returns=returns)
+    assert (done.committed, done.end.outcome) == (True, outcome)
+
+
+def asks(case: dict[str, Any], episode: Episode) -> float:
+    """Ask for a request, and return a score although it was refused."""
+    gate = request_gate()
+    assert gate is not None
+    answer = anyio.run(gate.admit, WantedRequest(model="m", prompt_bytes=1, max_tokens=1))
+    return 0.0 if isinstance(answer, str) else 1.0
+
+
+class Refusing:
+    """A gate that refuses each request."""
+
+    async def admit(self, wanted: WantedRequest) -> Permit | str:
+        return "the limit is used up"
+
+
+def test_an_attempt_whose_request_was_refused_is_no_result_whatever_the_work_returns(tmp_path: Path) -> None:
+    set_request_gate(Refusing())
+    try:
+        done = attempted(tmp_path, "asks")
+    finally:
+        set_request_gate(None)
+    assert (done.committed, done.end.outcome, done.end.error) == (False, "unpaid", "the limit is used up")
+    folder = EpisodeFolder(tmp_path / ("0" * 24))
+    assert (folder.commit, folder.end_of(folder.path / "attempt-1")) == (None, done.end)
+    assert attempted(tmp_path, "asks").end.scores == {"score": 1.0}
+
+
+def floods(case: dict[str, Any], episode: Episode) -> float:
+    for _ in range(20):
+        print("x" * 2**20)
+    return 1.0
+
+
+def test_what_a_work_prints_is_kept_up_to_a_limit(tmp_path: Path) -> None:
+    assert attempted(tmp_path, "floods").committed
+    assert (tmp_path / ("0" * 24) / "attempt-1" / "output.txt").stat().st_size == 16 * 2**20
+
+
 def test_what_is_no_score_is_said(tmp_path: Path) -> None:
     assert "the work returned 'many'" in attempted(tmp_path, "no_score").end.error
 
@@ -101,6 +183,18 @@ def test_a_work_gets_the_attempt_that_was_interrupted(tmp_path: Path) -> None:
         (attempt / "trace.jsonl").write_text("")
     folder.end(ended, AttemptEnd(outcome="infrastructure", kind="died"))
     assert attempted(tmp_path, "after_an_interruption").end.scores == {"score": 1.0}
+
+
+@pytest.mark.parametrize("end", ["infrastructure", "unpaid", "failed", "damaged"])
+def test_a_work_does_not_get_an_attempt_that_has_ended(tmp_path: Path, end: Any) -> None:
+    folder = EpisodeFolder(tmp_path / ("0" * 24))
+    attempt = folder.begin(CaseFile(work="", version="", settings={}))
+    (attempt / "trace.jsonl").write_text("")
+    if end == "damaged":
+        (attempt / "attempt.json").write_text("{")
+    else:
+        folder.end(attempt, AttemptEnd(outcome=end))
+    assert attempted(tmp_path, "after_an_interruption").end.scores == {"score": 0.0}
 
 
 def test_the_zork_host_plays_and_goes_on_from_an_interrupted_attempt(tmp_path: Path) -> None:
@@ -134,7 +228,8 @@ def test_a_file_that_changes_while_the_fleet_runs_is_not_played(tmp_path: Path) 
     assert run_attempt(job).committed
 
 
-def test_a_case_with_an_unknown_setting_cannot_be_played(tmp_path: Path) -> None:
+def test_a_case_with_an_unknown_setting_is_a_failed_episode(tmp_path: Path) -> None:
     job = Job(folder=tmp_path / ("0" * 24), work="zork", version="1", settings={"sed": 1})
-    with pytest.raises(Exception, match="unknown field `sed`"):
-        run_attempt(job)
+    done = run_attempt(job)
+    assert (done.end.outcome, done.end.kind) == ("failed", "FleetError")
+    assert "unknown field `sed`" in done.end.error

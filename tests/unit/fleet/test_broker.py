@@ -20,8 +20,8 @@ from grue.fleet.broker import (
     Refused,
     spent_so_far,
 )
-from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
-from grue.protocol.prices import Price
+from grue.protocol.turn.prices import Price
+from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
 
 PRICES = {"m": Price(input=1.0, output=2.0)}
 WANTED = WantedRequest(model="m", prompt_bytes=1000, max_tokens=500)

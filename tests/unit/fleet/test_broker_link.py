@@ -13,7 +13,7 @@ from grue.fleet.broker_link import GONE, BrokerLink
 from grue.fleet.broker_server import BrokerServer
 from grue.fleet.folder import FleetFolder
 from grue.fleet.server_places import ServerCap
-from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
+from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
 
 pytestmark = pytest.mark.anyio
 WANTED = WantedRequest(model="m", prompt_bytes=10, max_tokens=5)
@@ -68,16 +68,6 @@ async def test_without_a_broker_no_request_starts_and_the_worker_learns_of_it(tm
     assert await anyio.to_thread.run_sync(lost.wait, HANG_S)
     assert await link.admit(WANTED) == GONE
     link.close()
-
-
-def test_code_without_an_event_loop_is_let_pass_and_refused(tmp_path: Path) -> None:
-    with BrokerServer(FleetFolder(tmp_path), Limits(FleetBudget(requests=1))) as server:
-        link = BrokerLink(server.address, never)
-        permit = link.admit_blocking(WANTED)
-        assert not isinstance(permit, str)
-        permit.settle(RequestOutcome(status=200, input_tokens=3, output_tokens=2))
-        assert "limit of 1 requests" in str(link.admit_blocking(WANTED))
-        link.close()
 
 
 async def test_a_server_waits_for_a_place_which_a_lost_worker_leaves(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from grue.errors import FleetError
 from grue.fleet import driver as driver_module
 from grue.fleet.attempt import Attempted, Job
 from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
-from grue.fleet.engine import Ended, Lost
+from grue.fleet.engine import Costs, Ended, Lost
 from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.work import KnownWork
@@ -34,6 +34,7 @@ class TellingEngine:
         self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         self.jobs: list[Job] = []
         self.most = 0
+        self.refused = ""
         self._tell = tell
         self._held: list[Job] = []
 
@@ -46,13 +47,16 @@ class TellingEngine:
             self._held.append(job)
         elif isinstance(told, Lost):
             self.ended.put((job, told))
-        elif told.outcome == "infrastructure":
+        elif told.outcome in ("infrastructure", "unpaid"):
             folder.end(attempt, told)
             self.ended.put((job, Attempted(end=told)))
         else:
             self.ended.put(
                 (job, Attempted(end=told, committed=folder.make_commit(attempt, told, version="1")))
             )
+
+    def costs(self) -> Costs:
+        return Costs(refused=self.refused)
 
     def cancel(self) -> None:
         for job in self._held:
@@ -75,8 +79,10 @@ def run(
     *,
     watch: Callable[[Tally, dict[str, float]], None] = lambda tally, running: None,
     retry: bool = False,
+    refused: str = "",
 ) -> tuple[Finished, TellingEngine]:
     engine = TellingEngine(tell)
+    engine.refused = refused
     cases = plan({"n": number} for number in range(count))
     return Driver(FleetFolder(tmp_path), cases, engine, watch, retry=retry).run(), engine
 
@@ -206,9 +212,91 @@ def test_a_ctrl_c_at_any_instant_loses_no_job(at: str, tmp_path: Path) -> None:
     assert finished.tally.done == len(engine.jobs) < 20
 
 
-def test_a_worker_that_cannot_work_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match="Cannot import the work"):
-        run(tmp_path, lambda job, tries: Lost("error", "Cannot import the work 'm:f'."))
+def test_an_attempt_that_cannot_be_made_costs_its_own_episode(tmp_path: Path) -> None:
+    def tell(job: Job, tries: int) -> AttemptEnd | Lost:
+        return Lost("error", "no luck") if job.settings["n"] == 2 else SCORED
+
+    finished, engine = run(tmp_path, tell)
+    assert (finished.tally.done, finished.tally.given_up, len(engine.jobs)) == (4, 1, 7)
+    assert finished.tally.troubles == [f"{engine.jobs[2].folder.name}: no luck"]
+    again, _ = run(tmp_path, tell)
+    assert again.tally.troubles == finished.tally.troubles, "said again, as long as it is so"
+
+
+def test_where_no_worker_starts_the_run_ends(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="No worker process starts"):
+        run(tmp_path, lambda job, tries: Lost("unable", "No worker process starts."))
+
+
+def test_an_unpaid_episode_is_played_by_the_next_run_and_never_counted_as_failed(tmp_path: Path) -> None:
+    unpaid = AttemptEnd(outcome="unpaid", kind="budget", error="no price")
+    finished, engine = run(tmp_path, lambda job, tries: unpaid if job.settings["n"] < 2 else SCORED)
+    tally = finished.tally
+    assert (finished.reason, tally.done, tally.unpaid, tally.failed, len(engine.jobs)) == (
+        "finished",
+        3,
+        2,
+        0,
+        5,
+    )
+    finished, engine = run(tmp_path, lambda job, tries: SCORED)
+    assert (finished.tally.done, finished.tally.unpaid, len(engine.jobs)) == (5, 0, 2)
+
+
+def test_a_budget_that_is_used_up_ends_the_run_and_the_rest_is_not_begun(tmp_path: Path) -> None:
+    unpaid = AttemptEnd(outcome="unpaid", kind="budget", error="used up")
+    finished, engine = run(
+        tmp_path, lambda job, tries: SCORED if job.settings["n"] < 3 else unpaid, 50, refused="used up"
+    )
+    assert (finished.reason, finished.why, finished.tally.done) == ("budget", "used up", 3)
+    assert len(engine.jobs) < 15
+    assert run(tmp_path, lambda job, tries: SCORED, 50)[0].tally.done == 50
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: shutil.rmtree(folder),
+        lambda folder: (folder / "commit.json").write_text("{"),
+        lambda folder: ((folder / "commit.json").unlink(), (folder / "commit.json").mkdir()),
+        lambda folder: (shutil.rmtree(folder), folder.write_text("no folder")),
+    ],
+)
+def test_what_a_worker_says_counts_only_if_the_folder_says_the_same(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    class Lying(TellingEngine):
+        def submit(self, job: Job) -> None:
+            if job.settings["n"] != 2 or not job.folder.is_file():
+                super().submit(job)
+                if job.settings["n"] == 2:
+                    damage(job.folder)
+            else:
+                self.jobs.append(job)
+                self.ended.put((job, Attempted(end=SCORED, committed=True)))
+
+    engine = Lying(lambda job, tries: SCORED)
+    cases = plan({"n": number} for number in range(5))
+    finished = Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
+    assert (finished.reason, finished.tally.done, finished.tally.given_up) == ("finished", 4, 1)
+    assert engine.jobs[2].folder.name in finished.tally.troubles[0]
+
+
+def test_an_end_that_cannot_be_recorded_costs_its_own_episode(tmp_path: Path) -> None:
+    def tell(job: Job, tries: int) -> AttemptEnd | Lost:
+        return SCORED if job.settings["n"] != 1 else Lost("timed_out", "too long")
+
+    class Removing(TellingEngine):
+        def submit(self, job: Job) -> None:
+            super().submit(job)
+            if job.settings["n"] == 1:
+                shutil.rmtree(job.folder)
+                job.folder.write_text("no folder")
+
+    engine = Removing(tell)
+    cases = plan({"n": number} for number in range(3))
+    finished = Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
+    assert (finished.reason, finished.tally.done, finished.tally.given_up) == ("finished", 2, 1)
 
 
 def test_a_nearly_full_disk_is_said_before_anything_starts(
@@ -245,13 +333,27 @@ def test_a_commit_that_cannot_be_read_is_named_and_the_others_are_kept(tmp_path:
     run(tmp_path, lambda job, number: SCORED, count=3)
     damaged = min(tmp_path.glob("*/*/commit.json"))
     damaged.write_text('{"attempt": ')
-    with pytest.raises(
-        FleetError, match=r"commit.json is damaged: .* Move it away, and its episode is played"
-    ):
-        run(tmp_path, lambda job, number: SCORED, count=3)
-    damaged.unlink()
-    finished, engine = run(tmp_path, lambda job, number: SCORED, count=3)
-    assert (finished.tally.before, len(engine.jobs)) == (2, 1)
+    finished, engine = run(tmp_path, lambda job, number: SCORED, count=4)
+    tally = finished.tally
+    assert (finished.reason, tally.before, tally.done, tally.given_up) == ("finished", 2, 3, 1)
+    assert len(engine.jobs) == 1
+    assert tally.troubles[0].startswith(f"{damaged.parent.name}: {damaged} is damaged: ")
+    finished, engine = run(tmp_path, lambda job, number: SCORED, count=4, retry=True)
+    assert (finished.tally.before, finished.tally.done, len(engine.jobs)) == (3, 4, 1)
+    assert [path.read_text() for path in damaged.parent.glob("damaged-*/commit.json")] == ['{"attempt": ']
+
+
+def test_a_damaged_commit_that_cannot_be_set_aside_costs_its_own_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: EpisodeFolder) -> None:
+        raise FleetError(f"Cannot write {folder.path}: Permission denied.")
+
+    run(tmp_path, lambda job, number: SCORED, count=3)
+    min(tmp_path.glob("*/*/commit.json")).write_text("{")
+    monkeypatch.setattr(EpisodeFolder, "set_aside_commit", refuse)
+    finished, engine = run(tmp_path, lambda job, number: SCORED, count=4, retry=True)
+    assert (finished.tally.done, finished.tally.given_up, len(engine.jobs)) == (3, 1, 1)
 
 
 def test_episodes_of_other_settings_are_counted(tmp_path: Path) -> None:

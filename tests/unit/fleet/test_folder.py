@@ -1,8 +1,10 @@
 """What is on disk: one commit an episode, whoever comes first."""
 
 import errno
+import fcntl
 import hashlib
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -102,3 +104,83 @@ def test_an_episode_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
         fleet.find("a")
     with pytest.raises(FleetError, match="is not an episode"):
         fleet.find("f")
+
+
+@pytest.fixture(params=[None, errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with hard links, and those without."""
+    if request.param is not None:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(request.param, os.strerror(request.param))
+
+        monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.mark.usefixtures("file_system")
+def test_also_without_hard_links_the_first_commit_counts(tmp_path: Path) -> None:
+    fleet = FleetFolder(tmp_path)
+    fleet.require_commits()
+    folder = fleet.episode("0" * 24)
+    first, second = folder.begin(CASE), folder.begin(CASE)
+    assert folder.commit is None
+    assert folder.make_commit(second, SCORED, version="1")
+    assert not folder.make_commit(first, SCORED, version="1")
+    assert folder.commit is not None
+    assert folder.commit.attempt == 2
+    assert [path.name for path in [*tmp_path.iterdir(), *folder.path.iterdir()] if path.name[0] == "."] == []
+
+
+def test_without_hard_links_one_of_many_racing_commits_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    won: list[tuple[int, int]] = []
+
+    def race(folder: EpisodeFolder, attempt: Path, number: int, barrier: threading.Barrier) -> None:
+        barrier.wait()
+        if folder.make_commit(attempt, SCORED, version="1"):
+            won.append((number, int(attempt.name[-1])))
+
+    for number in range(30):
+        folder = FleetFolder(tmp_path).episode(f"{number:024x}")
+        attempts, barrier = [folder.begin(CASE) for _ in range(4)], threading.Barrier(4)
+        racers = [threading.Thread(target=race, args=(folder, each, number, barrier)) for each in attempts]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+        assert folder.commit is not None
+        assert won[number:] == [(number, folder.commit.attempt)]
+
+
+def test_a_file_system_that_cannot_commit_once_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    rename = Path.rename
+
+    def over(path: Path, target: Path) -> Path:
+        shutil.rmtree(target, ignore_errors=True)
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(Path, "rename", over)
+    with pytest.raises(FleetError, match="lets two workers commit the same episode"):
+        FleetFolder(tmp_path).require_commits()
+
+
+def test_a_file_system_without_locks_is_not_another_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(FleetError, match=r"Cannot lock .*driver.lock: "), DriverLock(FleetFolder(tmp_path)):
+        pass

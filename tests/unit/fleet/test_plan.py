@@ -15,7 +15,7 @@ from grue.fleet.identity import FileDigests, episode_id
 from grue.fleet.plan import read_plan
 from grue.fleet.sweep import read_sweep
 from grue.fleet.work import find_work
-from grue.protocol.prices import Price
+from grue.protocol.turn.prices import Price
 
 SWEEP = """
 work = "zork"

@@ -5,12 +5,11 @@ import pytest
 
 from grue.fleet.broker import Amount, Price
 from grue.fleet.request_count import RequestCount, requests_counted
-from grue.llm_transport.request_gate import (
+from grue.transports.llm.request_gate import (
     Permit,
     RequestOutcome,
     WantedRequest,
     permit_for,
-    permit_for_blocking,
     request_gate,
 )
 
@@ -26,9 +25,6 @@ class Gate:
         self.settled: list[RequestOutcome] = []
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
-        return self.admit_blocking(wanted)
-
-    def admit_blocking(self, wanted: WantedRequest) -> Permit | str:
         return self.refused or self
 
     def settle(self, outcome: RequestOutcome) -> None:
@@ -45,7 +41,7 @@ def test_tokens_and_money_are_counted_and_the_broker_hears_of_them() -> None:
         RequestOutcome(sent=False),
     ]
     for outcome in outcomes:
-        permit = count.admit_blocking(WANTED)
+        permit = anyio.run(count.admit, WANTED)
         assert not isinstance(permit, str)
         permit.settle(outcome)
     assert count.spent == Amount(3, 112, pytest.approx(0.50012))
@@ -54,13 +50,13 @@ def test_tokens_and_money_are_counted_and_the_broker_hears_of_them() -> None:
 
 def test_a_refusal_costs_nothing() -> None:
     count = RequestCount(Gate("no"), PRICES)
-    assert (anyio.run(count.admit, WANTED), count.admit_blocking(WANTED)) == ("no", "no")
+    assert anyio.run(count.admit, WANTED) == "no"
     assert count.spent == Amount()
 
 
 def test_the_requests_of_a_block_are_counted_without_any_gate() -> None:
     with requests_counted({}) as count:
-        for permit in (anyio.run(permit_for, WANTED), permit_for_blocking(WANTED)):
+        for permit in (anyio.run(permit_for, WANTED), anyio.run(permit_for, WANTED)):
             assert permit is not None
             assert not isinstance(permit, str)
             permit.settle(RequestOutcome(status=200, input_tokens=2, output_tokens=3))

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+import grue.hosts
 from grue.errors import FleetError
 from grue.fleet.work import Episode, as_scores, find_work, name_of, work
+from grue.hosts import BUNDLED
 
 
 def plain(case: dict[str, object], episode: Episode) -> float:
@@ -22,6 +24,17 @@ def test_a_function_is_found_by_its_name() -> None:
     assert (found.version, found.files, found.scores) == ("7", ("story",), ("wins",))
     assert find_work(name_of(plain)).function is plain
     assert find_work("zork").name == "grue.fleet.zork_work:play"
+
+
+def test_every_bundled_host_has_a_row_with_its_work_and_its_facts() -> None:
+    folders = {each.parent for each in Path(grue.hosts.__file__).parent.glob("*/__init__.py")}
+    assert {each.name for each in folders} - {"servers"} == set(BUNDLED)  # servers: what hosts start
+    for folder in folders:
+        host = BUNDLED.get(folder.name)
+        if host is not None:
+            assert callable(find_work(folder.name).function)
+            named = f"grue.hosts.{folder.name}.facts"
+            assert host.facts == (named if (folder / "facts.py").exists() else "")
 
 
 def test_a_function_of_a_script_is_found_by_its_file(tmp_path: Path) -> None:

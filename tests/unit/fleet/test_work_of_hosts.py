@@ -1,5 +1,6 @@
 """The hosts' own works: what they score, what belongs to their episodes' identity, what they cannot play."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ import pytest
 
 from grue.errors import FleetError
 from grue.fleet.attempt import Attempted, Job, run_attempt
-from grue.fleet.folder import EpisodeFolder
+from grue.fleet.folder import EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.work import find_work
+from grue.tool_sessions.confined_folder import ConfinedFolder
 
 ROOT = Path(__file__).parents[3]
 ID = "0" * 24
@@ -69,6 +71,43 @@ def test_what_the_agent_works_on_makes_its_episode(tmp_path: Path, agent: str) -
     (tmp_path / "agent" / "workspace" / "notes" / "ada.csv").write_text("day,hours\n")
     assert before["model"] == "grue-offline-script"
     assert completed("skill_agent", settings)["content"] != before["content"]
+
+
+def test_a_workspace_with_the_runs_and_links_in_it_is_copied_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default workspace is the folder of `agent.yaml`, and the default folder of runs is in it."""
+    monkeypatch.chdir(tmp_path)
+    Path("agent.yaml").write_text("task: Write what you know.\n")
+    Path("runs").mkdir()
+    Path("runs", "list.txt").write_text("the user's own")
+    Path("secret").write_text("not-to-be-read")
+    place = tmp_path / "workspace"
+    place.mkdir()
+    Path("agent.yaml").rename(place / "agent.yaml")
+    monkeypatch.chdir(place)
+    (place / "notes").mkdir()
+    (place / "notes" / "link").symlink_to(tmp_path / "secret")
+    (place / "notes" / "gone").symlink_to("nowhere")
+    os.mkfifo(place / "pipe")
+    fleet = place / "runs" / "sweep"
+    settings = completed("skill_agent", {"agent": "agent.yaml", "offline": True, "mcp": False})
+    FleetFolder(fleet).write_manifest({})
+    (place / "runs" / "20260101-000000").mkdir()
+    (place / "runs" / "20260101-000000" / "trace.jsonl").write_text("")
+    job = Job(folder=fleet / ID[:2] / ID, work="skill_agent", version="1", settings=settings)
+    done = run_attempt(job)
+    assert (done.end.error, done.committed) == ("", True)
+    copy = job.folder / "attempt-1" / "workspace"
+    assert {path.relative_to(copy).as_posix() for path in copy.rglob("*")} >= {"agent.yaml", "notes/link"}
+    assert not list(copy.rglob("trace.jsonl"))
+    assert not (copy / "pipe").exists()
+    assert [(copy / "notes" / name).is_symlink() for name in ("link", "gone")] == [True, True]
+    with pytest.raises(Exception, match=r"outside|link"):
+        ConfinedFolder(copy).read("notes/link")
+    os.utime(place / "agent.yaml", (1, 1))  # so that everything is read again
+    again = completed("skill_agent", {"agent": "agent.yaml", "offline": True, "mcp": False})
+    assert again["content"] == settings["content"], "runs make no new episodes"
 
 
 def test_the_agent_loop_is_scored_by_its_last_answer(tmp_path: Path) -> None:

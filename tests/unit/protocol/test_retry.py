@@ -9,41 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.messages import LlmFailure
-from grue.protocol.retry import RetryPolicy, kind_of_status, next_delay, retry_after
+from grue.protocol.retry import RetryPolicy, asked_wait, next_delay, retry_after, wait_in
 
 POLICY = RetryPolicy()
 
 
-def failed(kind: str, status: int | None = None) -> LlmFailure:
-    return LlmFailure(kind=kind, endpoint="e", model="m", message="x", status=status)  # type: ignore[arg-type]
-
-
-@each_case("status", [408, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529])
-def test_these_statuses_are_tried_again(status: int) -> None:
-    assert kind_of_status(status, "overloaded") == "unavailable"
-
-
-@pytest.mark.parametrize("status", [301, 400, 401, 402, 403, 404, 405, 413, 422, 501])
-def test_these_statuses_are_final(status: int) -> None:
-    assert kind_of_status(status, "please try again") == "refused"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "You exceeded your current quota, please check your plan and billing details.",
-        "insufficient_quota",
-        "Key has reached its spending limit",
-        "monthly spend limit reached",
-        "Insufficient credits",
-        "Your team is out of credits",
-        "Budget has been exceeded! Current cost: 10.1, Max budget: 10.0",
-        "This request would exceed your credit limit",
-    ],
-)
-def test_a_429_about_money_is_final(words: str) -> None:
-    assert kind_of_status(429, words) == "refused"
-    assert kind_of_status(429, "Rate limit reached for requests per minute") == "unavailable"
+def failed(kind: str, status: int | None = None, retry_after_s: float | None = None) -> LlmFailure:
+    return LlmFailure(
+        kind=kind,  # type: ignore[arg-type]
+        endpoint="e",
+        model="m",
+        message="x",
+        status=status,
+        retry_after_s=retry_after_s,
+    )
 
 
 def test_the_required_defaults() -> None:
@@ -77,7 +56,7 @@ def test_an_endpoint_that_cannot_be_reached_is_tried_once_more_and_soon() -> Non
 
 
 def test_a_refusal_is_final() -> None:
-    assert next_delay(POLICY, 1, failed("refused", 401), retry_after_s=1.0) is None
+    assert next_delay(POLICY, 1, failed("refused", 401, 1.0)) is None
 
 
 def test_a_reply_that_is_none_is_asked_for_once_more() -> None:
@@ -86,9 +65,23 @@ def test_a_reply_that_is_none_is_asked_for_once_more() -> None:
 
 
 def test_the_endpoint_says_how_long() -> None:
-    assert next_delay(POLICY, 1, failed("unavailable"), retry_after_s=7.5) == 7.5
-    assert next_delay(POLICY, 4, failed("unavailable"), retry_after_s=0.0) == 0.0
-    assert next_delay(POLICY, 1, failed("unavailable"), retry_after_s=86_400.0) == 60.0
+    assert next_delay(POLICY, 1, failed("unavailable", 429, 7.5)) == 7.5
+    assert next_delay(POLICY, 4, failed("unavailable", 429, 0.0)) == 0.0
+    assert next_delay(POLICY, 1, failed("unavailable", 429, 432.0)) == 432.0
+
+
+def test_a_wait_that_is_too_long_is_not_begun() -> None:
+    assert next_delay(POLICY, 1, failed("unavailable", 429, 86_400.0)) is None
+    assert (
+        next_delay(RetryPolicy(max_asked_delay_s=86_400.0), 1, failed("unavailable", 429, 86_400.0))
+        == 86_400.0
+    )
+
+
+def test_each_kind_has_its_own_count_and_all_together_have_one() -> None:
+    assert next_delay(POLICY, 3, failed("invalid_reply"), of_kind=1) == 1.0
+    assert next_delay(POLICY, 3, failed("invalid_reply"), of_kind=2) is None
+    assert next_delay(POLICY, 6, failed("invalid_reply"), of_kind=1) is None
 
 
 def test_no_retries() -> None:
@@ -110,11 +103,15 @@ def test_a_wait_is_never_negative_and_bounded(
     attempt: int, jitter: float, base: float, asked: float | None
 ) -> None:
     policy = RetryPolicy(max_retries=10_000, exponential_base=base)
-    delay = next_delay(policy, attempt, failed("unavailable"), retry_after_s=asked, jitter=jitter)
-    assert delay is not None
-    assert 0 <= delay <= policy.max_delay_s * 1.1 + 1e-9
-    # Chance never makes a wait shorter than the endpoint asked for.
-    assert asked is None or delay >= min(asked, policy.max_delay_s)
+    delay = next_delay(policy, attempt, failed("unavailable", retry_after_s=asked), jitter=jitter)
+    longest = policy.max_delay_s if asked is None else policy.max_asked_delay_s
+    if delay is None:
+        assert asked is not None
+        assert asked > longest
+    else:
+        assert 0 <= delay <= longest * 1.1 + 1e-9
+        # Chance never makes a wait shorter than the endpoint asked for.
+        assert asked is None or delay >= asked
 
 
 def test_retry_after_in_seconds_and_as_a_date() -> None:
@@ -138,10 +135,71 @@ def test_no_retry_after_raises(header: str) -> None:
 
 
 @pytest.mark.parametrize(("jitter", "longer"), [(0.0, 1.0), (0.5, 1.1), (1.0, 1.2)])
-@pytest.mark.parametrize(("asked", "base_s"), [(None, 2.0), (3.0, 3.0), (999.0, 8.0)])
+@pytest.mark.parametrize(("asked", "attempt", "base_s"), [(None, 1, 2.0), (3.0, 1, 3.0), (None, 9, 8.0)])
 def test_chance_lengthens_every_wait_by_its_share(
-    jitter: float, longer: float, asked: float | None, base_s: float
+    jitter: float, longer: float, asked: float | None, attempt: int, base_s: float
 ) -> None:
-    policy = RetryPolicy(initial_delay_s=2.0, max_delay_s=8.0, jitter_factor=0.2)
-    delay = next_delay(policy, 1, failed("unavailable"), retry_after_s=asked, jitter=jitter)
+    policy = RetryPolicy(max_retries=9, initial_delay_s=2.0, max_delay_s=8.0, jitter_factor=0.2)
+    delay = next_delay(policy, attempt, failed("unavailable", retry_after_s=asked), jitter=jitter)
     assert delay == pytest.approx(base_s * longer)
+
+
+@each_case(
+    "headers, wait_s",
+    [
+        ({}, None),
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "7", "retry-after-ms": "6500"}, 6.5),
+        ({"x-ms-retry-after-ms": "1500"}, 1.5),
+        ({"x-ratelimit-reset-tokens": "7m12s", "x-ratelimit-remaining-tokens": "0"}, 432.0),
+        ({"x-ratelimit-reset-tokens": "6ms", "x-ratelimit-remaining-tokens": "0"}, 0.006),
+        ({"x-ratelimit-reset-tokens": "7m12s", "x-ratelimit-remaining-tokens": "12"}, None),
+        ({"x-ratelimit-reset-tokens": "7m12s"}, None),
+        ({"x-ratelimit-reset": "1700000030000", "x-ratelimit-remaining": "0"}, 30.0),
+        ({"x-ratelimit-reset": "1700000030", "x-ratelimit-remaining": "0"}, 30.0),
+        ({"x-ratelimit-reset": "1600000000", "x-ratelimit-remaining": "0"}, 0.0),
+        ({"x-ratelimit-reset": "soon", "x-ratelimit-remaining": "0"}, None),
+        (
+            {
+                "anthropic-ratelimit-tokens-reset": "2023-11-14T22:13:50Z",
+                "anthropic-ratelimit-tokens-remaining": "0",
+                "anthropic-ratelimit-requests-reset": "2023-11-14T23:13:50Z",
+                "anthropic-ratelimit-requests-remaining": "9",
+            },
+            30.0,
+        ),
+    ],
+)
+def test_the_headers_of_a_refusal_say_how_long(headers: dict[str, str], wait_s: float | None) -> None:
+    assert asked_wait(headers, 1_700_000_000.0) == wait_s
+
+
+@each_case(
+    "words, wait_s",
+    [
+        ("Please try again in 7m12s. Visit https://x", 432.0),
+        ("Please try again in 2.022s.", 2.022),
+        ("please try again in 6ms", 0.006),
+        ("Please retry after 26 seconds.", 26.0),
+        ("Please wait 86400 seconds before retrying.", 86400.0),
+        ("try again in 1 hour 5 minutes", 3900.0),
+        ('{"retryDelay":"34.5s"}', 34.5),
+        ('{"estimated_time":20.0}', 20.0),
+        ('{"retry_after":5,"x":1}', 5.0),
+        ("Please try again later", None),
+        ("after 3 retries in 2 systems", None),
+        ("We retried in 3 regions", None),
+        ("", None),
+    ],
+)
+def test_the_words_of_a_refusal_say_how_long(words: str, wait_s: float | None) -> None:
+    found = wait_in(words)
+    assert found == (None if wait_s is None else pytest.approx(wait_s))
+
+
+@given(
+    st.dictionaries(st.sampled_from(["retry-after", "x-ratelimit-reset", "x-ratelimit-remaining"]), st.text())
+)
+def test_no_header_and_no_text_raises(headers: dict[str, str]) -> None:
+    assert (asked_wait(headers, 0.0) or 0.0) >= 0
+    assert (wait_in(" ".join(headers.values())) or 0.0) >= 0

@@ -21,7 +21,6 @@ from turns import (
 )
 
 from grue.messages import (
-    Budget,
     CloseSession,
     FinalForced,
     OfferTools,
@@ -29,9 +28,9 @@ from grue.messages import (
     RequireAnswer,
     RunTurn,
     ToolsUnsupported,
-    TurnLimits,
     Usage,
 )
+from grue.policies import Budget, TurnLimits
 
 OPEN = (run("a"), opened("a"))
 

@@ -59,11 +59,11 @@ from grue.messages import (
     ToolSkipped,
     TurnCompleted,
     TurnFailed,
-    TurnLimits,
     Usage,
     UserText,
 )
-from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT, SKIPPED_TOO_LATE
+from grue.policies import TurnLimits
+from grue.protocol.tools.results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT, SKIPPED_TOO_LATE
 
 ONE_ROUND = TurnLimits(max_tool_iterations=1)
 OPEN = (run("a"), opened("a"))

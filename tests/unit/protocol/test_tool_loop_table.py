@@ -32,19 +32,15 @@ from turns import (
 from grue.messages import (
     ApprovalPostponed,
     CallsDecided,
-    ContextItem,
-    ContextPolicy,
     ReplyDropped,
     Resumption,
-    ToolPolicy,
-    ToolRule,
     ToolsPresumed,
     TurnEvent,
-    TurnLimits,
     TurnParked,
 )
+from grue.policies import ContextItem, ContextPolicy, ToolPolicy, ToolRule, TurnLimits
 from grue.protocol.tool_loop import IllegalEvent, step
-from grue.protocol.turn_states import TurnState
+from grue.protocol.turn.states import TurnState
 
 BEGIN = run("a", "b", after_death="reconnect")
 ASKED = (BEGIN, opened("a"), opened("b"))

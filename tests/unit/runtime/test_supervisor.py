@@ -8,12 +8,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from msgspec import Struct
 
 from grue.errors import ActorCrashed, TraceError
 from grue.runtime.actor import Actor, reply
 from grue.runtime.channel import AskTimedOut, Mailbox, MailboxClosed
 from grue.runtime.supervisor import ActorFailed, Supervisor
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -180,7 +181,7 @@ async def test_a_crash_is_one_flat_error_with_its_cause_and_cancels_the_others(
     assert isinstance(error.value.__cause__, LookupError)
     assert log == ["b cancelled"]
     (failed,) = recorder.failures
-    assert (failed.actor, failed.error) == ("a", "LookupError: what")
+    assert (failed.actor, failed.error) == ("a", "LookupError: what (in Scripted)")
     assert failed.where[-1].startswith("test_supervisor.py:")
     assert failed.where[-1].endswith(" receive")
 
@@ -201,7 +202,9 @@ async def test_what_is_to_end_the_program_is_raised_itself_when_all_is_cleaned_u
         await supervise(recorder, body)
     assert left.value is error
     assert log == ["b cancelled"]
-    assert [failed.error for failed in recorder.failures] == [f"{type(error).__name__}: {error}"]
+    assert [failed.error for failed in recorder.failures] == [
+        f"{type(error).__name__}: {error} (in Scripted)"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -305,7 +308,7 @@ async def test_an_ask_that_times_out_is_the_bodys_own_exception(recorder: Seen) 
         await supervise(recorder, lambda group: start(group, "a").ask("hang", sender="host", timeout_s=0.01))
 
 
-async def test_a_trace_that_cannot_be_written_is_one_flat_error_too(recorder: Seen) -> None:
+async def test_a_trace_that_cannot_be_written_is_told_in_the_disks_words(recorder: Seen) -> None:
     def full(_envelope: Any, _line: bytes) -> None:
         raise TraceError("Cannot write the trace file: No space left on device.")
 
@@ -319,8 +322,27 @@ async def test_a_trace_that_cannot_be_written_is_one_flat_error_too(recorder: Se
         await start(group, "a", act=fill_up).send("act", sender="host")
         await anyio.sleep_forever()
 
-    with pytest.raises(ActorCrashed, match="No space left"):
+    with pytest.raises(TraceError, match="No space left"):
         await supervise(recorder, body)
+
+
+class Piece(Struct, frozen=True):
+    text: str
+
+
+async def test_the_held_back_text_of_an_actor_is_dropped_when_the_group_ends(recorder: Seen) -> None:
+    secret = "made-up-secret-value"
+    recorder.hide("KEY", secret)
+    recorder.hold_back(Piece)
+    async with Supervisor(recorder, turn=3):
+        async with Supervisor(recorder, turn=1, stop_grace_s=0.01) as group:
+            mailbox = start(group, "llm")
+            group.note(Piece(f"It is {secret[:9]}"), sender="llm")
+            await mailbox.send("hang", sender="host")
+            await anyio.wait_all_tasks_blocked()
+        recorder.record("later", sender="llm", turn=1)
+    bodies = [envelope.body for envelope in recorder.envelopes]
+    assert bodies == [Piece("It is "), "hang", "later"], "what was held back is not recorded as said later"
 
 
 async def test_cancelling_from_outside_cancels_the_actors_and_goes_on(recorder: Seen, log: list[str]) -> None:

@@ -13,7 +13,7 @@ from grue.messages import CallTools, CloseSession, OpenSession, ServerCall, Sess
 from grue.runtime.actor import Actor, reply
 from grue.runtime.channel import AskTimedOut, Mailbox, MailboxClosed
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 from grue.testing.actor_harness import ActorHarness
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.trace_watch import TraceWatch

@@ -2,7 +2,6 @@
 
 import pytest
 
-from grue.errors import MCPError
 from grue.hosts.zork.replies import FunctionCall, ToolCall
 from grue.messages import ToolCallResult
 from grue.testing.doubles import THINK, MockLLMClient, MockMCPManager
@@ -10,12 +9,13 @@ from grue.testing.doubles import THINK, MockLLMClient, MockMCPManager
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_manager_that_is_not_connected_says_so() -> None:
+async def test_a_manager_answers_as_the_required_one_before_a_connect_and_for_any_tool() -> None:
     manager = MockMCPManager()
-    with pytest.raises(MCPError, match="not connected"):
-        await manager.get_tool_schemas()
-    assert (await manager.call_tool(THINK, {})).is_error
-    assert manager.calls == [(THINK, {})]
+    (schema,) = await manager.get_tool_schemas()
+    assert schema["function"]["name"] == THINK
+    assert await manager.call_tool(THINK, {}) == ToolCallResult({"default": "result"})
+    assert await manager.call_tool("other.tool", {}) == ToolCallResult({"default": "result"})
+    assert (manager.connected, manager.call_count) == (False, 2)
 
 
 async def test_a_manager_refuses_to_connect_as_it_is_told() -> None:
@@ -45,7 +45,7 @@ async def test_a_tool_that_was_told_what_to_answer_is_listed() -> None:
     await manager.connect_session()
     names = [schema["function"]["name"] for schema in await manager.get_tool_schemas()]
     assert names == ["mind.think", "mind.count"]
-    assert (await manager.call_tool("mind.other", {})).is_error
+    assert (await manager.call_tool("mind.other", {})).content == {"default": "result"}
 
 
 def test_tool_calls_may_be_given_in_any_form() -> None:

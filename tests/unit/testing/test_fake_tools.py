@@ -3,12 +3,12 @@
 import anyio
 import pytest
 
+from grue.engine.runner import Runner, TurnOutcome, TurnRequest
 from grue.errors import MCPServerStartupError
-from grue.llm_transport.endpoint import LlmSettings
 from grue.messages import ToolCallRecord, ToolCallResult
-from grue.runner import Runner, TurnOutcome, TurnRequest
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.transports.llm.endpoint import LlmSettings
 
 TURN = TurnRequest[str](system="s", user="u")
 

@@ -86,12 +86,12 @@ def test_changed_tools_are_announced_after_the_first_call_only() -> None:
     with server("--change-tools") as wire:
         assert "added" not in wire.tools()
         wire.call(1)
-        assert wire.receive()["id"] == 1
         assert wire.receive() == {
             "jsonrpc": "2.0",
             "method": "notifications/tools/list_changed",
             "params": {},
         }
+        assert wire.receive()["id"] == 1
         assert wire.tools() == ["echo", "added"]
         wire.call(2)
         wire.call(3)

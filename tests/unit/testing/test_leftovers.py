@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from grue.processes.process_table import live_members
+from grue.runtime.processes.process_table import live_members
 from grue.testing.leftovers import assert_nothing_left
 
 
@@ -31,9 +31,12 @@ def test_an_unreaped_child_is_found() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found by their environment in /proc")
 def test_an_orphan_in_a_session_of_its_own_is_found() -> None:
-    script = "setsid sleep 600 >/dev/null 2>&1 & echo $!"
-    with pytest.raises(AssertionError, match="process"), assert_nothing_left(within_s=0):
-        orphan = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
+    script = """
+import subprocess
+print(subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL).pid)
+"""
+    with pytest.raises(AssertionError, match=r"process \d+ .*sleep 600"), assert_nothing_left(within_s=0):
+        orphan = subprocess.run([sys.executable, "-Ic", script], stdout=subprocess.PIPE, check=True)
     os.kill(int(orphan.stdout), 9)
 
 

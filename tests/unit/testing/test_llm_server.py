@@ -9,7 +9,6 @@ import httpx
 import pytest
 from case_tables import each_case
 
-from grue.provider_rules.chat_rules import ProviderRules, refusal_of
 from grue.testing.llm_server import (
     LlmReply,
     ScriptedLlmServer,
@@ -20,6 +19,7 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
+from grue.testing.providers.chat_rules import ProviderRules, refusal_of
 
 CALL = {"id": "a", "type": "function", "function": {"name": "s.t", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "s.t", "parameters": {"type": "object", "properties": {}}}}

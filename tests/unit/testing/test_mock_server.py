@@ -22,6 +22,7 @@ from mcp_types import (
     Root,
     TextContent,
 )
+from promises import GUARD_S
 
 from grue.testing.event_store import MemoryEventStore
 from grue.testing.mock_features import CITIES, reference_server
@@ -29,6 +30,12 @@ from grue.testing.mock_server import FEATURES, MockServer
 
 ERAS = ("legacy", "auto")
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the server as long as it takes. With `auto`, the SDK waits for ten seconds at most."""
+    monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", GUARD_S)
 
 
 @pytest.fixture(params=ERAS)

@@ -11,11 +11,11 @@ import anyio.to_thread
 import pytest
 
 from grue import FunctionTools, LlmSettings, Runner, TurnLimits, TurnRequest
-from grue.llm_transport.endpoint import LlmEndpoint
-from grue.offline import ScriptedModelTransport, reply_in_chat
-from grue.runtime.aside import aside
+from grue.runtime.loops.aside import aside
+from grue.testing.offline import ScriptedModelTransport, reply_in_chat
 from grue.testing.trace_watch import TraceWatch
 from grue.testing.virtual_time import Deadlock, run_in_virtual_time, virtual_loop, virtual_time
+from grue.transports.llm.endpoint import LlmEndpoint
 
 
 def test_an_hour_passes_at_once() -> None:

@@ -2,14 +2,16 @@
 
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.connections import ConfinedFolder, RefusedPath
+from grue.hosting import ConfinedFolder, RefusedPath
 
 
 @pytest.fixture
@@ -68,12 +70,12 @@ def test_a_write_that_fails_or_was_cut_off_leaves_no_draft(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", full)
+        patch.setattr(os, "replace", full)
         with pytest.raises(RefusedPath, match=r"^notes/a\.csv: No space left on device\.$"):
             folder.write("notes/a.csv", "new")
     assert names(root / "notes") == ["a.csv"]
     with monkeypatch.context() as patch:  # as if the process was killed before the rename
-        patch.setattr(os, "rename", full)
+        patch.setattr(os, "replace", full)
         patch.setattr(os, "unlink", lambda *_, **__: None)
         with suppress(RefusedPath):
             folder.write("notes/a.csv", "new")
@@ -105,6 +107,19 @@ def test_paths_that_are_refused(folder: ConfinedFolder, path: str, said: str) ->
     assert said in refusal(folder, path)
 
 
+def test_no_descriptor_stays_open_whatever_is_asked(folder: ConfinedFolder, root: Path) -> None:
+    (root / "notes" / "deep").mkdir()
+    process = psutil.Process()
+    before = process.num_fds()
+    folder.write("notes/deep/a.txt", "x")
+    folder.read("notes/deep/a.txt")
+    folder.entries("notes/deep")
+    for path in ("notes/deep/none", "notes/none/a.txt", "notes/deep/a.txt/b"):
+        with pytest.raises(RefusedPath):
+            folder.read(path)
+    assert process.num_fds() == before
+
+
 def test_a_missing_file_is_named(folder: ConfinedFolder) -> None:
     with pytest.raises(RefusedPath, match=r"^There is no file notes/b\.csv\.$"):
         folder.read("notes/b.csv")
@@ -130,6 +145,33 @@ def test_devices_pipes_and_sockets_are_refused_without_waiting(folder: ConfinedF
     assert "pipe (not a file)" in folder.entries()
     with pytest.raises(RefusedPath, match="not a file"):
         ConfinedFolder(Path("/dev")).read("null")
+
+
+@pytest.mark.parametrize(
+    ("exchange", "said"),
+    [
+        (os.mkfifo, "notes/a.csv is a pipe, a socket or a device, not a file."),
+        (os.mkdir, "notes/a.csv is a folder, not a file."),
+        (lambda path: path.symlink_to("../../secret.txt"), "notes/a.csv leads through a link"),
+        (lambda path: path.write_bytes(b"x" * 101), "notes/a.csv has 101 bytes; the limit is 100."),
+    ],
+    ids=["pipe", "folder", "link", "too large"],
+)
+def test_a_file_that_is_exchanged_after_the_check_is_checked_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, exchange: Callable[[Path], object], said: str
+) -> None:
+    target, look = root / "notes" / "a.csv", os.lstat
+
+    def look_and_exchange(name: str, **at: int) -> os.stat_result:
+        status = look(name, **at)
+        target.unlink()
+        exchange(target)
+        return status
+
+    monkeypatch.setattr(os, "lstat", look_and_exchange)
+    with pytest.raises(RefusedPath) as refused:
+        ConfinedFolder(root, max_bytes=100).read("notes/a.csv")
+    assert said in str(refused.value)
 
 
 def test_a_file_of_a_gigabyte_a_binary_file_and_a_text_without_encoding_are_one_sentence_each(

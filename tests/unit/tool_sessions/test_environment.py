@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.errors import MCPConfigError
-from grue.llm_transport.keys import key_names
-from grue.mcp_transport.process_wire import ProcessWire
-from grue.observers import langfuse
-from grue.processes.limits import ProcessLimits
-from grue.processes.process_group import ProcessRegistry
-from grue.processes.server_process import ServerProcess
 from grue.protocol.chat_wire.profiles import PROFILES
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.processes.server_process import ServerProcess
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.environment import inherited, is_own_key, own_keys, visible_keys
 from grue.tool_sessions.server_specs import StdioServer
+from grue.tracing.observers import langfuse
+from grue.transports.llm.keys import key_names
+from grue.transports.mcp.process_wire import ProcessWire
 
 HOST = {
     "PATH": "/usr/bin",

@@ -3,14 +3,8 @@ import pytest
 
 from grue.errors import MCPError
 from grue.messages import ServerFailure, ServerName
-from grue.tool_sessions.failures import (
-    ServerFailed,
-    ToolTimedOutError,
-    failure_text,
-    first_fault,
-    remedy_for,
-)
-from grue.vocabulary import ServerPhase
+from grue.policies import ServerPhase
+from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError, failure_text, first_fault, remedy_for
 
 FAILURE = ServerFailure(
     server=ServerName("thoughts"),
@@ -62,7 +56,7 @@ def test_r14_1_a_missing_command_says_what_to_install() -> None:
 
 
 def test_timed_out_start_mentions_the_time_limit_and_a_death_does_not() -> None:
-    assert "timeout" in remedy_for("foo", "initialize", timed_out=True)
+    assert "timeout" in remedy_for("foo", "initialize", slow_place="the timeout")
     assert "timeout" not in remedy_for("foo", "initialize")
 
 

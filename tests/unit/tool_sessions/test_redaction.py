@@ -1,7 +1,11 @@
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.tool_sessions.redaction import Redactor
+from grue.tool_sessions.redaction import Redactor, secrets_of_arguments
+from grue.tool_sessions.server_specs import StdioServer
 
 SECRET = "s3cr3t-value-of-length"
 
@@ -32,3 +36,52 @@ def test_no_secret_survives_even_where_one_contains_another(secrets: list[str], 
     text = data.draw(st.lists(st.sampled_from(secrets)).map(" ".join))
     shown = Redactor(environment).text(text)
     assert not any(secret in shown for secret in secrets)
+
+
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [
+        (("postgres://user:pw@host/db",), ["postgres://user:[redacted:password]@host/db"]),
+        (("postgres://u:p@ss@host/db",), ["postgres://u:[redacted:password]@host/db"]),
+        (
+            ("--url", "https://h/sse?api_key=abc&x=1"),
+            ["--url", "https://h/sse?api_key=[redacted:api_key]&x=1"],
+        ),
+        (("host=db password=pw user=u",), ["host=db password=[redacted:password] user=u"]),
+        (("-e", "GITHUB_TOKEN=abc"), ["-e", "GITHUB_TOKEN=[redacted:GITHUB_TOKEN]"]),
+        (("--env=GITHUB_TOKEN=abc",), ["--env=GITHUB_TOKEN=[redacted:GITHUB_TOKEN]"]),
+        (("--header", "Authorization: Bearer abc"), ["--header", "Authorization: [redacted:Authorization]"]),
+        (("--header=X-API-Key:abc",), ["--header=X-API-Key:[redacted:X-API-Key]"]),
+        (('{"apiKey": "abc", "n": 1}',), ['{"apiKey": "[redacted:apiKey]", "n": 1}']),
+        (("ghp_0123456789abcdefghij",), ["[redacted:token]"]),
+        (("0123456789abcdef0123456789abcdef",), ["[redacted:token]"]),
+        (("-y", "@scope/server-of-many-words@2025.11.25"), ["-y", "@scope/server-of-many-words@2025.11.25"]),
+        (("git+https://h/r@0123456789abcdef0123456789abcdef01234567",),) * 2,
+        (("/home/u/0123456789abcdef0123456789abcdef/x",),) * 2,
+        (("http://localhost:8080/mcp", "C:\\x", "--port=80"),) * 2,
+    ],
+)
+def test_what_an_argument_holds_of_secrets_is_replaced_and_nothing_else(
+    args: tuple[str, ...], shown: list[str] | tuple[str, ...]
+) -> None:
+    assert Redactor({}).words("run", args) == ["run", *shown]
+
+
+@pytest.mark.parametrize("text", ["://" * 50_000, "a" * 200_000 + "://x", "://" + "a:" * 100_000])
+def test_a_hostile_text_takes_linear_time(text: str) -> None:
+    started = time.process_time()
+    Redactor({}).text(text)
+    assert time.process_time() - started < 5
+
+
+def test_a_servers_own_words_do_not_repeat_the_password_of_its_url() -> None:
+    server = StdioServer(name="s", command="run", args=("postgres://user:p4ssw0rd%21@host/db",))
+    redactor = Redactor(server.named_values())
+    assert "p4ssw0rd" not in redactor.text("no connection with p4ssw0rd! to postgres://user:p4ssw0rd%21@host")
+    assert "pw" not in redactor.text("cannot open postgres://user:pw@host/db")
+
+
+def test_a_long_argument_is_searched_in_one_pass() -> None:
+    """Each letter of a long word was tried as the beginning of a name, up to the word's end."""
+    script = f"{'A' * 100_000} API_KEY=geheim-wort"
+    assert secrets_of_arguments(("-c", script)) == {"API_KEY": "geheim-wort"}

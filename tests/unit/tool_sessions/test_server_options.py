@@ -46,6 +46,13 @@ def test_an_include_without_a_tool_is_told() -> None:
     assert told == [("bad_tool", "tools.include has 'reed_*', and the server lists no such tool")]
 
 
+def test_an_exclude_without_a_tool_is_told_because_what_it_means_is_offered() -> None:
+    told: list[tuple[str, str]] = []
+    options = ServerOptions(exclude=("Write", "read_*"))
+    options.select(tools("read_a", "write"), lambda kind, text: told.append((kind, text)))
+    assert told == [("bad_tool", "tools.exclude has 'Write', and the server lists no such tool")]
+
+
 @given(st.floats(0, 1e6), st.none() | st.floats(0, 1e6))
 def test_the_smaller_limit_holds(turn_s: float, own_s: float | None) -> None:
     options = ServerOptions(call_timeout_s=own_s)

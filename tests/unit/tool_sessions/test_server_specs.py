@@ -2,7 +2,7 @@
 
 import pytest
 
-from grue.protocol.secret_names import secrets_in
+from grue.runtime.secrets.secret_names import secrets_in
 from grue.tool_sessions.server_specs import HttpServer
 
 KEY = "0123456789abcdef0123"

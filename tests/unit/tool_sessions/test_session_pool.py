@@ -11,7 +11,7 @@ from turns import tool
 
 from grue.messages import PrewarmLost, ServerEnded, ServerName
 from grue.runtime.supervisor import ActorFailed
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions import pooled_connection
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ServerFailed

@@ -10,7 +10,7 @@ from scripted_server import LISTED, ScriptedConnection, ScriptedServer
 from turns import tool
 
 from grue.messages import ServerName
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 from grue.tool_sessions.session_pool import LeasedConnection, SessionPool

@@ -30,6 +30,19 @@ def test_a_circle_is_found_over_any_number_of_modules(figures: ModuleType) -> No
 
 def test_grue_has_no_circle_and_no_module_outside_the_contracts(figures: ModuleType) -> None:
     imports = figures.module_imports()
-    assert figures.circles(imports) == []
+    assert figures.circles(figures.module_imports(type_checking=True)) == []
     assert figures.circles(figures.folder_imports(imports)) == []
     assert figures.outside_contracts() == []
+
+
+def test_the_longest_chain_is_found(figures: ModuleType) -> None:
+    imports = {"a": {"b", "c"}, "b": {"c"}, "c": {"d"}, "d": set()}
+    assert figures.longest_chain(imports) == ["a", "b", "c", "d"]
+
+
+def test_a_turn_with_a_function_tool_is_counted(figures: ModuleType) -> None:
+    turn = figures.TurnModules()
+    assert (
+        {"grue.engine.turn", "grue.protocol.tool_loop"} <= turn.before_request < turn.entered <= turn.loaded
+    )
+    assert turn.changes > len(turn.entered)

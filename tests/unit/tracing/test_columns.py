@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=80)

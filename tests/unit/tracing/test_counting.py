@@ -16,7 +16,6 @@ from trace_files import Chain, TraceFile
 from turns import DEADLINE, INTERRUPT
 
 from grue import messages
-from grue.facts import EpisodeResumed
 from grue.hosts.zork import facts
 from grue.messages import (
     BatchId,
@@ -29,8 +28,9 @@ from grue.messages import (
     TurnFailed,
     Usage,
 )
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 from grue.tracing.counting import EpisodeTally, count_episode
+from grue.tracing.facts import EpisodeResumed
 from grue.tracing.stats import Durations, EpisodeStats, ToolStats, nearest_rank
 from grue.tracing.stats_table import render
 

@@ -9,7 +9,6 @@ from episode_scenes import place_of, scene
 from episode_scenes import with_fields as changed
 from msgspec.structs import replace
 
-from grue.facts import EpisodeResumed
 from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import (
     CallTools,
@@ -25,6 +24,7 @@ from grue.messages import (
 from grue.runtime.supervisor import ActorFailed
 from grue.tracing.diff import diff, render
 from grue.tracing.differences import ABSENT, Comparison, Difference
+from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope
 
 

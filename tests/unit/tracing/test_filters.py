@@ -12,7 +12,7 @@ from trace_files import TraceFile
 from grue import messages
 from grue.errors import MCPConfigError
 from grue.hosts.zork import facts
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 from grue.tracing.filters import EVERYTHING, Filter, turn_of
 from grue.tracing.presentation import name_of
 from grue.tracing.reading import known_kinds

@@ -118,7 +118,8 @@ def test_a_piece_that_is_not_there_is_refused(server: LiveServer, query: str) ->
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_nothing_can_be_changed(server: LiveServer, method: str) -> None:
-    assert get(server, f"/{server.word}/", method)[0] == 501
+    refused = 403 if method == "POST" else 501  # a mark is taken from the page itself only
+    assert get(server, f"/{server.word}/", method)[0] == refused
 
 
 def test_the_page_may_ask_its_own_server_only_and_cannot_be_framed(server: LiveServer) -> None:
@@ -170,3 +171,55 @@ def test_a_long_trace_comes_in_several_pieces(tmp_path: Path, monkeypatch: pytes
             seen += [row[0] for piece in found["pieces"] for row in piece["messages"]]
             first = found["next"]
         assert seen == list(range(1, 44))
+
+
+def post(server: LiveServer, body: bytes, path: str = "", **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=LONGEST_WAIT_S)
+    origin = {"Origin": f"http://127.0.0.1:{server.server_port}"}
+    try:
+        connection.request("POST", path or f"/{server.word}/mark", body, {**origin, **headers})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_the_mark_of_a_person_is_written_beside_the_run(server: LiveServer, tmp_path: Path) -> None:
+    before = (tmp_path / "trace.jsonl").read_bytes()
+    assert get(server, f"/{server.word}/mark")[2] == b"null"
+    assert post(server, json.dumps({"score": 0.5, "reason": "</script>"}).encode()) == 200
+    assert post(server, json.dumps({"score": 1, "reason": "good"}).encode()) == 200
+    (file,) = (tmp_path / "scores").iterdir()
+    assert file.name == "human@1.json"
+    assert json.loads(file.read_bytes())["reason"] == "good"
+    assert json.loads(get(server, f"/{server.word}/mark")[2]) == {"score": 1.0, "reason": "good"}
+    assert (tmp_path / "trace.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"score":"1"}',
+        b'{"score":1e999}',
+        b'{"score":NaN}',
+        b'{"score":1,"x":2}',
+        b" " * 20_000,
+    ],
+)
+def test_what_is_no_mark_is_refused_and_nothing_is_written(
+    server: LiveServer, tmp_path: Path, body: bytes
+) -> None:
+    assert post(server, body) == 400
+    assert not (tmp_path / "scores").exists()
+
+
+def test_only_the_page_itself_can_mark(server: LiveServer, tmp_path: Path) -> None:
+    mark = b'{"score":1}'
+    assert post(server, mark, Origin="http://elsewhere.example") == 403
+    assert post(server, mark, Origin="null") == 403
+    assert post(server, mark, Host="elsewhere.example") == 403
+    assert post(server, mark, path="/wrong/mark") == 404
+    assert post(server, mark, path=f"/{server.word}/feed") == 404
+    assert not (tmp_path / "scores").exists()

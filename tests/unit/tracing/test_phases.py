@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from recorded_turns import opened, refused_connection
 
 from grue import messages
-from grue.facts import EpisodeResumed
 from grue.hosts.zork import facts
 from grue.messages import CompletionReceived, RunTurn, TurnCompleted
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
+from grue.tracing.facts import EpisodeResumed
 from grue.tracing.phases import PHASES, PhaseClock, Phases
 
 S = "thoughtbox"

@@ -10,15 +10,10 @@ from recorded_turns import Tape
 from trace_files import TraceFile
 
 from grue.errors import TraceError
-from grue.facts import EpisodeResumed
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
-from grue.messages import (
-    RunTurn,
-    ToolCallResult,
-    ToolReturned,
-    TurnCompleted,
-    TurnLimits,
-)
+from grue.messages import RunTurn, ToolCallResult, ToolReturned, TurnCompleted
+from grue.policies import TurnLimits
+from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import open_episode, read_episode
 
 STARTED = EpisodeStarted(episode_id="ep-1", game="house", game_hash="1", seed=7, model="m")
@@ -115,8 +110,8 @@ import sys
 from pathlib import Path
 from grue.hosts.zork.facts import *
 from grue.messages import *
-from grue.observers.run_folder import RunFolder
-from grue.runtime.trace import Recorder
+from grue.tracing.observers.run_folder import RunFolder
+from grue.runtime.trace.recorder import Recorder
 recorder = Recorder()
 with RunFolder(Path(sys.argv[1]), recorder, episode_id="ep-1") as run:
     print("begun", flush=True)

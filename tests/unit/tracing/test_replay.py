@@ -10,7 +10,6 @@ from episode_scenes import SCENES, cave, place_of, scene, with_body, with_fields
 from recorded_episodes import RecordedEpisode
 
 from grue import TurnLimits
-from grue.facts import EpisodeResumed
 from grue.messages import (
     AnswerAccepted,
     CallTools,
@@ -34,9 +33,10 @@ from grue.messages import (
     TurnCompleted,
     TurnFailed,
 )
-from grue.protocol.connection import Disabled, Proven, Untried
+from grue.protocol.turn.connection import Disabled, Proven, Untried
 from grue.runtime.supervisor import ActorFailed
 from grue.testing import replay as assert_replays
+from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.redacted_text import same_redacted
 from grue.tracing.replay import Changes, TurnReplay, render, replay
@@ -217,7 +217,7 @@ def _shifted(envelope: EpisodeEnvelope, start: EpisodeEnvelope) -> int | None:
         ([(OpenSession(server="cave", turn=1, timeout_s=1.0), None)], Untried()),
         ([(OpenSession(server="cave", turn=1, timeout_s=1.0), None), (CLOSED, None)], Untried()),
         ([(OpenSession(server="cave", turn=1, timeout_s=1.0), None), (CLOSED, 1)], Proven()),
-        ([(McpDisabled(server="cave", reason="no"), 1)], Disabled("no")),
+        ([(McpDisabled(server="cave", reason="no"), 1)], Disabled("no", until_s=0.0)),
     ],
     ids=["opened", "reconnecting", "cancelled", "out of time", "disabled"],
 )

@@ -9,13 +9,13 @@ from recorded_turns import Called, Play, Tape
 
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
 from grue.messages import RunTurn
-from grue.runtime.trace_file import TraceOptions, TraceWriter
+from grue.runtime.trace.file import TraceOptions, TraceWriter
 from grue.tracing.reading import known_kinds
 from grue.tracing.schema import trace_schema
 
 pytestmark = pytest.mark.made_up_trace
 
-jsonschema = pytest.importorskip("jsonschema", reason="nothing here validates by a JSON Schema")
+jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: pip install mcp")
 THINK = "thoughtbox.think"
 
 

@@ -13,12 +13,12 @@ from trace_files import TraceFile
 
 from grue import messages
 from grue.errors import MCPConfigError, TraceError
-from grue.facts import EpisodeResumed
 from grue.hosts.zork import facts
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
 from grue.messages import RunTurn, ToolCallResult, TurnFailed
 from grue.runtime.supervisor import ActorFailed
 from grue.tracing.columns import cells
+from grue.tracing.facts import EpisodeResumed
 from grue.tracing.filters import Filter
 from grue.tracing.presentation import summarize
 from grue.tracing.reading import EpisodeReader, known_kinds, open_episode

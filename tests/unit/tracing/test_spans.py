@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from viewer_traces import EpisodeTape, TurnTape, begin, small_episode
 
-from grue.facts import EpisodeResumed
 from grue.hosts.zork.facts import Decided, Observed
 from grue.messages import (
     CheckToolSupport,
@@ -21,6 +20,7 @@ from grue.messages import (
     ToolSupportChecked,
 )
 from grue.tracing.digests import DigestWriter
+from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import open_episode
 from grue.tracing.spans import Span, SpanFinder
 

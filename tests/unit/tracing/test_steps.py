@@ -6,11 +6,11 @@ import pytest
 from recorded_turns import opened, refused_connection
 
 from grue import messages
-from grue.facts import EpisodeResumed
 from grue.hosts.zork import facts
 from grue.messages import ConnectFailed, RunTurn, TurnCompleted
 from grue.runtime.supervisor import ActorFailed
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
+from grue.tracing.facts import EpisodeResumed
 from grue.tracing.steps import StepBegan, StepTracker
 
 S = "thoughtbox"

@@ -6,7 +6,7 @@ import pytest
 from story_traces import full_story
 from viewer_traces import small_episode
 
-from grue.facts import Fact
+from grue.tracing.facts import Fact
 from grue.tracing.overview import Overview
 from grue.tracing.reading import open_episode
 from grue.tracing.story import Passage, StoryTeller

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from turns import run
 
 from grue.messages import RunTurn, TurnCompleted
-from grue.runtime.trace import Envelope
+from grue.runtime.trace.recorder import Envelope
 from grue.tracing.turn_slices import TurnSlice, split_turns
 
 
@@ -48,6 +48,15 @@ def test_a_second_run_of_a_batch_begins_chapters_anew() -> None:
     assert [turn_slice.again for turn_slice in found] == [False, False, False, True, False]
     assert [turn_slice.cut_off for turn_slice in found] == [False, False, True, False, False]
     assert all(sum(isinstance(e.body, RunTurn) for e in turn_slice.envelopes) == 1 for turn_slice in found)
+
+
+@pytest.mark.parametrize("first", [("run 1", "say 1"), ("run 1", "say 1", "end 1")], ids=["cut off", "ended"])
+def test_a_turn_that_runs_again_has_a_slice_of_its_own(first: tuple[str, ...]) -> None:
+    found = split(*first, "run 1", "say 1", "say 1", "end 1")
+    assert [turn_slice.turn for turn_slice in found] == [1, 1]
+    assert [len(turn_slice.envelopes) for turn_slice in found] == [len(first), 4]
+    assert [turn_slice.again for turn_slice in found] == [False, True]
+    assert not any(turn_slice.cut_off for turn_slice in found)
 
 
 @pytest.mark.parametrize("turns", [3000])

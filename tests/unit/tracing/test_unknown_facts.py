@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.errors import TraceError
-from grue.facts import EpisodeEnded, EpisodeStarted, Fact
-from grue.runtime.trace_format import FORMAT
+from grue.runtime.trace.format import FORMAT
+from grue.tracing.facts import EpisodeEnded, EpisodeStarted, Fact
 from grue.tracing.presentation import kind_of, summarize
 from grue.tracing.reading import read_episode
 from grue.tracing.show import json_line

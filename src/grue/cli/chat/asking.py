@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Generic, TypeVar
 
-from grue.approvals import ApprovalDecision, ApprovalQuestion
-from grue.messages import JsonObject
+from grue import messages as m
+from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 
 A = TypeVar("A")
@@ -42,7 +42,7 @@ class CallsQuestion(Question[Sequence[ApprovalDecision]]):
         self.calls = calls
 
 
-class ServerQuestion(Question[JsonObject | Declined]):
+class ServerQuestion(Question[m.JsonObject | Declined]):
     """A server asks the user for input."""
 
     def __init__(self, request: ElicitationRequest) -> None:
@@ -66,7 +66,7 @@ class Asker:
         self.report(question)
         return await question.wait()
 
-    async def elicit(self, request: ElicitationRequest) -> JsonObject | Declined:
+    async def elicit(self, request: ElicitationRequest) -> m.JsonObject | Declined:
         """Ask what a server wants to know."""
         question = ServerQuestion(request)
         self.report(question)

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from grue import messages as m
 from grue.cli.chat import lines
 from grue.cli.chat.screen import Screen
 from grue.cli.chat.talk import Talk
 from grue.cli.live_story import CYAN, Line
 from grue.cli.saying import GRUE, shown_path
 from grue.errors import MCPError
-from grue.messages import UserText
-from grue.protocol.safe_text import printable
+from grue.runtime.safe_text import printable
 from grue.tracing.presentation import DIM, GREEN
 
 COMMANDS = {
@@ -110,11 +110,11 @@ class ChatCommands:
     def _undo(self, wanted: str) -> None:
         del wanted
         before = len(self._talk.conversation.history)
-        texts = [each for each in self._talk.conversation.history if isinstance(each, UserText)]
+        texts = [each for each in self._talk.conversation.history if isinstance(each, m.UserText)]
         undone = self._talk.undo()
         if undone is None:
             raise UnknownCommand("There is nothing to take back.")
-        left = [each for each in self._talk.conversation.history if isinstance(each, UserText)]
+        left = [each for each in self._talk.conversation.history if isinstance(each, m.UserText)]
         gone = texts[len(left)].text if before and len(texts) > len(left) else "a turn without a text"
         self._screen.show(lines.undone_lines(gone, undone.calls))
 

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from msgspec import field
 
-from grue import facts
+from grue import messages as m
+from grue.engine.episode_past import Past, read_past
 from grue.errors import TraceError
-from grue.facts import Fact, LogLine, Severity, register_facts
-from grue.messages import ToolCalled
-from grue.past import Past, read_past
+from grue.tracing import facts
+from grue.tracing.facts import Fact, LogLine, Severity, register_facts
 from grue.tracing.reading import EpisodeEnvelope
 
 
@@ -128,7 +128,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
 def called_in(envelope: EpisodeEnvelope) -> list[str]:
     """Return the tool that an envelope says was called, if any."""
     body = envelope.body
-    return [f"{body.server}.{body.tool}"] if isinstance(body, ToolCalled) else []
+    return [f"{body.server}.{body.tool}"] if isinstance(body, m.ToolCalled) else []
 
 
 def read_chat(path: Path) -> ChatPast:

@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue.messages import JsonObject
-from grue.protocol.safe_text import printable
+from grue import messages as m
+from grue.runtime.safe_text import printable
 
 _LABEL_CHARS = 200
 _MOST_FIELDS = 50
@@ -42,7 +42,7 @@ class Field(Struct, frozen=True, kw_only=True):
         return printable(f"{self.label}{choice}{kind}{may}: ", _LABEL_CHARS)
 
 
-def fields_of(schema: JsonObject) -> Iterator[Field]:
+def fields_of(schema: m.JsonObject) -> Iterator[Field]:
     """Yield the fields of a form."""
     properties = schema.get("properties")
     required = schema.get("required")

@@ -4,18 +4,18 @@ All of it is untrusted (names, arguments, results, descriptions) and is made pri
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from grue.approvals import ApprovalQuestion
+from grue import messages as m
 from grue.cli.live_story import BOLD, CYAN, Line
-from grue.facts import counted
 from grue.hosts.agent_loop import ToolEnded, ToolStarted
-from grue.messages import ToolCallResult, ToolDefinition
-from grue.protocol.budget import Spent
-from grue.protocol.safe_text import ELLIPSIS, printable
+from grue.policies import ApprovalQuestion
+from grue.protocol.turn.budget import Spent
+from grue.runtime.safe_text import ELLIPSIS, printable
+from grue.tracing.facts import counted
 from grue.tracing.presentation import DIM, GREEN, RED, YELLOW
 from grue.tracing.stats_table import duration
 
@@ -47,7 +47,7 @@ def ended(event: ToolEnded) -> Line:
     return Line(f"    {lasted}: {result_words(event.result)}", DIM, "      ")
 
 
-def result_words(result: ToolCallResult) -> str:
+def result_words(result: m.ToolCallResult) -> str:
     """Return a result in one printable line; images and long texts by their size only."""
     parts = [*_parts(result.content), *(_block(block) for block in result.blocks)]
     text = printable(" ".join(part for part in parts if part), _RESULT_CHARS) or "nothing"
@@ -58,22 +58,27 @@ def result_words(result: ToolCallResult) -> str:
     return text
 
 
-def question_lines(question: ApprovalQuestion) -> Iterator[Line]:
-    """Return what a person has to see before a call is approved: the name, all arguments, the reason."""
-    yield Line(f"The model wants to call {_name(question.name)}", YELLOW)
-    shown = printable(_json(question.arguments), _QUESTION_CHARS)
-    yield Line(f"  {shown}", "", "  ")
+def question_lines(question: ApprovalQuestion, rows: Iterable[str]) -> Iterator[Line]:
+    """Return the lines that a person reads before a call is approved: the name, all arguments, the reason.
+
+    Args:
+        question: The question.
+        rows: The arguments, as `shown_whole` returns them.
+    """
+    yield Line(f"The model wants to call {printable(question.name)}", YELLOW)
+    for row in rows:
+        yield Line(f"  {row}", "", "  ")
     if question.reason:
         yield Line(f"  {printable(question.reason, _CALL_CHARS)}", DIM, "  ")
 
 
 def request_lines(message: str) -> Iterator[Line]:
-    """Return what a server asks the user."""
+    """Return the lines of a question that a server asks the user."""
     yield Line("A tool server asks you:", YELLOW)
     yield Line(f"  {printable(message, _QUESTION_CHARS)}", "", "  ")
 
 
-def tool_lines(tools: Sequence[ToolDefinition], wanted: str) -> Iterator[Line]:
+def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]:
     """Return the tools; the whole definition if `wanted` is the name of one."""
     found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]
     exact = [tool for tool in found if tool.name in (wanted, f"mcp.{wanted}")]
@@ -92,7 +97,7 @@ def tool_lines(tools: Sequence[ToolDefinition], wanted: str) -> Iterator[Line]:
 
 
 def cost_lines(spent: Spent, budget: str) -> Iterator[Line]:
-    """Return what the model has cost so far; `budget` is what the budget says, empty for nothing."""
+    """Return the line on the model's cost so far; `budget`: the text on the budget, or empty."""
     usage = spent.usage
     requests = counted(spent.requests, "request")
     cached = f" ({usage.cached_tokens:,} from the cache)" if usage.cached_tokens else ""

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from grue import messages as m
 from grue.cli.chat.facts import ChatPast
 from grue.cli.recorded_options import recorded_options, run_folder, started_options
-from grue.messages import JsonObject
 
 INSTRUCTIONS = "You are a helpful assistant at a terminal. Answer briefly, in plain text. Use the tools."
 
@@ -40,7 +40,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
 _RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions", "ask", "turn_timeout_s")
 
 
-def recorded(options: ChatOptions) -> JsonObject:
+def recorded(options: ChatOptions) -> m.JsonObject:
     """Return the options to record, as JSON, with the working directory, where the project's settings are."""
     return recorded_options(options, _RECORDED)
 

@@ -4,14 +4,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from grue.approvals import ApprovalDecision, ApprovalQuestion
+from grue import messages as m
 from grue.cli.chat import lines
 from grue.cli.chat.forms import Field, fields_of, value_of
 from grue.cli.chat.reading import Reader
 from grue.cli.chat.screen import Screen
-from grue.messages import JsonObject
-from grue.protocol.safe_text import printable
-from grue.runtime.redaction import Redaction
+from grue.engine.terminal_approval import NOT_SHOWN
+from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.runtime.safe_text import printable, shown_whole
+from grue.runtime.secrets.redaction import Redaction
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 
 NOBODY = "it needs an approval, and there is no terminal to ask at"
@@ -31,7 +32,7 @@ class Person:
         self._reader = reader
         self._screen = screen
         self._redaction = redaction
-        self._always: set[str] = set()
+        self._always: set[tuple[str, str]] = set()
 
     def decide(self, question: ApprovalQuestion) -> ApprovalDecision:
         """Return the person's decision about a call. If nobody can be asked, the call is denied.
@@ -42,16 +43,23 @@ class Person:
         reader = self._reader()
         if not reader.asks:
             return question.deny(NOBODY)
-        if question.name in self._always:
+        # Of the tool as it is: what a server makes of it later is asked about again.
+        tool = (question.name, question.definition_digest)
+        if tool in self._always:
             return question.approve()
-        self._screen.show(lines.question_lines(question))
+        rows = shown_whole(question.arguments)
+        if rows is None:
+            self._screen.tell(lines.complaint(f"{question.name} was denied: {NOT_SHOWN}."))
+            return question.deny(NOT_SHOWN)
+        self._screen.show(lines.question_lines(question, rows))
+        reader.forget()
         while True:
             given = reader.answer("Call it? [y]es, [n]o, [a]lways, [e]dit, or why not: ")
             match given.lower():
                 case "y" | "yes":
                     return question.approve()
                 case "a" | "always":
-                    self._always.add(question.name)
+                    self._always.add(tool)
                     return question.approve()
                 case "e" | "edit":
                     changed = self._edited(question)
@@ -62,8 +70,8 @@ class Person:
                 case _:
                     return question.deny(f"the user says: {given[:_ANSWER_CHARS]}")
 
-    def fill_in(self, request: ElicitationRequest) -> JsonObject | Declined:
-        """Return what the person answers to a server, or that it is declined.
+    def fill_in(self, request: ElicitationRequest) -> m.JsonObject | Declined:
+        """Return the person's answer to a server, or that it is declined.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -72,12 +80,13 @@ class Person:
         if not reader.asks:
             return Declined("there is no terminal to ask at")
         self._screen.show(lines.request_lines(request.message))
+        reader.forget()
         if request.schema is None:
             done = reader.answer("Have you done it? [y/N]: ")
             return {} if done.lower() in ("y", "yes") else Declined("the user has not done it")
         if reader.answer("Answer the server? [y/N]: ").lower() not in ("y", "yes"):
             return Declined("the user does not want to answer")
-        filled: JsonObject = {}
+        filled: m.JsonObject = {}
         for field in fields_of(request.schema):
             given = self._filled(field)
             if given is not None:

@@ -19,13 +19,13 @@ from grue.cli.chat.wiring import wire_chat
 from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
 from grue.cli.saying import GRUE, shown_path
+from grue.engine.episode_past import ends_episode
 from grue.errors import LLMError, MCPError, MissingDependencyError, TraceError
-from grue.facts import counted
 from grue.hosts.agent_loop import LoopEvent
-from grue.past import ends_episode
-from grue.protocol.safe_text import printable
-from grue.protocol.secret_names import secrets_in
-from grue.runtime.redaction import Redaction
+from grue.runtime.safe_text import printable
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.secret_names import secrets_in
+from grue.tracing.facts import counted
 from grue.tracing.presentation import DIM
 
 

@@ -17,13 +17,16 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input.typeahead import clear_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
 from grue.cli.chat.commands import COMMANDS
-from grue.protocol.safe_text import printable
-from grue.runtime.redaction import Redaction
+from grue.engine.terminal_approval import forget_typed
+from grue.runtime.safe_text import printable
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.whole_file import write_whole
 
 _WORD = re.compile(r"[\w.:/-]+$")
 _SHORTEST = 2
@@ -96,6 +99,11 @@ class PromptReader:
             return self._session.prompt()
         except EOFError:
             return None
+
+    def forget(self) -> None:
+        """Discard what was typed before now: what the terminal holds, and what a prompt has read ahead."""
+        forget_typed(sys.stdin)
+        clear_typeahead(self._short.input)
 
     def answer(self, question: str, default: str = "") -> str:
         """Ask for a line; empty if it is Ctrl-D."""
@@ -197,4 +205,4 @@ def _shorten(path: Path) -> None:
     """Keep the later half of a history that has grown long."""
     kept = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
     # An entry begins with an empty line and a comment.
-    path.write_bytes(kept[max(0, kept.find(b"\n\n#")) :])
+    write_whole(path, kept[max(0, kept.find(b"\n\n#")) :])

@@ -7,6 +7,7 @@ import sys
 from typing import BinaryIO, Protocol
 
 from grue.cli.saying import say
+from grue.engine.terminal_approval import forget_typed
 from grue.errors import MCPConfigError
 
 MAX_LINE = 8 * 2**20
@@ -28,6 +29,9 @@ class Reader(Protocol):
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
+
+    def forget(self) -> None:
+        """Discard what was typed before now; a person types an answer after having seen the question."""
 
     def answer(self, question: str, default: str = "") -> str:
         """Ask for a short answer; empty if the input has ended.
@@ -64,6 +68,11 @@ class LineReader:
             if not line.endswith("\\"):
                 break
         return "\n".join(lines) if lines else None
+
+    def forget(self) -> None:
+        """Discard what was typed before now, at a terminal."""
+        if self.asks:
+            forget_typed(self._source)
 
     def answer(self, question: str, default: str = "") -> str:
         """Ask on standard error, and read a line; an empty one stands for `default`."""

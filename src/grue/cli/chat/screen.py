@@ -17,10 +17,10 @@ from grue.cli.live_story import Line
 from grue.cli.live_terminal import Output
 from grue.cli.saying import say
 from grue.hosts.agent_loop import LoopEvent, ToolEnded, ToolStarted, Words
-from grue.protocol.safe_text import printable, written_out
-from grue.runtime.closing import Closing
-from grue.runtime.redaction import Redaction
-from grue.runtime.text_pieces import TextPieces
+from grue.runtime.loops.closing import Closing
+from grue.runtime.safe_text import printable, written_out
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.text_pieces import TextPieces
 from grue.tracing.columns import cut
 from grue.tracing.presentation import DIM
 
@@ -30,7 +30,7 @@ _NARROWEST = 20
 
 
 class Screen(Protocol):
-    """Prints what happens."""
+    """Prints the events of a chat."""
 
     def begin(self, what: str = "thinking") -> None:
         """Show the work that the user waits for; by default the beginning of a turn."""

@@ -15,6 +15,7 @@ from typing import Any, Self
 from msgspec import Struct
 
 import grue
+from grue import messages as m
 from grue.cli.chat.asking import Asker
 from grue.cli.chat.facts import (
     ChatPast,
@@ -28,15 +29,15 @@ from grue.cli.chat.facts import (
 from grue.cli.chat.options import ChatOptions, recorded
 from grue.cli.chat.wiring import ChatWiring
 from grue.cli.runs import RUNS
-from grue.conversation import Conversation
+from grue.engine.conversations.conversation import Conversation
 from grue.errors import ConversationError
-from grue.facts import ConditionChanged, EpisodeEnded, EpisodeResumed, changed_conditions
 from grue.hosts.agent_loop import AgentLoop
-from grue.messages import ContextPolicy, ToolDefinition
-from grue.observers.run_folder import RunFolder, new_run_path
-from grue.protocol.budget import Spent
+from grue.policies import ContextPolicy
 from grue.protocol.chat_wire.failures import shown_endpoint
-from grue.runtime.trace import Envelope, Recorder
+from grue.protocol.turn.budget import Spent
+from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.tracing.facts import ConditionChanged, EpisodeEnded, EpisodeResumed, changed_conditions
+from grue.tracing.observers.run_folder import RunFolder, new_run_path
 
 FIRST_FILE = "conversation.jsonl"
 
@@ -149,7 +150,7 @@ class Talk:
         """The conversation so far."""
         return self._loop.conversation
 
-    def tools(self) -> tuple[ToolDefinition, ...]:
+    def tools(self) -> tuple[m.ToolDefinition, ...]:
         """Return the tools. Starts the servers, if that has not been done.
 
         Raises:
@@ -315,7 +316,7 @@ class Talk:
         names = (self.path / f"conversation-{number}.jsonl" for number in numbers)
         return next(path for path in names if not path.exists())
 
-    def _record(self, fact: grue.facts.Fact, turn: int | None = None) -> None:
+    def _record(self, fact: grue.tracing.facts.Fact, turn: int | None = None) -> None:
         self._recorder.record(fact, sender="host", turn=self._turn if turn is None else turn)
 
     def _note(self, envelope: Envelope[Any], line: bytes) -> None:

@@ -2,23 +2,23 @@
 
 from collections.abc import Iterable
 
-from grue.messages import AssistantReply, ConversationItem, ToolMessage, UserText
-from grue.protocol.safe_text import written_out
+from grue import messages as m
+from grue.runtime.safe_text import written_out
 
 
-def transcript(history: Iterable[ConversationItem | AssistantReply]) -> str:
-    """Return what was said, as Markdown. The system text is left out."""
+def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:
+    """Return the conversation as Markdown. The system text is left out."""
     parts: list[str] = []
     for item in history:
         match item:
-            case UserText(text=text):
+            case m.UserText(text=text):
                 parts.append(f"## User\n\n{text}")
-            case AssistantReply(content=content, tool_calls=calls):
+            case m.AssistantReply(content=content, tool_calls=calls):
                 lines = [content] if content else []
                 lines += [f"- called `{call.name}` with `{call.arguments}`" for call in calls]
                 if lines:
                     parts.append("## Assistant\n\n" + "\n".join(lines))
-            case ToolMessage(content=content):
+            case m.ToolMessage(content=content):
                 parts.append(f"### Result\n\n{_fenced(content)}")
             case _:
                 pass

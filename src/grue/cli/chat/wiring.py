@@ -10,14 +10,13 @@ from grue.cli.project import BUNDLED, known_servers
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
 from grue.hosts.agent_loop.names import prefixed_policy
-from grue.llm_transport.endpoint import LlmEndpoint
-from grue.llm_transport.keys import require_key
-from grue.messages import Budget, FailurePolicy, ToolPolicy, TurnLimits
-from grue.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_in_chat
-from grue.protocol.tool_lock import ToolLock
-from grue.tool_rules import ToolRule
+from grue.policies import Budget, FailurePolicy, ToolPolicy, ToolRule, TurnLimits
+from grue.protocol.tools.lock import ToolLock
+from grue.testing.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_in_chat
 from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import McpServer
+from grue.transports.llm.endpoint import LlmEndpoint
+from grue.transports.llm.keys import require_key
 
 
 class ChatWiring(Struct, frozen=True, kw_only=True):

@@ -9,20 +9,9 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from grue.connections import tool_results
-from grue.messages import (
-    CompletionReceived,
-    ServerDied,
-    TextDelta,
-    ToolCalled,
-    ToolCallResult,
-    ToolDenied,
-    ToolRejected,
-    ToolReturned,
-    ToolSkipped,
-    ToolTimedOut,
-)
-from grue.traces import Envelope
+from grue import messages as m
+from grue.hosting import Envelope
+from grue.hosting import results as tool_results
 
 
 class Words(Struct, frozen=True, kw_only=True):
@@ -65,7 +54,7 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
 
     call_id: str
     name: str
-    result: ToolCallResult
+    result: m.ToolCallResult
     duration_s: float | None = None
 
 
@@ -83,7 +72,7 @@ class EventFeed:
         self._put = put
         self._names: dict[str, str] = {}
 
-    def words(self, delta: TextDelta) -> None:
+    def words(self, delta: m.TextDelta) -> None:
         """Report a piece of a reply."""
         self._put(Words(text=delta.text, reasoning=delta.part == "reasoning", restart=delta.restart))
 
@@ -93,25 +82,27 @@ class EventFeed:
         if not envelope.turn:
             return
         match envelope.body:
-            case CompletionReceived(tool_calls=calls):
+            case m.CompletionReceived(tool_calls=calls):
                 self._names = {call.call_id: call.name for call in calls}
-            case ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):
+            case m.ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):
                 name = self._names[call_id] = f"{server}.{tool}"
                 self._put(ToolStarted(call_id=call_id, name=name, arguments=arguments))
-            case ToolReturned(result=result) as body:
+            case m.ToolReturned(result=result) as body:
                 self._ended(body.call_id, result, body.duration_s)
-            case ToolTimedOut(timeout_s=timeout_s) as body:
+            case m.ToolTimedOut(timeout_s=timeout_s) as body:
                 self._ended(body.call_id, tool_results.timed_out(timeout_s), body.duration_s)
-            case ServerDied(failure=failure) as body:
+            case m.ServerDied(failure=failure) as body:
                 self._ended(body.call_id, tool_results.call_failed(failure.cause), body.duration_s)
-            case ToolSkipped(call_id=call_id, reason=reason):
+            case m.ToolSkipped(call_id=call_id, reason=reason, refused=True):
+                self._ended(call_id, tool_results.call_failed(reason))
+            case m.ToolSkipped(call_id=call_id, reason=reason):
                 self._ended(call_id, tool_results.failure(reason))
-            case ToolDenied(call_id=call_id, reason=reason):
+            case m.ToolDenied(call_id=call_id, reason=reason):
                 self._ended(call_id, tool_results.failure(f"Tool call denied: {reason}"))
-            case ToolRejected(call_id=call_id, error=error):
+            case m.ToolRejected(call_id=call_id, error=error):
                 self._ended(call_id, tool_results.failure(error))
 
-    def _ended(self, call_id: str, result: ToolCallResult, duration_s: float | None = None) -> None:
+    def _ended(self, call_id: str, result: m.ToolCallResult, duration_s: float | None = None) -> None:
         name = self._names.get(call_id)
         if name is not None:  # a call outside the loop's turns has no name here
             self._put(ToolEnded(call_id=call_id, name=name, result=result, duration_s=duration_s))

@@ -1,29 +1,29 @@
 """The injected invoker: one function that serves every MCP tool in place of the servers.
 
 With it no registry, server or import of `mcp` is involved, so a test of an agent does not depend on what was
-imported or configured before. Come here to change what the function gets, or how its result is read.
+imported or configured before.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import FunctionTools, MCPConfigError
-from grue.connections import ConnectionStatus, Listing, Note, ToolConnection, tool_results
-from grue.messages import JsonObject, ServerName, ToolCallResult, ToolDefinition
+from grue import messages as m
+from grue.hosting import Listing, Note, ToolConnection, WrappedConnection
+from grue.hosting import results as tool_results
 
-InvokeMcpTool: TypeAlias = Callable[[str, JsonObject], Any]
+InvokeMcpTool: TypeAlias = Callable[[str, m.JsonObject], Any]
 """`invoke(name, arguments) -> result`, a plain or a coroutine function. The name is `SERVER.TOOL`."""
 
-McpTool: TypeAlias = ToolDefinition | Mapping[str, Any] | str
+McpTool: TypeAlias = m.ToolDefinition | Mapping[str, Any] | str
 """A tool to list: a definition, one as MCP writes it (`name`, `description`, `inputSchema`), or a name."""
 
-MCP = ServerName("mcp")
+MCP = m.ServerName("mcp")
 PREFIX = f"{MCP}."
-_ANY_OBJECT: JsonObject = {"type": "object"}
+_ANY_OBJECT: m.JsonObject = {"type": "object"}
 
 
 class McpCall(Struct, frozen=True):
@@ -37,7 +37,7 @@ class McpCall(Struct, frozen=True):
     """
 
     name: str
-    arguments: JsonObject
+    arguments: m.JsonObject
     result: Any = None
     error: BaseException | None = None
 
@@ -67,7 +67,7 @@ class InjectedTools:
         """Return the connection for one session."""
         return _ListingConnection(FunctionTools(catch_all=self._call).connect(MCP, note=note), self._tools)
 
-    def _call(self, name: str, arguments: JsonObject) -> Any:
+    def _call(self, name: str, arguments: m.JsonObject) -> Any:
         try:
             value = self._invoke(name, arguments)
         except BaseException as error:
@@ -78,7 +78,7 @@ class InjectedTools:
         self.calls.append(McpCall(name, arguments, value))
         return _result(value)
 
-    async def _awaited(self, name: str, arguments: JsonObject, value: Awaitable[Any]) -> Any:
+    async def _awaited(self, name: str, arguments: m.JsonObject, value: Awaitable[Any]) -> Any:
         try:
             result = await value
         except BaseException as error:
@@ -88,44 +88,25 @@ class InjectedTools:
         return _result(result)
 
 
-class _ListingConnection:
+class _ListingConnection(WrappedConnection):
     """A connection whose listing has these tools, and which is otherwise `inner`."""
 
-    def __init__(self, inner: ToolConnection, tools: tuple[ToolDefinition, ...]) -> None:
-        self._inner = inner
+    def __init__(self, inner: ToolConnection, tools: tuple[m.ToolDefinition, ...]) -> None:
+        super().__init__(inner)
         self._tools = tools
 
-    @property
-    def status(self) -> ConnectionStatus:
-        return self._inner.status
-
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._inner.__aexit__(exc_type, exc, tb)
-
     async def open(self, timeout_s: float) -> Listing:
-        return replace(await self._inner.open(timeout_s), tools=self._tools)
-
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        return await self._inner.call(tool, arguments, timeout_s)
-
-    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
-        return await self._inner.refresh_tools(timeout_s)
+        return replace(await super().open(timeout_s), tools=self._tools)
 
 
-def _definition(tool: McpTool) -> ToolDefinition:
+def _definition(tool: McpTool) -> m.ToolDefinition:
     match tool:
-        case ToolDefinition():
+        case m.ToolDefinition():
             return replace(tool, server=MCP, tool=_bare(tool.name), full_name="")
         case str():
-            return ToolDefinition(server=MCP, tool=_bare(tool), input_schema=_ANY_OBJECT)
+            return m.ToolDefinition(server=MCP, tool=_bare(tool), input_schema=_ANY_OBJECT)
         case {"name": str(name)}:
-            return ToolDefinition(
+            return m.ToolDefinition(
                 server=MCP,
                 tool=_bare(name),
                 description=str(tool.get("description") or ""),

@@ -33,15 +33,13 @@ from grue import (
     TurnOutcome,
     TurnRequest,
 )
-from grue.connections import ToolServer
+from grue.hosting import Image, ToolServer
 from grue.hosts.agent_loop.events import EventFeed
 from grue.hosts.agent_loop.injected import MCP, InjectedTools, InvokeMcpTool, McpCall, McpTool
 from grue.hosts.agent_loop.names import Tools, beside, prefixed, prefixed_lock, prefixed_policy
-from grue.turn_request import Image
 
 if TYPE_CHECKING:
-    from grue.models import LlmEndpoint
-    from grue.settings import ToolLock
+    from grue.hosting import LlmEndpoint, ToolLock
 
 _DONE = object()
 _NOTICE_S = 0.05
@@ -111,7 +109,7 @@ class AgentLoop:
         MCPConfigError: A name is invalid or belongs to other tools, or an argument cannot be used.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
 
-    Source: L
+    Source: L6-L8, L13-L15
     """
 
     def __init__(
@@ -175,7 +173,7 @@ class AgentLoop:
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid.
         """
-        from grue.settings import from_configuration  # it loads pydantic
+        from grue.hosting import from_configuration  # it loads pydantic
 
         injected = options.get("invoke_mcp_tool") is not None
         configured = from_configuration(path, servers=not injected)

@@ -1,7 +1,7 @@
 """The tool servers of an agent loop under their names: MCP servers as `mcp.NAME`, other tools beside them.
 
 The model sees `mcp.files.read` for the tool `read` of the server `files`, `tools.add` for a function `add`,
-and `shell.run` for a `ShellTool`. Come here to change the names, or what counts as a collision.
+and `shell.run` for a `ShellTool`. It refuses names that collide.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec.structs import replace
 
 from grue import FunctionTools, MCPConfigError, ShellTool, ToolPolicy, ToolRule
-from grue.connections import ToolServer
+from grue.hosting import ToolServer
 from grue.hosts.agent_loop.injected import MCP, PREFIX
 
 if TYPE_CHECKING:
-    from grue.settings import ToolLock
+    from grue.hosting import ToolLock
 
 FUNCTIONS = "tools"
 SHELL = "shell"

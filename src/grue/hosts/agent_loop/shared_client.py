@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from grue import HttpServer, MCPConfigError, StdioServer, ToolClient
-from grue.connections import ToolServer
+from grue import messages as m
+from grue.hosting import ToolServer
 from grue.hosts.agent_loop.injected import MCP, PREFIX
-from grue.messages import ToolCallResult, ToolDefinition
 
 VARIABLE = "GRUE_MCP_SERVER"
 
@@ -57,7 +57,7 @@ class _SharedClient:
                 self._client = client.__enter__()
             return self._client
 
-    def invoke(self, name: str, arguments: Mapping[str, object] | None) -> ToolCallResult:
+    def invoke(self, name: str, arguments: Mapping[str, object] | None) -> m.ToolCallResult:
         return self.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
 
     def forget(self) -> None:
@@ -105,7 +105,7 @@ def configure_mcp_client(server: Server) -> None:
     _shared.configure(server)
 
 
-def list_mcp_tools() -> tuple[ToolDefinition, ...]:
+def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
     """Return the server's tools. The first call, of any thread, starts the client; blocking.
 
     Pass them to an `AgentLoop` as `mcp_tools=`; their full names are `mcp.TOOL`.
@@ -115,12 +115,12 @@ def list_mcp_tools() -> tuple[ToolDefinition, ...]:
         MCPServerStartupError: It could not be started.
         MissingDependencyError: `mcp` is absent or too old.
 
-    Source: L
+    Source: L12
     """
     return _shared.get().tools()
 
 
-def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) -> ToolCallResult:
+def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) -> m.ToolCallResult:
     """Call a tool of the server and return its result; blocking, thread-safe.
 
     A call that fails returns an error result, as in a turn: the tool is unknown, reports an error or takes
@@ -135,7 +135,7 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
         MCPConfigError: No server is configured.
         MCPServerStartupError: It could not be started.
 
-    Source: L
+    Source: L12
     """
     return _shared.invoke(name, arguments)
 

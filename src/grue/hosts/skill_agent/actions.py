@@ -1,18 +1,16 @@
 """The actions of the skill agent: their parameters, and what carries them out.
 
-Come here to add one. A program adds its own with `ActionRegistry.add`: a Struct for the parameters, and a
-function that takes them and an `ActionContext` and returns the result for the model. `mcp_call` has no
-function: the step runner carries it out, because it needs the servers.
+To add an action, add a row here. A program adds its own with `ActionRegistry.add`: a Struct for the
+parameters, and a function that takes them and an `ActionContext` and returns the result for the model.
+`mcp_call` has no function: the step runner carries it out, because it needs the servers.
 """
 
 from typing import Any
 
 from msgspec import Struct, field
 
-from grue import ToolAnnotations, actions
-from grue.actions import FILE_ACTIONS, ActionType
-from grue.connections import ConfinedFolder
-from grue.skills import USE_SKILL, Skills
+from grue import ToolAnnotations
+from grue.hosting import FILE_ACTIONS, USE_SKILL, ActionType, ConfinedFolder, Skills, actions
 
 MCP_CALL = "mcp_call"
 

@@ -9,13 +9,21 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from grue.actions import PlannedAction
+from grue import messages as m
+from grue.hosting import (
+    ApprovalsAsked,
+    AskPerson,
+    Grant,
+    OwnCall,
+    PlannedAction,
+    ask_about,
+    granted,
+    judge_calls,
+)
 from grue.hosts.skill_agent.actions import MCP_CALL, OTHER_AGENTS
-from grue.hosts.skill_agent.facts import ApprovalsAsked, SkillProblem
+from grue.hosts.skill_agent.facts import SkillProblem
 from grue.hosts.skill_agent.run import Run
-from grue.messages import ApprovalDecision, JsonObject, ToolDefinition
-from grue.sessions import AskPerson, OwnCall, ask_about, judge_calls
-from grue.skills import Grant, granted
+from grue.policies import ApprovalDecision
 
 _ALWAYS = frozenset({"agent.finish", "agent.note", "agent.respond", "agent.use_skill"})
 
@@ -24,7 +32,7 @@ class JudgedAction(Struct, frozen=True):
     """An action, carried out unless `denied` says why not. `tool` is `None` if there is no such tool."""
 
     action: PlannedAction
-    tool: ToolDefinition | None
+    tool: m.ToolDefinition | None
     denied: str = ""
 
 
@@ -34,6 +42,7 @@ class Judge(Struct, kw_only=True):
     Attributes:
         approve: Called with questions if the policy requires approval; `None`: nobody can be asked.
         decisions: Answers to the questions for which the run was parked.
+        earlier: Decisions that were made when the run was parked, before the one that it still waits for.
         expires_at: Until when they count, as Unix time; `None`: always, or the run was not parked.
         warned: The skills whose problems were reported.
     """
@@ -41,13 +50,20 @@ class Judge(Struct, kw_only=True):
     run: Run
     approve: AskPerson | None
     decisions: tuple[ApprovalDecision, ...] = ()
+    earlier: tuple[ApprovalDecision, ...] = ()
     expires_at: float | None = None
     warned: set[str] = field(default_factory=set)
 
-    def judge(self, actions: Sequence[PlannedAction]) -> list[JudgedAction]:
+    def judge(
+        self, actions: Sequence[PlannedAction], done: Sequence[PlannedAction] = ()
+    ) -> list[JudgedAction]:
         """Judge the actions of a reply that are not done yet, and ask a person where the policy says so.
 
         What was asked is recorded. If the run has to wait for decisions, `run.asked` says so afterwards.
+
+        Args:
+            actions: The actions.
+            done: Those of the same reply that were carried out by a process that was killed.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]
@@ -56,14 +72,22 @@ class Judge(Struct, kw_only=True):
             for action, tool in zip(actions, tools, strict=True)
             if tool is not None
         ]
+        made = [tool for action in done if (tool := self._tool(action)) is not None]
         skill, grant = self._skill_in_use()
         judged = tuple(
             replace(call, denied=f"the skill {skill} does not allow this tool", question=None)
             if not call.denied and self._forbids(skill, grant, call.tool)
             else call
-            for call in judge_calls(calls, policy, approved=grant.approved)
+            for call in judge_calls(calls, policy, approved=grant.approved, made=made)
         )
-        asked = ask_about(judged, policy, self.approve, given=self.decisions, expires_at=self.expires_at)
+        asked = ask_about(
+            judged,
+            policy,
+            self.approve,
+            given=self.decisions,
+            earlier=self.earlier,
+            expires_at=self.expires_at,
+        )
         if asked.questions:
             self.expires_at = None
             fact = ApprovalsAsked(
@@ -81,7 +105,7 @@ class Judge(Struct, kw_only=True):
             for action, tool in zip(actions, tools, strict=True)
         ]
 
-    def _tool(self, action: PlannedAction) -> ToolDefinition | None:
+    def _tool(self, action: PlannedAction) -> m.ToolDefinition | None:
         if action.type != MCP_CALL:
             return self.run.registry.types[action.type].definition()
         name, manager = action.params.get("tool_name"), self.run.manager
@@ -101,20 +125,22 @@ class Judge(Struct, kw_only=True):
             return "", Grant()
         own = [kind.definition().name for kind in run.registry.types.values()]
         listed = {} if run.manager is None else run.manager.routes.listed
-        names = {name: f"{tool.server}.{tool.tool}" for name, tool in listed.items()}
-        grant = granted(skill, (*own, *names.values()), names, OTHER_AGENTS)
+        names = [f"{tool.server}.{tool.tool}" for tool in listed.values()]
+        grant = granted(skill, (*own, *names), OTHER_AGENTS)
         if grant.unknown and skill.name not in self.warned:
             self.warned.add(skill.name)
             unknown = ", ".join(grant.unknown)
             problem = f"The skill {skill.name} allows tools that do not exist here: {unknown}."
+            if any(name.endswith(f".{each}") for each in grant.unknown for name in names):
+                problem += " A tool of a server is allowed by its full name, server.tool."
             run.note(SkillProblem(problem=problem), run.turn)
         return skill.name, grant
 
-    def _forbids(self, skill: str, grant: Grant, tool: ToolDefinition) -> bool:
+    def _forbids(self, skill: str, grant: Grant, tool: m.ToolDefinition) -> bool:
         return bool(skill) and self.run.config.restrict_tools and tool.name not in grant.named | _ALWAYS
 
 
-def _judged(action: PlannedAction, tool: ToolDefinition | None, call: OwnCall | None) -> JudgedAction:
+def _judged(action: PlannedAction, tool: m.ToolDefinition | None, call: OwnCall | None) -> JudgedAction:
     if call is None:
         return JudgedAction(action, tool)
     if call.arguments != _arguments(action):  # a person has changed them
@@ -124,7 +150,7 @@ def _judged(action: PlannedAction, tool: ToolDefinition | None, call: OwnCall | 
     return JudgedAction(action, tool, call.denied)
 
 
-def _arguments(action: PlannedAction) -> JsonObject:
+def _arguments(action: PlannedAction) -> m.JsonObject:
     if action.type != MCP_CALL:
         return action.params
     arguments = action.params.get("arguments")

@@ -1,6 +1,6 @@
 """`AgentConfig`: what a skill agent needs, and `load_config`, which reads it from `agent.yaml`.
 
-Come here to add a setting: a field of `AgentConfig` or `RunLimits`, and its key in one of the tables below.
+To add a setting, add a field to `AgentConfig` or `RunLimits`, and its key to one of the tables below.
 """
 
 from os import PathLike
@@ -9,14 +9,25 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from grue import LlmSettings, ToolPolicy
-from grue.actions import AGENT
-from grue.connections import ToolServer
+from grue import LlmSettings, MCPConfigError, ShellTool, ToolPolicy
+from grue.hosting import (
+    AGENT,
+    LlmEndpoint,
+    ModelTable,
+    ServersTable,
+    ToolServer,
+    YamlDocument,
+    model_of,
+    policy_of,
+    read_yaml,
+    servers_of,
+)
 from grue.hosts.skill_agent.mcp_manager import OnConnectFailure
-from grue.models import LlmEndpoint
-from grue.settings import ModelTable, ServersTable, model_of, policy_of, read_yaml, servers_of
 
 OnStepFailure: TypeAlias = Literal["continue", "stop", "retry"]
+
+SHELL = "shell"
+"""The server name of the tool that runs commands: `shell.run`."""
 
 _Count = Annotated[int, Meta(ge=1)]
 _Above0 = Annotated[float, Meta(gt=0)]
@@ -106,6 +117,11 @@ class _SkillsTable(Struct, kw_only=True, forbid_unknown_fields=True):
     restrict_tools: bool = False
 
 
+class _ShellTable(Struct, kw_only=True, forbid_unknown_fields=True):
+    commands: Literal["any"] | list[str | list[str]]
+    timeout_seconds: _Above0 = 60.0
+
+
 class _AgentTable(Struct, kw_only=True, forbid_unknown_fields=True):
     model: ModelTable = field(default_factory=ModelTable)
     mcp: _McpTable = field(default_factory=_McpTable)
@@ -115,6 +131,7 @@ class _AgentTable(Struct, kw_only=True, forbid_unknown_fields=True):
     policy: dict[str, Any] = field(default_factory=dict)
     skills: _SkillsTable | None = None
     workspace: str = "."
+    shell: _ShellTable | None = None
     instructions: str = ""
     task: str = ""
 
@@ -140,7 +157,7 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
     servers, optional = servers_of(document, ("mcp",), table.mcp)
     return AgentConfig(
         llm=model_of(document, ("model",), table.model),
-        servers=dict(servers),
+        servers={**servers, **_shell(document, table, folder)},
         optional_servers=optional,
         mcp_enabled=table.mcp.enabled,
         tool_call_timeout_s=table.mcp.tool_call_timeout_seconds,
@@ -157,3 +174,19 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
         task=table.task,
         path=path,
     )
+
+
+def _shell(document: YamlDocument, table: _AgentTable, folder: Path) -> dict[str, ToolServer]:
+    """Return the tool server that runs commands in the workspace, if the file asks for one."""
+    shell = table.shell
+    if shell is None:
+        return {}
+    if SHELL in table.mcp.servers:
+        raise document.error(("mcp", "servers", SHELL), f"mcp.servers.{SHELL}: the name is taken by `shell`.")
+    try:
+        tool = ShellTool(
+            folder=folder / table.workspace, commands=shell.commands, timeout_s=shell.timeout_seconds
+        )
+    except MCPConfigError as error:
+        raise document.error(("shell",), f"shell: {error}") from error
+    return {SHELL: tool}

@@ -1,7 +1,7 @@
 """The decision loop: ask the model, carry out its actions, show it the results, until something ends the run.
 
-Come here to change what ends a run, or what follows a failed step. The turns are those of one `Conversation`.
-All state of the loop is in the trace too: a run that was killed goes on from `RunPast`.
+The turns are those of one `Conversation`. All state of the loop is in the trace too: a run that was killed
+goes on from `RunPast`.
 """
 
 import math
@@ -12,14 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import AnswerError, BudgetSpent, Conversation, MCPConfigError, MCPError, TurnTimedOut
-from grue.actions import ActionReply, PlannedAction, StepExecutionResult
+from grue import messages as m
+from grue.hosting import ActionReply, ActionsPlanned, PlannedAction, StepExecutionResult
 from grue.hosts.skill_agent.approval import Judge, JudgedAction
-from grue.hosts.skill_agent.facts import ActionsPlanned, EndReason
+from grue.hosts.skill_agent.facts import EndReason
 from grue.hosts.skill_agent.past import RunPast
-from grue.hosts.skill_agent.prompt import changed_tools, results_text, resumed_text
+from grue.hosts.skill_agent.prompt import changed_tools, next_text, results_text
 from grue.hosts.skill_agent.run import Run
 from grue.hosts.skill_agent.steps import INTERRUPTED, StepRunner, is_repeatable
-from grue.messages import TextDelta, TurnCompleted
 
 _UNUSABLE = "reply"
 
@@ -40,12 +40,14 @@ class DecisionLoop:
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
+        # Where the model has read which tools there are.
+        self._shown = conversation.system
         self._plan: ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
         # A reply that was paid for, and that the killed process has not acted upon.
-        self._answered = past.end if past is not None and isinstance(past.end, TurnCompleted) else None
+        self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:
         """Go on until the run ends.
@@ -80,7 +82,9 @@ class DecisionLoop:
             self._answered = None
             self._keep(msgspec.convert(answered.answer, ActionReply))
             return None
-        request = self._conversation.request(self._text(), answer=run.registry.answer_spec(), tools=False)
+        request = self._conversation.request(
+            self._text(), answer=run.registry.answer_spec(run.offered), tools=False
+        )
         self._last_turn += 1
         request = replace(
             request,
@@ -104,14 +108,14 @@ class DecisionLoop:
         return None
 
     def _text(self) -> str:
-        """Return what the user says next: the task, or the results of the last actions."""
+        """Return the user's next text: the task, or the results of the last actions."""
         turn = 0 if self._plan is None else self._plan.turn
         done = [each for each in self._run.results if each.turn == turn]
         text = results_text(done) if done else f"TASK:\n{self._run.task}"
-        if self._resumed:
-            self._resumed = False
-            return resumed_text(text, changed_tools(self._run.tools, self._conversation.system))
-        return text
+        changed = changed_tools(self._run.tools, self._shown)
+        self._shown = changed or self._shown
+        resumed, self._resumed = self._resumed, False
+        return next_text(text, changed, resumed=resumed)
 
     def _keep(self, reply: ActionReply) -> None:
         """Record the actions of a reply, before anything is done."""
@@ -140,7 +144,7 @@ class DecisionLoop:
         for action, result in zip(plan.actions, done, strict=False):
             if _has_finished(result):  # the process was killed before the end was recorded
                 return self._finished(action, result, todo)
-        judged = self._judge.judge(todo)
+        judged = self._judge.judge(todo, plan.actions[: len(done)])
         if run.asked is not None:
             return RunEnd("parked", f"{len(run.asked.questions)} actions wait for an approval")
         for position, each in enumerate(judged):
@@ -194,6 +198,6 @@ def _has_finished(result: StepExecutionResult) -> bool:
     return result.action == "finish" and result.status == "completed"
 
 
-def _ignore(delta: TextDelta) -> None:
+def _ignore(delta: m.TextDelta) -> None:
     """Take a piece of a reply. The views of a run read it from the trace."""
     del delta

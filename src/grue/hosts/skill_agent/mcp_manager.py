@@ -16,20 +16,20 @@ from typing import Literal, Self, TypeAlias
 
 from msgspec import Struct
 
-from grue import MCPError, MCPToolCallError, Recorder, ToolClient, ToolNotFound
-from grue.connections import ToolRoutes, ToolServer, tool_results, tool_routes
-from grue.facts import Fact
-from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
-from grue.messages import (
-    JsonObject,
-    ServerFailure,
-    SessionOpened,
-    ToolCallResult,
-    ToolDefinition,
-    TurnFailed,
-    TurnLimits,
+from grue import MCPError, MCPToolCallError, Recorder, ToolChanged, ToolClient, ToolNotFound
+from grue import messages as m
+from grue.hosting import (
+    Fact,
+    McpConnectionFailed,
+    McpServerAbsent,
+    McpToolShadowed,
+    ToolRoutes,
+    ToolServer,
+    error_for,
+    tool_routes,
 )
-from grue.sessions import error_for
+from grue.hosting import results as tool_results
+from grue.policies import TurnLimits
 
 OnConnectFailure: TypeAlias = Literal["raise", "skip"]
 
@@ -40,7 +40,7 @@ class McpToolInfo(Struct, frozen=True):
     server_name: str
     name: str
     description: str
-    input_schema: JsonObject
+    input_schema: m.JsonObject
 
 
 class McpCallResult(Struct, frozen=True):
@@ -56,7 +56,7 @@ class McpCallResult(Struct, frozen=True):
 
     server_name: str
     tool_name: str
-    content: list[JsonObject]
+    content: list[m.JsonObject]
     is_error: bool
     raw_text: str
 
@@ -151,7 +151,7 @@ class McpManager:
                 raise MCPError("This McpManager is connected already. Call close_all() first.")
             if not servers:
                 return []
-            from grue.settings import servers_of_entries  # it loads pydantic
+            from grue.hosting import servers_of_entries  # it loads pydantic
 
             self._connected = self._connect(servers_of_entries(servers))
             return self.tools
@@ -163,14 +163,19 @@ class McpManager:
         timeout: float | None = None,
         *,
         turn: int = 0,
+        definition: m.ToolDefinition | None = None,
     ) -> McpCallResult:
         """Call a tool and return its result. Nothing is repeated.
+
+        If the server has changed the tool or removed it since it was listed, it is not called. The result
+        says so, and `tools` has what the servers list now.
 
         Args:
             tool_name: A bare name, or `server.tool`. An unknown name gives an error result.
             arguments: A JSON object; `None`: no arguments.
             timeout: In seconds; `None`: `tool_call_timeout_s`. It starts when the call is sent.
             turn: Number of the turn that the call is recorded in; 0: it belongs to no turn.
+            definition: The definition that the call was decided for; `None`: the one that is listed.
 
         Raises:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.
@@ -189,11 +194,17 @@ class McpManager:
             return _unknown(tool_name, routes)
         limit_s = self.tool_call_timeout_s if timeout is None else timeout
         try:
-            result = connected.client.call(_full_name(tool), arguments, limit_s, check=True, turn=turn)
+            result = connected.client.call(
+                _full_name(tool), arguments, limit_s, check=True, turn=turn, definition=definition or tool
+            )
         except ToolNotFound:  # the server has removed it since
-            return _unknown(tool_name, routes)
+            return _unknown(tool_name, self._listed_again(connected))
         except MCPToolCallError as failed:
-            if type(failed) is not MCPToolCallError or not isinstance(failed.result, ToolCallResult):
+            if isinstance(failed, ToolChanged):
+                self._listed_again(connected)
+            elif type(failed) is not MCPToolCallError:
+                raise
+            if not isinstance(failed.result, m.ToolCallResult):
                 raise
             result = failed.result
         return _result(tool, result)
@@ -208,6 +219,14 @@ class McpManager:
             if connected is not None:
                 connected.client.close()
 
+    def _listed_again(self, connected: _Connected) -> ToolRoutes:
+        """Take over the tools that the servers list now."""
+        routes = tool_routes(connected.client.tools())
+        with self._lock:
+            if self._connected is connected:
+                self._connected = _Connected(connected.client, connected.servers, routes)
+        return routes
+
     def _connect(self, servers: Mapping[str, ToolServer]) -> _Connected:
         client = ToolClient(
             servers,
@@ -218,9 +237,9 @@ class McpManager:
         client.__enter__()
         try:
             outcomes = client.connect()
-            opened = {name: each for name, each in outcomes.items() if isinstance(each, SessionOpened)}
+            opened = {name: each for name, each in outcomes.items() if isinstance(each, m.SessionOpened)}
             for name, failure in outcomes.items():
-                if isinstance(failure, ServerFailure):
+                if isinstance(failure, m.ServerFailure):
                     self._refuse_or_skip(name, failure, tuple(opened))
             routes = tool_routes(tool for session in opened.values() for tool in session.tools)
             for tool, other in routes.shadowed:
@@ -230,20 +249,20 @@ class McpManager:
             client.close()
             raise
 
-    def _refuse_or_skip(self, server: str, failure: ServerFailure, others: tuple[str, ...]) -> None:
-        error = error_for(TurnFailed(turn=0, failure=failure))
+    def _refuse_or_skip(self, server: str, failure: m.ServerFailure, others: tuple[str, ...]) -> None:
+        error = error_for(m.TurnFailed(turn=0, failure=failure))
         if server in self._optional:
-            self._note(McpServerAbsent(server=server, error=str(error), goes_on_with=others))
+            self._note(McpServerAbsent(server_name=server, error=str(error), goes_on_with=others))
         elif self.on_connect_failure == "raise":
             raise error
         else:
-            self._note(McpConnectionFailed(server=server, error=str(error), goes_on_with=others))
+            self._note(McpConnectionFailed(server_name=server, error=str(error), goes_on_with=others))
 
     def _note(self, fact: Fact) -> None:
         self._recorder.record(fact, sender="host")
 
 
-def _full_name(tool: ToolDefinition) -> str:
+def _full_name(tool: m.ToolDefinition) -> str:
     return f"{tool.server}.{tool.tool}"
 
 
@@ -253,7 +272,7 @@ def _unknown(name: str, routes: ToolRoutes) -> McpCallResult:
     return McpCallResult("", name, [{"type": "text", "text": text}], True, text)
 
 
-def _result(tool: ToolDefinition, result: ToolCallResult) -> McpCallResult:
+def _result(tool: m.ToolDefinition, result: m.ToolCallResult) -> McpCallResult:
     text = tool_results.raw_text(result)
     # Without blocks the server is not an MCP server, or has refused the call.
     content = list(result.blocks) or [{"type": "text", "text": text}]

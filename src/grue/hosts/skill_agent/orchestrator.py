@@ -19,6 +19,7 @@ from grue import (
     ApprovalDecision,
     ApprovalQuestion,
     Budget,
+    ContextPolicy,
     Conversation,
     MCPConfigError,
     MCPError,
@@ -26,30 +27,29 @@ from grue import (
     Runner,
     Usage,
 )
-from grue.actions import StepExecutionResult
-from grue.facts import EpisodeResumed
+from grue import messages as m
+from grue.hosting import (
+    AGENT,
+    AskPerson,
+    EpisodeResumed,
+    FactEvents,
+    McpConnectionFailed,
+    McpServersConnected,
+    McpServersDisconnected,
+    RunFolder,
+    Skills,
+    StepExecutionResult,
+    unmatched_patterns,
+)
 from grue.hosts.skill_agent.actions import ActionRegistry
 from grue.hosts.skill_agent.approval import Judge
 from grue.hosts.skill_agent.configuration import AgentConfig
 from grue.hosts.skill_agent.decision_loop import DecisionLoop, RunEnd
-from grue.hosts.skill_agent.facts import (
-    FACTS,
-    EndReason,
-    McpConnectionFailed,
-    McpServersConnected,
-    McpServersDisconnected,
-    RunEnded,
-    RunStarted,
-    SkillProblem,
-)
+from grue.hosts.skill_agent.facts import FACTS, EndReason, RunEnded, RunStarted, SkillProblem
 from grue.hosts.skill_agent.mcp_manager import McpManager
 from grue.hosts.skill_agent.past import RunPast, read_run
 from grue.hosts.skill_agent.prompt import build_prompt
-from grue.hosts.skill_agent.run import Run
-from grue.messages import JsonObject
-from grue.sessions import AskPerson
-from grue.skills import Skills
-from grue.traces import FactEvents, RunFolder
+from grue.hosts.skill_agent.run import Run, error_text
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
@@ -108,12 +108,12 @@ class Orchestrator:
         folder: str | PathLike[str] | None = None,
         actions: ActionRegistry | None = None,
         approve: AskPerson | None = None,
-        on_event: Callable[[str, JsonObject], None] | None = None,
+        on_event: Callable[[str, m.JsonObject], None] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.stream = False
         self.scripted = False
-        self.settings: JsonObject = {}
+        self.settings: m.JsonObject = {}
         self._config = config
         self._folder = None if folder is None else Path(folder)
         self._registry = actions or ActionRegistry()
@@ -168,7 +168,13 @@ class Orchestrator:
                 stack.enter_context(folder)
                 # Another process may have written to it before `RunFolder` locked it.
                 past = read_run(self._folder) if resume else None
-            runner = Runner(llm=config.llm, recorder=self._recorder, budget=budget, lifetime="episode")
+            runner = Runner(
+                llm=config.llm,
+                recorder=self._recorder,
+                budget=budget,
+                lifetime="episode",
+                context=ContextPolicy(),
+            )
             run = Run(
                 run_id=run_id,
                 task=task if past is None else past.started.task,
@@ -209,8 +215,12 @@ class Orchestrator:
         end = RunEnd("interrupted", "interrupted by Ctrl-C")
         try:
             run.manager = self._connect(run)
+            _note_unmatched(run)
             expires_at = None if past is None or past.asked is None else past.asked.expires_at
-            judge = Judge(run=run, approve=self._approve, decisions=decisions, expires_at=expires_at)
+            earlier = () if past is None or past.asked is None else past.asked.decisions
+            judge = Judge(
+                run=run, approve=self._approve, decisions=decisions, earlier=earlier, expires_at=expires_at
+            )
             end = DecisionLoop(run, _conversation(run, past), judge, past).run()
         except KeyboardInterrupt:
             raise
@@ -236,10 +246,13 @@ class Orchestrator:
         )
         try:
             tools = manager.connect_all(config.servers)
-        except (MCPError, ImportError) as error:
-            run.note(McpConnectionFailed(server=getattr(error, "server", ""), error=str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without MCP
+            server = getattr(error, "server", "")
+            said = error_text(error)
+            run.note(McpConnectionFailed(server_name=server if isinstance(server, str) else "", error=said))
             return None
-        run.note(McpServersConnected(servers=manager.servers, tools=tuple(tool.name for tool in tools)))
+        names = tuple(tool.name for tool in tools)
+        run.note(McpServersConnected(servers=manager.servers, tools=names, tool_count=len(names)))
         return manager
 
 
@@ -247,7 +260,7 @@ def _conversation(run: Run, past: RunPast | None) -> Conversation:
     if past is not None and past.last_turn and run.folder is not None:
         return Conversation.from_trace(run.folder.path, run.runner, name=run.run_id)
     system = build_prompt(
-        run.registry.types.values(),
+        run.offered,
         mcp_tools=run.tools,
         skills=run.skills.by_name.values(),
         instructions=run.config.instructions,
@@ -255,16 +268,28 @@ def _conversation(run: Run, past: RunPast | None) -> Conversation:
     return run.runner.conversation(system, name=run.run_id)
 
 
+def _note_unmatched(run: Run) -> None:
+    """Note the patterns of the policy that match nothing: a rule that denies fails open then."""
+    listed = {} if run.manager is None else run.manager.routes.listed
+    own = [kind.definition().name for kind in run.registry.types.values()]
+    patterns = [pattern for rule in run.config.policy.rules for pattern in rule.tools]
+    if run.manager is None and run.config.servers:
+        return  # it may be about a server that could not be connected
+    for pattern in unmatched_patterns(patterns, (*own, *(tool.name for tool in listed.values()))):
+        text = f"the tool policy has {pattern!r}, which matches no tool"
+        run.note(m.ServerNoted(server=m.ServerName(AGENT), kind="bad_tool", text=text))
+
+
 def _disconnect(run: Run) -> None:
     """Disconnect the servers. A failure is recorded, and not raised."""
     if run.manager is None:
         return
-    error = ""
+    error, servers = "", run.manager.servers
     try:
         run.manager.close_all()
-    except (MCPError, OSError, RuntimeError) as failed:
-        error = str(failed)
-    run.note(McpServersDisconnected(error=error))
+    except Exception as failed:  # noqa: BLE001 - the run has a result by now, which must not be lost
+        error = error_text(failed)
+    run.note(McpServersDisconnected(servers=servers, error=error))
 
 
 def _end(run: Run, end: RunEnd) -> RunResult:

@@ -4,17 +4,17 @@ from pathlib import Path
 
 from msgspec import field
 
-from grue import past
-from grue.actions import StepExecutionResult
-from grue.hosts.skill_agent.facts import (
+from grue import messages as m
+from grue.hosting import (
     ActionsPlanned,
     ApprovalsAsked,
-    RunStarted,
+    EpisodeEnvelope,
     StepEnded,
+    StepExecutionResult,
     StepStarted,
 )
-from grue.messages import RunTurn
-from grue.traces import EpisodeEnvelope
+from grue.hosting import episode_past as past
+from grue.hosts.skill_agent.facts import RunStarted
 
 
 class RunPast(past.Past[RunStarted], kw_only=True):
@@ -39,7 +39,7 @@ class RunPast(past.Past[RunStarted], kw_only=True):
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
         """Take the next envelope."""
         match envelope.body:
-            case RunTurn():
+            case m.RunTurn():
                 self.last_turn = max(self.last_turn, envelope.turn)
             case ActionsPlanned() as plan:
                 self.plan, self.end = plan, None

@@ -3,10 +3,9 @@
 import json
 from collections.abc import Iterable
 
-from grue.actions import ActionType, StepExecutionResult
+from grue import messages as m
+from grue.hosting import ActionType, Skill, StepExecutionResult
 from grue.hosts.skill_agent.mcp_manager import McpToolInfo
-from grue.messages import JsonObject
-from grue.skills import Skill
 
 _INTERRUPTED = "The run was interrupted, and goes on now. If you have replied since, that reply is lost."
 _SILENT = frozenset({"respond", "note"})
@@ -52,25 +51,25 @@ def mcp_section(tools: Iterable[McpToolInfo]) -> str:
 
 
 def results_text(results: Iterable[StepExecutionResult]) -> str:
-    """Return what the last actions led to, as the user's next text."""
+    """Return the results of the last actions, as the user's next text."""
     return f"RESULTS:\n{_json(map(_result, results))}"
 
 
 def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
-    """Return what to say of the tools if they are not those of the system text; empty: they are."""
+    """Describe the tools anew if they have changed since the model read of them; empty: they have not."""
     section = mcp_section(tools)
     if section:
         return "" if section in system else f"The tools have changed.\n\n{section}"
     return "There are no MCP tools any more." if "\nMCP_TOOLS:\n" in system else ""
 
 
-def resumed_text(text: str, changed: str) -> str:
-    """Return the first text after an interruption."""
-    return "\n\n".join(part for part in (_INTERRUPTED, changed, text) if part)
+def next_text(text: str, changed: str, *, resumed: bool) -> str:
+    """Return the user's next text, after what is to be said of the tools and of an interruption."""
+    return "\n\n".join(part for part in (_INTERRUPTED if resumed else "", changed, text) if part)
 
 
-def _result(result: StepExecutionResult) -> JsonObject:
-    shown: JsonObject = {"step": result.step, "action": result.action, "status": result.status}
+def _result(result: StepExecutionResult) -> m.JsonObject:
+    shown: m.JsonObject = {"step": result.step, "action": result.action, "status": result.status}
     if result.target:
         shown["target"] = result.target
     if result.output and result.action not in _SILENT:

@@ -5,14 +5,21 @@ import time
 
 from msgspec import Struct, field
 
-from grue import Recorder, Runner
-from grue.actions import ActionRegistry, StepExecutionResult
-from grue.facts import Fact
+from grue import MCPError, Recorder, Runner
+from grue import messages as m
+from grue.hosting import (
+    USE_SKILL,
+    ActionRegistry,
+    ActionType,
+    ApprovalsAsked,
+    Fact,
+    RunFolder,
+    Skills,
+    StepExecutionResult,
+)
+from grue.hosts.skill_agent.actions import MCP_CALL
 from grue.hosts.skill_agent.configuration import AgentConfig
-from grue.hosts.skill_agent.facts import ApprovalsAsked
 from grue.hosts.skill_agent.mcp_manager import McpManager, McpToolInfo
-from grue.skills import Skills
-from grue.traces import RunFolder
 
 
 class Run(Struct, kw_only=True):
@@ -56,6 +63,30 @@ class Run(Struct, kw_only=True):
         """The tools of the connected servers."""
         return [] if self.manager is None else self.manager.tools
 
-    def note(self, fact: Fact, turn: int = 0) -> None:
+    @property
+    def offered(self) -> list[ActionType]:
+        """The types of actions that the model is offered: none for tools or skills that are not there.
+
+        A model that answers with one of them all the same reads that there are none.
+        """
+        empty = {
+            name for name, some in ((MCP_CALL, self.tools), (USE_SKILL.name, self.skills.by_name)) if not some
+        }
+        return [each for name, each in self.registry.types.items() if name not in empty]
+
+    def note(self, fact: Fact | m.ServerNoted, turn: int = 0) -> None:
         """Record a fact."""
         self.recorder.record(fact, sender="host", turn=turn)
+
+
+def error_text(error: Exception) -> str:
+    """Return an exception's text; with its kind, unless the text is meant to be read."""
+    try:
+        said = str(error).encode("utf-8", "replace").decode()
+    except Exception:  # noqa: BLE001 - it is the host's own class
+        said = ""
+    return (
+        said
+        if said and isinstance(error, ValueError | OSError | MCPError | ImportError)
+        else f"{type(error).__name__}: {said}"
+    )

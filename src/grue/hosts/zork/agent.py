@@ -12,18 +12,28 @@ import anyio.to_thread
 from msgspec.structs import replace
 
 from grue import Recorder, Runner, TurnOutcome, TurnRequest
-from grue.connections import ToolServer
+from grue import messages as m
+from grue.hosting import (
+    Disabled,
+    GameConfiguration,
+    LangfuseObserver,
+    Settled,
+    Spent,
+    ToolServer,
+    episode_budget,
+    error_for,
+    hide_secrets,
+    on_tool_drift,
+    outcome_of,
+    turn_limits,
+)
 from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_server_of
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.listeners import add_langfuse, add_loggers
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, answer_spec
-from grue.messages import FailurePolicy, ServerName, TextDelta, ToolDefinition, TurnCompleted, TurnFailed
-from grue.sessions import Disabled, Settled, Spent, error_for, hide_secrets
-from grue.settings import GameConfiguration, episode_budget, on_tool_drift, turn_limits
-from grue.traces import LangfuseObserver
-from grue.turn_request import outcome_of
+from grue.policies import FailurePolicy
 
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"
@@ -49,8 +59,9 @@ class ZorkAgent:
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the four coroutines;
             `None` for no tools. If a subclass of `MCPManager` overrides methods, every turn calls them.
         recorder: Records every message; `None` creates one.
-        policy: What failures lead to. `on_tool_drift` in it is replaced by the configuration's.
-        turn_timeout_s: Time limit of a turn; `None` for none.
+        policy: What failures lead to. `on_tool_drift` in it is replaced by the configuration's; a
+            server that was given up stays so until the episode ends.
+        turn_timeout_s: Time limit of a turn; `None`: `turn_timeout_seconds` of the configuration.
         spawn_ahead: Whether to use one event loop for the episode and to start each turn's server while the
             host plays the move before, or `beside`: while the turn before waits for its model. End it with
             `close`. `False` calls `anyio.run` once for each action.
@@ -99,10 +110,12 @@ class ZorkAgent:
             config, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens
         )
         self._limits = turn_limits(config, turn_timeout_s)
-        self._policy = replace(policy or FailurePolicy(), on_tool_drift=on_tool_drift(config))
+        self._policy = replace(
+            policy or FailurePolicy(), on_tool_drift=on_tool_drift(config), retry_disabled_s=None
+        )
         self._spawn_ahead = spawn_ahead
         self._approve = approve
-        self._server: ServerName | None = None
+        self._server: m.ServerName | None = None
         self._langfuse: LangfuseObserver | None = None
         self._langfuse_keeps_up = True
         self._route = route_of(mcp_manager, self.client)
@@ -159,14 +172,14 @@ class ZorkAgent:
         if self._langfuse is not None:
             self._langfuse.close()
 
-    def recall(self, end: TurnCompleted | TurnFailed) -> dict[str, str | None]:
+    def recall(self, end: m.TurnCompleted | m.TurnFailed) -> dict[str, str | None]:
         """Return the decision of a turn that an earlier run of the program finished; sends no request.
 
         Raises:
             MCPError: The turn failed; this is its error.
         """
         self.turn = end.turn
-        if isinstance(end, TurnFailed):
+        if isinstance(end, m.TurnFailed):
             raise error_for(end)
         spec = answer_spec()
         response = spec.fallback if end.kind == "fallback" else AgentResponse.model_validate(end.answer)
@@ -177,8 +190,8 @@ class ZorkAgent:
         self,
         turns: int,
         spent: Spent,
-        connections: Mapping[ServerName, Settled],
-        listings: Mapping[ServerName, tuple[ToolDefinition, ...]] | None = None,
+        connections: Mapping[m.ServerName, Settled],
+        listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]] | None = None,
     ) -> None:
         """Continue an episode after `turns` turns, with what they spent and the states of the connections.
 
@@ -217,6 +230,7 @@ class ZorkAgent:
             user=user,
             answer=answer_spec(),
             turn=self.turn,
+            json_results=True,
             on_delta=_unheard if self.stream else None,
         )
 
@@ -314,5 +328,5 @@ def _sampling_of(config: GameConfiguration, **given: float | None) -> Sampling:
     return cast("Sampling", sampling)
 
 
-def _unheard(delta: TextDelta) -> None:
+def _unheard(delta: m.TextDelta) -> None:
     """Do nothing: the observers of the trace get the text."""

@@ -4,16 +4,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue.connections import McpServer, ToolServer
+from grue import messages as m
+from grue.hosting import GameConfiguration, LlmEndpoint, LlmFactory, McpServer, ToolServer
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.duck_types import client_actor, connect_manager
 from grue.hosts.zork.manager import TURN_METHODS, MCPManager
 from grue.hosts.zork.manager_turn import connect_overridden
 from grue.hosts.zork.overrides import is_overridden
-from grue.messages import ServerName
-from grue.models import LlmEndpoint, LlmFactory
-from grue.settings import GameConfiguration
 
 _UNNAMED = "mcp"
 """The server's name if a manager has no `server_name`; its tools keep their own names."""
@@ -44,7 +42,7 @@ def own_manager(manager: object) -> MCPManager | None:
 
 
 def route_of(manager: object, client: object) -> Route:
-    """Return how a turn that starts now reaches its tools and its model."""
+    """Return the route by which a turn that starts now reaches its tools and its model."""
     ours = own_manager(manager)
     llm = client if isinstance(client, LLMClient) else None
     return Route(
@@ -56,18 +54,18 @@ def route_of(manager: object, client: object) -> Route:
     )
 
 
-def tool_server_of(manager: Any, route: Route) -> tuple[ServerName, ToolServer]:
+def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer]:
     """Return the name and the tool server for a manager.
 
     Raises:
         MCPError: The manager lacks one of the four coroutines.
     """
     if isinstance(manager, McpServer):
-        return ServerName(manager.name), manager
+        return m.ServerName(manager.name), manager
     ours = own_manager(manager)
     if ours is not None:
         return ours.server_name, connect_overridden(ours) if route.manager_called else ours.tool_server
-    server = ServerName(getattr(manager, "server_name", None) or _UNNAMED)
+    server = m.ServerName(getattr(manager, "server_name", None) or _UNNAMED)
     return server, connect_manager(manager, server)
 
 

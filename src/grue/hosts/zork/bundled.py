@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-from grue import StdioServer
+from grue import ServerOptions, StdioServer
 
 BUNDLED_NAME = "mind"
 """The server's name in tool names: the model sees `mind.think`."""
@@ -11,7 +11,13 @@ BUNDLED_NAME = "mind"
 
 def bundled_server() -> StdioServer:
     """Return the server: this Python, isolated and without site packages, so that it boots fast."""
-    spec = importlib.util.find_spec("grue.servers.think")
+    spec = importlib.util.find_spec("grue.hosts.servers.think")
     assert spec is not None, "think.py is part of the package"
     assert spec.origin is not None, "and a file"
-    return StdioServer(name=BUNDLED_NAME, command=sys.executable, args=("-I", "-S", spec.origin))
+    place = "server_startup_timeout_seconds in the table [tool.grue.mcp] or [tool.zorkgpt.mcp]"
+    return StdioServer(
+        name=BUNDLED_NAME,
+        command=sys.executable,
+        args=("-I", "-S", spec.origin),
+        options=ServerOptions(startup_timeout_place=place),
+    )

@@ -11,24 +11,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
+from grue import messages as m
 from grue.errors import MCPError
+from grue.hosting import Conversation, ModelSettings, Reply, WireProfile
 from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
-from grue.messages import (
-    CachePoint,
-    CallId,
-    ConversationItem,
-    JsonObject,
-    OfferTools,
-    RequireAnswer,
-    ServerName,
-    SystemText,
-    ToolDefinition,
-    ToolMessage,
-    Usage,
-    UserText,
-)
-from grue.messages import ToolCall as ModelToolCall
-from grue.models import Conversation, ModelSettings, Reply, WireProfile
 
 ChatMessage: TypeAlias = Mapping[str, Any]
 
@@ -61,7 +47,7 @@ def model_settings(model: str, sampling: Sampling) -> ModelSettings:
 _ECHOED = ("reasoning_details", "reasoning_content")
 
 
-def given_tool(schema: Mapping[str, Any], server: ServerName | None = None) -> ToolDefinition:
+def given_tool(schema: Mapping[str, Any], server: m.ServerName | None = None) -> m.ToolDefinition:
     """Read a tool in OpenAI's format; its name is kept, with or without a dot.
 
     Args:
@@ -76,8 +62,8 @@ def given_tool(schema: Mapping[str, Any], server: ServerName | None = None) -> T
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
         raise MCPError("A tool in OpenAI's format is an object with a 'function' that has a 'name'.")
     parameters = function.get("parameters")
-    return ToolDefinition(
-        server=server or ServerName(""),
+    return m.ToolDefinition(
+        server=server or m.ServerName(""),
         tool=name,
         full_name=name,
         description=str(function.get("description") or ""),
@@ -88,7 +74,7 @@ def given_tool(schema: Mapping[str, Any], server: ServerName | None = None) -> T
 def conversation_of(
     messages: Sequence[ChatMessage],
     tools: Iterable[Mapping[str, Any]] | None,
-    mode: OfferTools | RequireAnswer,
+    mode: m.OfferTools | m.RequireAnswer,
     profile: WireProfile,
 ) -> Conversation:
     """Return a conversation with these messages, ready for a request of the given `mode`.
@@ -103,8 +89,8 @@ def conversation_of(
     given = sum(len(_cache_points(message)) for message in messages)
     conversation = Conversation(profile, given_markers=given)
     offered = [given_tool(tool) for tool in tools or ()] or _named_in(messages)
-    conversation.ask((), OfferTools(tuple(offered)))
-    new: list[ConversationItem] = []
+    conversation.ask((), m.OfferTools(tuple(offered)))
+    new: list[m.ConversationItem] = []
     for message in messages:
         if message.get("role") == "assistant":
             conversation.ask(new, mode)
@@ -114,11 +100,6 @@ def conversation_of(
             new.append(_item(message))
     conversation.ask(new, mode)
     return conversation
-
-
-def call_ids(messages: Iterable[ChatMessage]) -> set[str]:
-    """Return the ids of all tool calls in the messages."""
-    return {call["id"] for message in messages for call in message.get("tool_calls") or () if call.get("id")}
 
 
 def response_of(reply: Reply, model: str) -> LLMResponse:
@@ -139,8 +120,8 @@ def response_of(reply: Reply, model: str) -> LLMResponse:
     )
 
 
-def _tokens(usage: Usage) -> dict[str, int] | None:
-    if usage == Usage():
+def _tokens(usage: m.Usage) -> dict[str, int] | None:
+    if usage == m.Usage():
         return None
     return {
         "prompt_tokens": usage.input_tokens,
@@ -149,48 +130,50 @@ def _tokens(usage: Usage) -> dict[str, int] | None:
     }
 
 
-def _named_in(messages: Iterable[ChatMessage]) -> list[ToolDefinition]:
+def _named_in(messages: Iterable[ChatMessage]) -> list[m.ToolDefinition]:
     names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
     return [given_tool({"function": {"name": name}}) for name in dict.fromkeys(names)]
 
 
-def _item(message: ChatMessage) -> ConversationItem:
+def _item(message: ChatMessage) -> m.ConversationItem:
     text = _text(message.get("content"))
     match message.get("role"):
         case "system" | "developer":
-            return SystemText(text, _cache_points(message))
+            return m.SystemText(text, _cache_points(message))
         case "user":
-            return UserText(text, _cache_points(message))
+            return m.UserText(text, _cache_points(message))
         case "tool":
-            return ToolMessage(CallId(str(message.get("tool_call_id"))), text)
+            return m.ToolMessage(m.CallId(str(message.get("tool_call_id"))), text)
         case role:
             raise MCPError(f"A message has the role {role!r}; it should be system, user, assistant or tool.")
 
 
 def _reply(message: ChatMessage) -> Reply:
-    echo: JsonObject = {key: message[key] for key in _ECHOED if message.get(key)}
+    echo: m.JsonObject = {key: message[key] for key in _ECHOED if message.get(key)}
     calls = tuple(
-        ModelToolCall(
-            call_id=CallId(call["id"]), name=call["function"]["name"], arguments=call["function"]["arguments"]
+        m.ToolCall(
+            call_id=m.CallId(call["id"]),
+            name=call["function"]["name"],
+            arguments=call["function"]["arguments"],
         )
         for call in message.get("tool_calls") or ()
     )
     return Reply(content=_text(message.get("content")) or None, tool_calls=calls, echo=echo)
 
 
-def _cache_points(message: ChatMessage) -> tuple[CachePoint, ...]:
+def _cache_points(message: ChatMessage) -> tuple[m.CachePoint, ...]:
     """Return the cache markers of a system or user message and of its parts, with their positions."""
     if message.get("role") not in ("system", "developer", "user"):
         return ()
     content = message.get("content")
-    points: list[CachePoint] = []
+    points: list[m.CachePoint] = []
     end = 0
     for part in content if isinstance(content, list) else ():
         end += len(_text([part]))
         if isinstance(part, Mapping) and isinstance(part.get("cache_control"), Mapping):
-            points.append(CachePoint(end, dict(part["cache_control"])))
+            points.append(m.CachePoint(end, dict(part["cache_control"])))
     if isinstance(control := message.get("cache_control"), Mapping):
-        points.append(CachePoint(len(_text(content)), dict(control)))
+        points.append(m.CachePoint(len(_text(content)), dict(control)))
     return tuple(points)
 
 

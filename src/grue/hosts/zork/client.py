@@ -8,19 +8,36 @@ Source: R4
 """
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace, TracebackType
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, Self, Unpack
 
+import httpx
 from msgspec.structs import replace
 
 from grue import LlmSettings
-from grue.errors import LLMError, MCPConfigError
+from grue import messages as m
+from grue.errors import LLMError
+from grue.hosting import (
+    Asking,
+    Choice,
+    Conversation,
+    GameConfiguration,
+    LlmEndpoint,
+    Reply,
+    call_in_daemon_thread,
+    error_for,
+    llm_settings,
+    run_blocking,
+    shown_endpoint,
+    supports_tool_calling,
+    tool_support_error,
+)
 from grue.hosts.zork.chat_messages import (
     ChatMessage,
     Sampling,
-    call_ids,
     conversation_of,
     model_settings,
     response_of,
@@ -28,54 +45,7 @@ from grue.hosts.zork.chat_messages import (
 from grue.hosts.zork.overrides import is_overridden, own_methods
 from grue.hosts.zork.replies import LLMResponse
 from grue.hosts.zork.tool_support import asked_of_client
-from grue.lean_httpx import httpx
-from grue.messages import (
-    AnswerSchema,
-    LlmFailure,
-    OfferTools,
-    RequireAnswer,
-    SupportCheck,
-    ToolSupportChecked,
-    TurnFailed,
-)
-from grue.models import (
-    MAX_REPLY_BYTES,
-    AdaptProfile,
-    Answered,
-    AttemptEvent,
-    BodyTooLongError,
-    Choice,
-    CompletionWanted,
-    ContentDecoder,
-    Conversation,
-    EncodingError,
-    Fault,
-    Finish,
-    LlmEndpoint,
-    ModelSettings,
-    Reply,
-    ReplyRead,
-    RequestFailed,
-    RequestOutcome,
-    SendRequest,
-    Unsent,
-    Wait,
-    WantedRequest,
-    attempt_step,
-    fault_of_body,
-    fault_of_exchange,
-    fault_of_status,
-    http_timeout,
-    is_loopback,
-    not_sent,
-    outcome_of,
-    permit_for_blocking,
-    retry_after,
-    shown_endpoint,
-    supports_tool_calling,
-)
-from grue.sessions import error_for, tool_support_error
-from grue.settings import GameConfiguration, llm_settings
+from grue.policies import SupportCheck
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop")
 
@@ -83,11 +53,13 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop")
 class CompletionError(LLMError):
     """The model gave no completion, after all retries; `failure` has the details."""
 
-    def __init__(self, failure: LlmFailure) -> None:
+    def __init__(self, failure: m.LlmFailure) -> None:
         super().__init__(
-            str(error_for(TurnFailed(turn=0, failure=failure))),
+            str(error_for(m.TurnFailed(turn=0, failure=failure))),
             kind=failure.kind,
+            reason=failure.reason or "",
             status=failure.status,
+            retry_after_s=failure.retry_after_s,
             model=failure.model,
             endpoint=failure.endpoint,
         )
@@ -103,8 +75,7 @@ class LLMClient:
         config: Endpoint, retries and tool support; `None` for the defaults.
         base_url: Replaces the base URL of the configuration.
         api_key: Replaces the key from the environment.
-        transport: Sends the requests, in place of the network. `chat_completions_create` needs an
-            `httpx.BaseTransport`, turns need an `httpx.AsyncBaseTransport`; `httpx.MockTransport` is both.
+        transport: Sends the requests, in place of the network. One that blocks is called in threads.
         sleep: Waits for a number of seconds between two attempts.
 
     Attributes:
@@ -130,9 +101,10 @@ class LLMClient:
         if api_key is not None:
             self._settings = replace(self._settings, api_key=api_key)
         LlmEndpoint(self._settings)  # raises now, and not at the first request, if the settings are unusable
-        self._transport = transport
+        if transport is not None and not isinstance(transport, httpx.AsyncBaseTransport):
+            transport = _InThreads(transport)
+        self._transport: httpx.AsyncBaseTransport | None = transport
         self._sleep = sleep
-        self._http: httpx.Client | None = None
         self.chat = SimpleNamespace(completions=_Completions(self))
 
     def __enter__(self) -> Self:
@@ -144,10 +116,9 @@ class LLMClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; a later request opens new ones."""
-        http, self._http = self._http, None
-        if http is not None:
-            http.close()
+        """Close a blocking transport that was given. No connection outlives its request."""
+        if isinstance(self._transport, _InThreads):
+            self._transport.close()
 
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
         """Return this client's endpoint, key and retries with a model and its sampling.
@@ -169,20 +140,14 @@ class LLMClient:
             force_tool_support: Whether to offer tools without a check, whatever the configuration says.
             sampling: As in `llm_settings`.
 
-        Raises:
-            MCPConfigError: The transport cannot be used asynchronously.
-
         Source: R12.4
         """
-        transport = self._transport
-        if transport is not None and not isinstance(transport, httpx.AsyncBaseTransport):
-            raise MCPConfigError("A turn needs an asynchronous transport, such as httpx.MockTransport.")
         settings = self.llm_settings(model, **sampling)
         if force_tool_support:
             settings = replace(settings, force_tool_support=True)
         if self.judges_tool_support:
-            return _AskedByClient(self, settings, transport=transport)
-        return LlmEndpoint(settings, transport=transport)
+            return _AskedByClient(self, settings, transport=self._transport)
+        return LlmEndpoint(settings, transport=self._transport)
 
     @property
     def judges_tool_support(self) -> bool:
@@ -254,15 +219,43 @@ class LLMClient:
         )
         if extra_headers:
             settings = replace(settings, extra_headers={**settings.extra_headers, **extra_headers})
-        endpoint = LlmEndpoint(settings)
+        endpoint = LlmEndpoint(settings, transport=self._transport)
         calling = bool(tools) and tool_choice != "none"
-        mode = OfferTools() if calling else RequireAnswer(_answer(response_format))
+        mode = m.OfferTools() if calling else m.RequireAnswer(_answer(response_format))
         conversation = conversation_of(messages, tools, mode, endpoint.profile)
         extra = {key: value for key, value in kwargs.items() if value is not None}
-        if not calling and mode == RequireAnswer() and response_format:
+        if not calling and mode == m.RequireAnswer() and response_format:
             extra["response_format"] = response_format
-        request = _Request(endpoint, conversation, tool_choice, extra)
-        return response_of(self._complete(request, messages), model)
+        # Not before: an endpoint refuses fields that a turn sets, and here the caller may set them.
+        endpoint.settings = replace(settings, extra_body={**settings.extra_body, **extra})
+        choice = _choice(tool_choice, conversation)
+        outcome = run_blocking(
+            functools.partial(self._outcome, endpoint, conversation, mode, choice),
+            on_exit=lambda: None,
+            twin="a thread, such as asyncio.to_thread gives",
+        )
+        if endpoint.profile != endpoint.first_profile:
+            # Keep the adapted profile for later requests.
+            self._settings = replace(self._settings, profile=endpoint.profile)
+        if isinstance(outcome, m.LlmFailure):
+            raise CompletionError(outcome)
+        return response_of(outcome, model)
+
+    async def _outcome(
+        self,
+        endpoint: LlmEndpoint,
+        conversation: Conversation,
+        mode: m.OfferTools | m.RequireAnswer,
+        choice: Choice,
+    ) -> Reply | m.LlmFailure:
+        """Ask as a turn's LLM actor does; its reports have no reader here."""
+        command = m.RequestCompletion(conversation=m.ConversationId("client"), request=1, new=(), mode=mode)
+        async with endpoint:
+            asking = Asking(endpoint, conversation, command, _ignore, choice=choice, sleep=self._wait)
+            return await asking.outcome()
+
+    async def _wait(self, delay_s: float) -> None:
+        await call_in_daemon_thread(functools.partial(self._sleep, delay_s))
 
     def _supports_tool_calling(self, model: str, config: GameConfiguration | None = None) -> bool:
         """Return whether the model may be offered tools.
@@ -270,92 +263,6 @@ class LLMClient:
         Source: R12, P13
         """
         return supports_tool_calling(model, config or self.config)
-
-    def _complete(self, request: "_Request", messages: Sequence[ChatMessage]) -> Reply:
-        """Send the requests that `completion_attempts.py` asks for; reports have no reader here."""
-        asked = _Asked(
-            1 + sum(message.get("role") == "assistant" for message in messages), call_ids(messages)
-        )
-        settings = request.settings
-        state, commands = attempt_step(Unsent(settings, settings.retry), CompletionWanted())
-        while True:
-            event: AttemptEvent = CompletionWanted()
-            for command in commands:
-                match command:
-                    case SendRequest(settings=limited):
-                        event = self._exchange(request, limited, asked)
-                    case Wait(delay_s):
-                        self._sleep(delay_s)
-                    case AdaptProfile(fault):
-                        request.adapt(fault)
-                        # Keep the adapted profile for later requests.
-                        self._settings = replace(self._settings, profile=request.endpoint.profile)
-                    case Finish(Reply() as reply):
-                        return reply
-                    case Finish(LlmFailure() as failure):
-                        raise CompletionError(failure)
-                    case _:
-                        pass
-            state, commands = attempt_step(state, event)
-
-    def _exchange(
-        self, request: "_Request", settings: ModelSettings, asked: "_Asked"
-    ) -> ReplyRead | RequestFailed:
-        endpoint, conversation = request.endpoint, request.conversation
-        profile = conversation.profile
-        body, model = request.body(settings), endpoint.settings.model
-        wanted = WantedRequest(model=model, prompt_bytes=len(body), max_tokens=settings.max_tokens)
-        permit = permit_for_blocking(wanted)
-        if isinstance(permit, str):
-            fault = not_sent(permit)
-            return RequestFailed(fault=fault, failure=endpoint.describe(fault), profile=profile)
-        outcome = RequestOutcome()
-        try:
-            answer = self._post(endpoint, body)
-            reply = _reply(answer, conversation, asked)
-            outcome = outcome_of(answer, reply)
-        finally:
-            if permit is not None:
-                permit.settle(outcome)
-        if isinstance(reply, Reply):
-            return ReplyRead(reply, profile)
-        return RequestFailed(
-            fault=reply,
-            failure=endpoint.describe(reply),
-            profile=profile,
-            retry_after_s=answer.retry_after_s if isinstance(answer, Answered) else None,
-            jitter=endpoint.jitter(),
-        )
-
-    def _post(self, endpoint: LlmEndpoint, body: bytes) -> Answered | Fault:
-        timeout_s = endpoint.settings.retry.timeout_s
-        try:
-            with self._client(endpoint).stream(
-                "POST", endpoint.url, content=body, headers=endpoint.headers
-            ) as response:
-                return _received(response, timeout_s)
-        except (TimeoutError, httpx.HTTPError) as error:
-            return fault_of_exchange(error, timeout_s)
-
-    def _client(self, endpoint: LlmEndpoint) -> httpx.Client:
-        if self._http is None:
-            transport = self._transport
-            if transport is not None and not isinstance(transport, httpx.BaseTransport):
-                raise MCPConfigError("A blocking request needs a blocking transport.")
-            self._http = httpx.Client(
-                transport=transport,
-                trust_env=not is_loopback(endpoint.settings.base_url),
-                timeout=http_timeout(endpoint.settings.retry),
-            )
-        return self._http
-
-
-def _reply(answer: Answered | Fault, conversation: Conversation, asked: "_Asked") -> Reply | Fault:
-    if isinstance(answer, Fault):
-        return answer
-    if 200 <= answer.status < 300:
-        return conversation.read(answer.body, request=asked.number, used_ids=asked.used_ids)
-    return fault_of_status(answer.status, answer.body, answer.location)
 
 
 class _Completions:
@@ -387,7 +294,7 @@ class _AskedByClient(LlmEndpoint):
         """Return when to ask the client: before a server starts, or not at all if tool support is forced."""
         return "skip" if self.settings.force_tool_support else "before"
 
-    async def tool_support(self) -> ToolSupportChecked:
+    async def tool_support(self) -> m.ToolSupportChecked:
         """Ask the client whether the model can call tools."""
         settings = self.settings
         config = self._client.config
@@ -396,84 +303,55 @@ class _AskedByClient(LlmEndpoint):
         )
 
 
-class _Request:
-    """One request; its body is encoded again for each attempt, because the profile may have changed."""
-
-    def __init__(
-        self,
-        endpoint: LlmEndpoint,
-        conversation: Conversation,
-        tool_choice: str | Mapping[str, Any] | None,
-        extra: Mapping[str, Any],
-    ) -> None:
-        self.endpoint = endpoint
-        self.conversation = conversation
-        self._tool_choice = tool_choice
-        # Among the settings, so that a token limit in it counts as the user's.
-        self.settings = replace(endpoint.settings, extra_body={**endpoint.settings.extra_body, **extra})
-
-    def body(self, settings: ModelSettings) -> bytes:
-        return self.conversation.body(settings, choice=self._choice())
-
-    def adapt(self, fault: Fault) -> None:
-        self.endpoint.adapt_to_error(fault)
-        self.conversation.adopt(self.endpoint.profile)
-
-    def _choice(self) -> Choice:
-        match self._tool_choice:
-            case {"function": {"name": str() as name}}:
-                return Choice("named", self.conversation.names.to_wire(name))
-            case "required":
-                return Choice("required")
-            case _:
-                return Choice()
-
-
-class _Asked(NamedTuple):
-    """The number of a request in its conversation, and the call ids that are in use."""
-
-    number: int
-    used_ids: set[str]
+def _choice(tool_choice: str | Mapping[str, Any] | None, conversation: Conversation) -> Choice:
+    match tool_choice:
+        case {"function": {"name": str() as name}}:
+            return Choice("named", conversation.names.to_wire(name))
+        case "required":
+            return Choice("required")
+        case _:
+            return Choice()
 
 
 def _with_base_url(config: GameConfiguration, base_url: str) -> GameConfiguration:
     return dataclasses.replace(config, client_base_url=base_url)
 
 
-def _answer(response_format: Mapping[str, Any] | None) -> AnswerSchema | None:
+def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
     """Return the schema of a `json_schema` format; `None` for any other format."""
     shape = (response_format or {}).get("json_schema")
     if not isinstance(shape, Mapping) or not isinstance(shape.get("schema"), Mapping):
         return None
-    return AnswerSchema(str(shape.get("name") or "answer"), dict(shape["schema"]))
+    return m.AnswerSchema(str(shape.get("name") or "answer"), dict(shape["schema"]))
 
 
-def _received(response: httpx.Response, timeout_s: float) -> Answered | Fault:
-    # The limits of httpx are for each read, so a slow reply could take for ever.
-    deadline = time.monotonic() + timeout_s
-    received = bytearray()
-    try:
-        for chunk in _decompressed(response):
-            received += chunk
-            if len(received) > MAX_REPLY_BYTES:
-                raise BodyTooLongError(f"longer than {MAX_REPLY_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise TimeoutError
-    except EncodingError as error:
-        return fault_of_body(error, response.status_code)
-    return Answered(
-        status=response.status_code,
-        body=bytes(received),
-        retry_after_s=retry_after(response.headers.get("retry-after"), time.time()),
-        location=response.headers.get("location"),
-    )
+def _ignore(_: m.LlmNote) -> None: ...
 
 
-def _decompressed(response: httpx.Response) -> Iterator[bytes]:
-    if response.is_stream_consumed:
-        # A mock transport made the response, and httpx has read it already.
-        yield from response.iter_bytes()
-        return
-    decoder = ContentDecoder(response.headers.get("content-encoding", ""), MAX_REPLY_BYTES)
-    for raw in response.iter_raw():
-        yield from decoder.feed(raw)
+class _InThreads(httpx.AsyncBaseTransport):
+    """Calls a blocking transport in threads. The client closes it, not the event loop of a request."""
+
+    def __init__(self, transport: httpx.BaseTransport) -> None:
+        self._transport = transport
+        self.close = transport.close
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await call_in_daemon_thread(lambda: self._transport.handle_request(request))
+        if not isinstance(response.stream, httpx.AsyncByteStream):
+            response.stream = _ReadInThreads(response)
+        return response
+
+
+class _ReadInThreads(httpx.AsyncByteStream):
+    def __init__(self, response: httpx.Response) -> None:
+        self._stream = response.stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        assert isinstance(self._stream, httpx.SyncByteStream)
+        chunks: Iterator[bytes] = iter(self._stream)
+        while (chunk := await call_in_daemon_thread(lambda: next(chunks, None))) is not None:
+            yield chunk
+
+    async def aclose(self) -> None:
+        assert isinstance(self._stream, httpx.SyncByteStream)
+        await call_in_daemon_thread(self._stream.close)

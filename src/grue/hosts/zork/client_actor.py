@@ -1,7 +1,6 @@
 """Use any object with `chat.completions.create(**kwargs)`, blocking or not, as the model of a turn.
 
-Come here to change how a client that is not an `LLMClient` is called. Its answers are read in
-`look_alikes.py`.
+Its answers are read in `look_alikes.py`.
 """
 
 import functools
@@ -12,34 +11,18 @@ from typing import Any, Unpack
 
 from msgspec.structs import replace
 
-from grue.connections import Note
+from grue import messages as m
 from grue.errors import MCPError
-from grue.hosts.zork.chat_messages import Sampling, model_settings
-from grue.hosts.zork.client import LLMClient
-from grue.hosts.zork.look_alikes import accepts, completion_body, completion_failure, foreign_failure
-from grue.hosts.zork.tool_support import METHOD, asked_of_client
-from grue.messages import (
-    CheckToolSupport,
-    CompletionFailed,
-    CompletionReceived,
-    ConversationId,
-    JsonObject,
-    LlmCommand,
-    LlmFailure,
-    RequestCompletion,
-    RewriteHistory,
-    SupportCheck,
-    ToolSupportChecked,
-    TurnEvent,
-)
-from grue.models import (
+from grue.hosting import (
     Actor,
     Answered,
     Conversation,
+    Envelope,
     Fault,
     LentConversation,
     Mailbox,
     ModelSettings,
+    Note,
     Permit,
     Reply,
     RequestOutcome,
@@ -49,13 +32,17 @@ from grue.models import (
     call_in_daemon_thread,
     from_json,
     not_sent,
-    outcome_of,
     permit_for,
     reply,
+    request_outcome,
     supports_tool_calling,
     to_json,
 )
-from grue.traces import Envelope
+from grue.hosts.zork.chat_messages import Sampling, model_settings
+from grue.hosts.zork.client import LLMClient
+from grue.hosts.zork.look_alikes import accepts, completion_body, completion_failure, foreign_failure
+from grue.hosts.zork.tool_support import METHOD, asked_of_client
+from grue.policies import SupportCheck
 
 _SIMPLE_CLIENT = WireProfile(name="the program's client", names="canonical", images=False)
 _SDK = WireProfile(
@@ -81,7 +68,7 @@ _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
 )
 
 
-class ClientActor(Actor[LlmCommand]):
+class ClientActor(Actor[m.LlmCommand]):
     """Ask a client object for completions, one at a time.
 
     A client whose `create` has a parameter `name` is taken to have the interface of `LLMClient`. It gets all
@@ -103,8 +90,8 @@ class ClientActor(Actor[LlmCommand]):
 
     def __init__(
         self,
-        mailbox: Mailbox[LlmCommand],
-        agent: Mailbox[TurnEvent],
+        mailbox: Mailbox[m.LlmCommand],
+        agent: Mailbox[m.TurnEvent],
         client: Any,
         settings: ModelSettings,
         config: ToolSupportPolicy | None = None,
@@ -117,21 +104,20 @@ class ClientActor(Actor[LlmCommand]):
         self._create: Callable[..., Any] = client.chat.completions.create
         self._profile = _profile_of(client)
         self._settings = settings
-        self._lent = lent
-        self._conversations: dict[ConversationId, LentConversation] = {}
+        self._conversations = {} if lent is None else {lent.id: lent}
         self._call_ids: set[str] = set() if lent is None else {*lent.encoded.history.call_ids}
 
-    async def receive(self, envelope: Envelope[LlmCommand]) -> None:
+    async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
         """Ask the client, and send the outcome to the agent."""
-        outcome: ToolSupportChecked | CompletionReceived | CompletionFailed
+        outcome: m.ToolSupportChecked | m.CompletionReceived | m.CompletionFailed
         match envelope.body:
-            case CheckToolSupport():
+            case m.CheckToolSupport():
                 outcome = await asked_of_client(
                     self._client, self._settings.model, self._config, endpoint=type(self._client).__name__
                 )
-            case RewriteHistory() as command:
+            case m.RewriteHistory() as command:
                 return await self._conversation(command.conversation).change(command)
-            case RequestCompletion() as command:
+            case m.RequestCompletion() as command:
                 outcome = await self._complete(self._conversation(command.conversation), command)
         if envelope.reply_to is not None:
             reply(envelope, outcome)
@@ -139,42 +125,27 @@ class ClientActor(Actor[LlmCommand]):
             await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
         return None
 
-    def _conversation(self, name: ConversationId) -> LentConversation:
-        if self._lent is not None and self._lent.id == name:
-            return self._lent
+    def _conversation(self, name: m.ConversationId) -> LentConversation:
         if name not in self._conversations:
             encoded = Conversation(self._profile, model=self._settings.model)
-            self._conversations[name] = LentConversation(name, encoded, _save_nothing)
+            self._conversations[name] = LentConversation(name, encoded)
         return self._conversations[name]
 
     async def _complete(
-        self, kept: LentConversation, command: RequestCompletion
-    ) -> CompletionReceived | CompletionFailed:
+        self, lent: LentConversation, command: m.RequestCompletion
+    ) -> m.CompletionReceived | m.CompletionFailed:
         begun, request = time.monotonic(), command.request
-        if (kept.encoded.profile, kept.encoded.model) != (self._profile, self._settings.model):
-            kept.encoded.adopt(self._profile, self._settings.model)
-        conversation = await kept.ask(command)
+        if (lent.encoded.profile, lent.encoded.model) != (self._profile, self._settings.model):
+            lent.encoded.adopt(self._profile, self._settings.model)
+        conversation = await lent.ask(command)
         reply = await self._asked(conversation, request)
-        if isinstance(reply, LlmFailure):
-            return CompletionFailed(request=request, failure=reply)
+        if isinstance(reply, m.LlmFailure):
+            return m.CompletionFailed(request=request, failure=reply)
         counted = replace(reply, prompt_tokens=reply.usage.input_tokens)
-        echo = None if command.aside else (await kept.keep(counted)).echo
         self._call_ids.update(call.call_id for call in reply.tool_calls)
-        return CompletionReceived(
-            request=request,
-            content=reply.content,
-            refusal=reply.refusal,
-            reasoning=reply.reasoning,
-            tool_calls=reply.tool_calls,
-            finish_reason=reply.finish_reason,
-            model=reply.model or self._settings.model,
-            usage=reply.usage,
-            elapsed_s=time.monotonic() - begun,
-            echo=echo,
-            prompt_tokens=counted.prompt_tokens,
-        )
+        return await lent.answered(command, conversation, counted, time.monotonic() - begun)
 
-    async def _asked(self, conversation: Conversation, request: int) -> Reply | LlmFailure:
+    async def _asked(self, conversation: Conversation, request: int) -> Reply | m.LlmFailure:
         """Ask the client when the process's gate admits the request; return its reply, or the failure."""
         body, settings = conversation.body(self._settings), self._settings
         permit: Permit | str | None = None
@@ -194,8 +165,13 @@ class ClientActor(Actor[LlmCommand]):
                 outcome = RequestOutcome(status=failure.status)
                 return failure
             answer = Answered(200, to_json(completion))
-            reply = conversation.read(answer.body, request=request, used_ids=self._call_ids)
-            outcome = outcome_of(answer, reply)
+            reply = conversation.read(
+                answer.body,
+                request=request,
+                used_ids=self._call_ids,
+                text_tool_calls=settings.text_tool_calls,
+            )
+            outcome = request_outcome(answer, reply)
         finally:
             if permit is not None:
                 permit.settle(outcome)
@@ -252,8 +228,8 @@ class ClientModel:
         return ClientModel(self._client, self._settings, self._config, lent)
 
     def __call__(
-        self, mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note
-    ) -> Actor[LlmCommand]:
+        self, mailbox: Mailbox[m.LlmCommand], agent: Mailbox[m.TurnEvent], note: Note
+    ) -> Actor[m.LlmCommand]:
         """Create the actor for a turn."""
         del note
         return ClientActor(mailbox, agent, self._client, self._settings, self._config, self._lent)
@@ -288,15 +264,11 @@ def client_actor(
     return ClientModel(client, settings, config)
 
 
-async def _save_nothing() -> None:
-    """Do nothing: the conversation ends with its turn."""
-
-
 def _profile_of(client: Any) -> WireProfile:
     return _SIMPLE_CLIENT if accepts(client.chat.completions.create, "name") else _SDK
 
 
-def _simple_arguments(asked: JsonObject, *, marked: bool) -> dict[str, Any]:
+def _simple_arguments(asked: m.JsonObject, *, marked: bool) -> dict[str, Any]:
     messages = asked.get("messages")
     assert isinstance(messages, list), "a request has messages"
     return {

@@ -12,11 +12,11 @@ import msgspec
 
 from grue import HttpServer, StdioServer
 from grue.errors import MCPConfigError
+from grue.hosting import shown_endpoint
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.facts import EpisodeStarted
 from grue.hosts.zork.manager import MCPManager
-from grue.models import shown_endpoint
 
 
 def conditions_of(agent: ZorkAgent) -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from grue.games.game import Observation
+from grue.hosts.zork.games.game import Observation
 
 RECENT = 6
 """How many past commands are shown, and are checked for a player who is stuck."""

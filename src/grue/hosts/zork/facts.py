@@ -5,9 +5,8 @@ The tags have no prefix, because the first traces were written before tags had o
 
 from typing import ClassVar, Literal, TypeAlias
 
-from grue import facts
-from grue.facts import Fact, LogLine, Severity, register_facts
-from grue.messages import JsonObject, OutcomeKind
+from grue import messages as m
+from grue.hosting import Fact, LogLine, Severity, facts, register_facts
 
 EndReason: TypeAlias = Literal[
     "won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"
@@ -34,7 +33,7 @@ class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
         """The game's title."""
         return self.game
 
-    def labels(self) -> JsonObject:
+    def labels(self) -> m.JsonObject:
         """Return the fields that Langfuse and OpenTelemetry get."""
         return {"game": self.game, "game_hash": self.game_hash, "seed": self.seed, **super().labels()}
 
@@ -67,7 +66,7 @@ class EpisodeEnded(facts.EpisodeEnded, frozen=True, kw_only=True):
         most = "" if self.max_score is None else f" of {self.max_score}"
         return "" if self.score is None else f"score {self.score}{most}"
 
-    def labels(self) -> JsonObject:
+    def labels(self) -> m.JsonObject:
         """Return the fields that Langfuse and OpenTelemetry get."""
         return {**super().labels(), "score": self.score, "max_score": self.max_score}
 
@@ -94,7 +93,7 @@ class McpInitialized(Fact, frozen=True, kw_only=True):
         return " ".join([*only, *self.warnings])
 
     def summary(self) -> str:
-        """Return the settings that have no effect, or the server."""
+        """Return the settings that have no effect; if there are none, the server's name."""
         return self.problem() or self.server
 
     def severity(self) -> Severity:
@@ -185,7 +184,7 @@ class Decided(Fact, frozen=True, kw_only=True):
     action: str
     reasoning: str
     new_objective: str | None
-    kind: OutcomeKind
+    kind: m.OutcomeKind
     reason: str = ""
 
     def summary(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grue import Recorder
-from grue.traces import LangfuseObserver, LoggerObserver
+from grue.hosting import LangfuseObserver, LoggerObserver
 
 
 def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:

@@ -7,15 +7,23 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from grue.connections import tool_results
+from grue import messages as m
 from grue.errors import LLMError
-from grue.messages import JsonObject, LlmFailure, ToolCallResult
-from grue.models import MAX_WORDS, Fault, kind_of_status
-from grue.traces import Redaction, beginning, printable, secrets_in
-from grue.vocabulary import FailureKind
+from grue.hosting import (
+    MAX_WORDS,
+    Fault,
+    Redaction,
+    beginning,
+    kind_of_status,
+    printable,
+    reason_of_fault,
+    secrets_in,
+)
+from grue.hosting import results as tool_results
+from grue.policies import FailureKind
 
 
-def completion_body(response: object) -> JsonObject:
+def completion_body(response: object) -> m.JsonObject:
     """Return a client's answer as the body of a chat completion.
 
     Args:
@@ -37,7 +45,7 @@ def completion_body(response: object) -> JsonObject:
     }
 
 
-def completion_failure(error: Exception, client: object, model: str) -> LlmFailure:
+def completion_failure(error: Exception, client: object, model: str) -> m.LlmFailure:
     """Return the failure for an exception that a client raised.
 
     Args:
@@ -46,7 +54,7 @@ def completion_failure(error: Exception, client: object, model: str) -> LlmFailu
         model: The model that was requested.
     """
     told = getattr(error, "failure", None)
-    if isinstance(told, LlmFailure):
+    if isinstance(told, m.LlmFailure):
         return told
     status = _status(error)
     words = str(error) or type(error).__name__
@@ -55,7 +63,7 @@ def completion_failure(error: Exception, client: object, model: str) -> LlmFailu
     )
 
 
-def tool_result(answer: object) -> ToolCallResult:
+def tool_result(answer: object) -> m.ToolCallResult:
     """Return the result of a manager's `call_tool`, which may be a result object or a plain value."""
     if isinstance(answer, Mapping) or not (hasattr(answer, "content") and hasattr(answer, "is_error")):
         return tool_results.success(answer)
@@ -64,7 +72,7 @@ def tool_result(answer: object) -> ToolCallResult:
         result = tool_results.failure(str(message), answer.content)
     else:
         result = tool_results.success(answer.content)
-    return replace(result, blocks=answer.blocks) if isinstance(answer, ToolCallResult) else result
+    return replace(result, blocks=answer.blocks) if isinstance(answer, m.ToolCallResult) else result
 
 
 def accepts(function: Callable[..., Any], parameter: str) -> bool:
@@ -76,7 +84,7 @@ def accepts(function: Callable[..., Any], parameter: str) -> bool:
     return parameter in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-def _call(call: object) -> JsonObject:
+def _call(call: object) -> m.JsonObject:
     function = _member(call, "function")
     named = {"name": _member(function, "name"), "arguments": _member(function, "arguments")}
     return {"id": _member(call, "id"), "function": named}
@@ -113,16 +121,18 @@ def _status(error: Exception) -> int | None:
     return None
 
 
-def foreign_failure(fault: Fault, client: object, model: str) -> LlmFailure:
+def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
     """Return the failure for a fault, without the client's `api_key` and the secrets of the environment."""
     redaction, key = Redaction(secrets_in(os.environ)), getattr(client, "api_key", None)
     if isinstance(key, str):
         redaction.hide("api_key", key)
     message = redaction.redact_text(beginning(fault.message, 4 * MAX_WORDS))
-    return LlmFailure(
+    return m.LlmFailure(
         kind=fault.kind,
         endpoint=type(client).__name__,
         model=model,
         message=printable(message, MAX_WORDS),
         status=fault.status,
+        reason=reason_of_fault(fault),
+        retry_after_s=fault.retry_after_s,
     )

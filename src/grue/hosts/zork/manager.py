@@ -14,25 +14,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from grue import Recorder, StdioServer
-from grue.connections import openai_tool, split_name, tool_results
+from grue import messages as m
 from grue.errors import MCPError, MCPServerStartupError
-from grue.hosts.zork.overrides import own_methods
-from grue.hosts.zork.session_news import SessionNews, TurnUse
-from grue.messages import (
-    JsonObject,
-    McpDisabled,
-    OpenSession,
-    ServerFailure,
-    ServerName,
-    SessionOpened,
-    StartupFailed,
-    ToolCallResult,
-    ToolDefinition,
-    TurnFailed,
-)
-from grue.sessions import (
+from grue.hosting import (
     ClientOptions,
     Disabled,
+    GameConfiguration,
+    LangfuseObserver,
+    LoggerObserver,
+    MCPConfig,
     OwnedSession,
     ProcessRegistry,
     SessionWiring,
@@ -41,11 +31,18 @@ from grue.sessions import (
     connect_to,
     error_for,
     hide_secrets,
+    on_tool_drift,
+    openai_tool,
     pinning,
-    startup_timeouts,
+    split_name,
+    startup_limits,
+    to_tool_server,
+    tool_lock,
+    turn_limits,
 )
-from grue.settings import GameConfiguration, MCPConfig, on_tool_drift, to_tool_server, tool_lock
-from grue.traces import LangfuseObserver, LoggerObserver
+from grue.hosting import results as tool_results
+from grue.hosts.zork.overrides import own_methods
+from grue.hosts.zork.session_news import SessionNews, TurnUse
 
 
 class MCPManager:
@@ -89,7 +86,7 @@ class MCPManager:
         servers = MCPConfig.from_file(config.mcp_config_path)
         name, self.server_config = servers.get_server_config()
         self.config = config
-        self.server_name = ServerName(name)
+        self.server_name = m.ServerName(name)
         self.ignored_servers = servers.ignored_servers
         self.config_warnings = servers.warnings
         self.tool_server = to_tool_server(name, self.server_config)
@@ -100,7 +97,7 @@ class MCPManager:
         self.recorder = Recorder()
         hide_secrets(self.recorder, [self.tool_server])
         self._news = SessionNews()
-        self._startup_failure: ServerFailure | None = None
+        self._startup_failure: m.ServerFailure | None = None
         self.recorder.add(self._news)
         if logger is not None:
             self._news.observers.append(LoggerObserver(logger))
@@ -142,7 +139,7 @@ class MCPManager:
         return self._session or self._last_session
 
     @property
-    def failure(self) -> ServerFailure | None:
+    def failure(self) -> m.ServerFailure | None:
         """Why the last session could not be opened, or how its server died; `None` if neither happened."""
         return self._startup_failure or (self.session.died if self.session else None)
 
@@ -170,7 +167,7 @@ class MCPManager:
         self._sessions += 1
         self._startup_failure = None
         limit_s = self._startup_limit_s() if turn is None else turn.startup_timeout_s
-        command = OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
+        command = m.OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
         # The session must not refer to the manager, or an open session would keep the manager alive.
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
         options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
@@ -183,12 +180,12 @@ class MCPManager:
         if turn is None and isinstance(session.connection, Settled):
             self.connection = session.connection
         match outcome:
-            case SessionOpened():
+            case m.SessionOpened():
                 pass
-            case StartupFailed(failure=failure):
+            case m.StartupFailed(failure=failure):
                 self._startup_failure = failure
-                raise error_for(TurnFailed(turn=command.turn, failure=failure))
-            case McpDisabled(reason=reason):
+                raise error_for(m.TurnFailed(turn=command.turn, failure=failure))
+            case m.McpDisabled(reason=reason):
                 raise self._given_up(reason)
             case None:
                 raise MCPError(
@@ -205,7 +202,7 @@ class MCPManager:
             self._last_session = session
             await session.close()
 
-    async def get_tool_schemas(self) -> list[JsonObject]:
+    async def get_tool_schemas(self) -> list[m.JsonObject]:
         """Return the server's tools in OpenAI's format, named `server.tool`.
 
         Raises:
@@ -219,7 +216,7 @@ class MCPManager:
 
     async def call_tool(
         self, tool_name: str, arguments: Mapping[str, Any], timeout_seconds: float | None = None
-    ) -> ToolCallResult:
+    ) -> m.ToolCallResult:
         """Call a tool. Every failure except a timeout is returned as an error result.
 
         Concurrent calls are made one after the other. Cancelling one call does not affect the others.
@@ -252,14 +249,14 @@ class MCPManager:
         self._news.turn = turn
 
     def give_back(self) -> None:
-        """End `lend`."""
+        """Undo `lend`: `connect_session` and the logger work as without a turn again."""
         self._news.turn = None
 
     def kill_leftovers(self) -> None:
         """Kill the processes of sessions whose event loop ended without a disconnect."""
         self._registry.kill_leftovers(loop_running=True)
 
-    def _refusal(self, tool_name: str, arguments: object) -> ToolCallResult | None:
+    def _refusal(self, tool_name: str, arguments: object) -> m.ToolCallResult | None:
         """Return the error result of a call that cannot be sent, or `None` if it can."""
         try:
             self._parse_tool_name(tool_name)
@@ -277,7 +274,7 @@ class MCPManager:
             return tool_results.call_failed(f"the arguments must be a JSON object, not {kind}")
         return None
 
-    def _translate_schema(self, mcp_tool: object, server_name: str) -> JsonObject:
+    def _translate_schema(self, mcp_tool: object, server_name: str) -> m.JsonObject:
         """Convert a tool from the server's format to OpenAI's.
 
         Args:
@@ -287,8 +284,8 @@ class MCPManager:
         Source: R8.1, P33, P36
         """
         schema = _member(mcp_tool, "inputSchema") or _member(mcp_tool, "input_schema")
-        definition = ToolDefinition(
-            server=ServerName(server_name),
+        definition = m.ToolDefinition(
+            server=m.ServerName(server_name),
             tool=str(_member(mcp_tool, "name")),
             description=_member(mcp_tool, "description") or "",
             input_schema=schema or {},
@@ -306,10 +303,9 @@ class MCPManager:
         return split_name(tool_name)
 
     def _startup_limit_s(self) -> float:
-        """Return how long the server may take to start: its own limit, or else that of all servers."""
-        common_s = float(self.config.mcp_server_startup_timeout_seconds)
-        own = startup_timeouts({self.server_name: self.tool_server}, common_s)
-        return own.get(self.server_name, common_s)
+        """Return the limit of the server's start: its own, or else that of all servers."""
+        limits = startup_limits(turn_limits(self.config), {self.server_name: self.tool_server})
+        return limits.startup_timeout_s(self.server_name)
 
     def _given_up(self, reason: str) -> MCPServerStartupError:
         text = f"MCP server '{self.server_name}' is disabled for the rest of the episode: {reason}"
@@ -333,7 +329,7 @@ TURN_METHODS = own_methods(
 """A turn does the work of these methods itself, unless a program has overridden one of them."""
 
 
-def _as_listed(tool: ToolDefinition) -> JsonObject:
+def _as_listed(tool: m.ToolDefinition) -> m.JsonObject:
     return {"name": tool.tool, "description": tool.description, "inputSchema": tool.input_schema}
 
 

@@ -12,19 +12,21 @@ from typing import Any, Literal, Protocol, Self
 import anyio
 from msgspec.structs import replace
 
-from grue.connections import (
+from grue import messages as m
+from grue.errors import MCPError
+from grue.hosting import (
     Connect,
     ConnectionStatus,
     Listing,
     Note,
     ServerFailed,
     ToolTimedOutError,
-    tool_results,
 )
-from grue.errors import MCPError
+from grue.hosting import (
+    results as tool_results,
+)
 from grue.hosts.zork.chat_messages import given_tool
 from grue.hosts.zork.look_alikes import accepts, tool_result
-from grue.messages import JsonObject, ServerFailure, ServerName, ServerNoted, ToolCallResult, ToolDefinition
 
 DISCONNECT_TIMEOUT_S = 4.0
 """Time limit of `disconnect_session`; it is less if the turn has less time left."""
@@ -73,7 +75,7 @@ class ManagerConnection:
     report_s = 0.0
     """Extra seconds for a manager that applies the start-up limit itself, so that it can report the cause."""
 
-    def __init__(self, manager: SessionManager, server: ServerName, note: Note) -> None:
+    def __init__(self, manager: SessionManager, server: m.ServerName, note: Note) -> None:
         self._manager = manager
         self._server = server
         self._note = note
@@ -138,7 +140,7 @@ class ManagerConnection:
         """Do nothing: a manager does not report that its tools have changed."""
         del timeout_s
 
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a tool; an exception of the manager other than a timeout becomes an error result.
 
         Raises:
@@ -182,8 +184,8 @@ class ManagerConnection:
         except Exception as error:  # noqa: BLE001 - the session is over in any case
             self._say("log", f"disconnect_session failed: {type(error).__name__}: {error}")
 
-    def _read(self, schemas: Sequence[Mapping[str, Any]]) -> tuple[ToolDefinition, ...]:
-        tools: dict[str, ToolDefinition] = {}
+    def _read(self, schemas: Sequence[Mapping[str, Any]]) -> tuple[m.ToolDefinition, ...]:
+        tools: dict[str, m.ToolDefinition] = {}
         for schema in schemas:
             try:
                 given = given_tool(schema, self._server)
@@ -210,7 +212,7 @@ class ManagerConnection:
     def _failed(self, cause: str, started: float) -> ServerFailed:
         opening = f"Failed to start MCP server '{self._server}': "
         return ServerFailed(
-            ServerFailure(
+            m.ServerFailure(
                 server=self._server,
                 phase="initialize",
                 command=f"{type(self._manager).__name__}.connect_session()",
@@ -220,10 +222,10 @@ class ManagerConnection:
         )
 
     def _say(self, kind: Literal["bad_tool", "log"], text: str) -> None:
-        self._note(ServerNoted(server=self._server, kind=kind, text=text), sender=self._server)
+        self._note(m.ServerNoted(server=self._server, kind=kind, text=text), sender=self._server)
 
 
-def connect_manager(manager: SessionManager, server: ServerName) -> Connect:
+def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
     """Return a manager object as a tool server for a `Runner`.
 
     Raises:

@@ -6,13 +6,12 @@ why the server did not start, whether it died, its process, how it ended, and th
 
 from types import TracebackType
 
-from grue.connections import Connect, ConnectionStatus, Listing, Note, ServerExit, ServerFailed
+from grue import messages as m
 from grue.errors import MCPServerStartupError
+from grue.hosting import Connect, ConnectionStatus, Listing, Note, OwnedSession, ServerExit, ServerFailed
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.manager_connection import ManagerConnection
 from grue.hosts.zork.session_news import TurnUse
-from grue.messages import JsonObject, ToolCallResult
-from grue.sessions import OwnedSession
 
 _REPORT_S = 0.45
 """Extra time for `connect_session`, which applies the start-up limit itself and then reports the cause."""
@@ -53,7 +52,7 @@ class OverriddenManagerConnection(ManagerConnection):
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)
 
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a tool by the manager's `call_tool`.
 
         Raises:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from grue.games.game import Observation
 from grue.hosts.zork.context import Move
+from grue.hosts.zork.games.game import Observation
 
 MOST_PER_PLACE = 8
 

@@ -14,10 +14,17 @@ from msgspec import Struct, field, structs
 
 import grue
 from grue import Recorder
+from grue import messages as m
 from grue.errors import GameError, LLMError, MCPConfigError, MCPError, TurnTimedOut
-from grue.facts import ConditionChanged, EpisodeResumed, changed_conditions
-from grue.games.catalogue import open_game
-from grue.games.game import Game, Observation
+from grue.hosting import (
+    ConditionChanged,
+    Envelope,
+    EpisodeResumed,
+    GameConfiguration,
+    LangfuseObserver,
+    LoggerObserver,
+    changed_conditions,
+)
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.conditions import conditions_of, require_same_tools
 from grue.hosts.zork.context import Move, context_text
@@ -31,13 +38,13 @@ from grue.hosts.zork.facts import (
     Observed,
     Remembered,
 )
+from grue.hosts.zork.games.catalogue import open_game
+from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.memories import Memories
 from grue.hosts.zork.past import Past, TurnEnd, ends_episode
 from grue.hosts.zork.response import FALLBACK_ACTION
-from grue.messages import FailurePolicy, JsonObject, Message, TurnCompleted, TurnFailed, Usage
-from grue.settings import GameConfiguration
-from grue.traces import Envelope, LangfuseObserver, LoggerObserver
+from grue.policies import FailurePolicy
 
 DEFAULT_MAX_TURNS = 60
 _MOST_OBJECTIVES = 5
@@ -64,7 +71,7 @@ class GameState(Struct, kw_only=True):
     fallbacks_in_a_row: int = 0
     tool_calls: int = 0
     requests: int = 0
-    usage: Usage = Usage()
+    usage: m.Usage = m.Usage()
 
 
 class EpisodeResult(Struct, frozen=True, kw_only=True):
@@ -90,7 +97,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
     fallbacks: int
     tool_calls: int
     requests: int
-    usage: Usage
+    usage: m.Usage
     commands: tuple[str, ...]
     duration_s: float
 
@@ -114,7 +121,7 @@ class EpisodeSetup(Struct, kw_only=True):
         langfuse_client: Gets the events of the episode; `close` flushes it and does not shut it down.
         policy: What failures lead to.
         approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
-        turn_timeout_s: Time limit of each turn; `None` for none.
+        turn_timeout_s: Time limit of each turn; `None`: `turn_timeout_seconds` of the configuration.
         scripted: Whether the model is the offline script, which results then say.
         spawn_ahead: Whether to start each turn's server while the move before is played, or `beside`: while
             the turn before waits for its model.
@@ -137,7 +144,7 @@ class EpisodeSetup(Struct, kw_only=True):
     scripted: bool = False
     spawn_ahead: bool | Literal["beside"] = False
     stream: bool = False
-    settings: JsonObject = {}
+    settings: m.JsonObject = {}
     past: Past | None = None
 
 
@@ -483,12 +490,12 @@ class ZorkOrchestratorV2:
         """Add up what turns cost, including failed turns; an observer of the recorder."""
         del line
         end = envelope.body
-        if isinstance(end, TurnCompleted | TurnFailed):
+        if isinstance(end, m.TurnCompleted | m.TurnFailed):
             self.game_state.tool_calls += len(end.tool_calls)
             self.game_state.requests += end.requests
             self.game_state.usage += end.usage
 
-    def _note(self, fact: Message, *, turn: int | None = None) -> None:
+    def _note(self, fact: m.Message, *, turn: int | None = None) -> None:
         self.recorder.record(fact, sender="host", turn=self.game_state.turn if turn is None else turn)
 
 

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from msgspec import field
 
-from grue import past
 from grue.errors import TraceError
-from grue.facts import EpisodeEnded
+from grue.hosting import EpisodeEnded, EpisodeEnvelope, TurnEnd, ends_episode
+from grue.hosting import episode_past as past
 from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed, Remembered
-from grue.past import TurnEnd, ends_episode
-from grue.traces import EpisodeEnvelope
 
 __all__ = ["Past", "TurnEnd", "ends_episode", "read_past"]
 

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, Field
 
 from grue import AnswerSpec
-from grue.games.commands import sanitise_command
+from grue.hosts.zork.games.commands import sanitise_command
 
 FALLBACK_ACTION = "look"
 """The command to play if the model gives none. It changes nothing in any game.
@@ -42,5 +42,5 @@ def playable(response: AgentResponse) -> AgentResponse:
 def answer_spec() -> AnswerSpec[AgentResponse]:
     """Return the answer of the Zork host: a playable `AgentResponse`, with `look` as the fallback."""
     return AnswerSpec.from_model(
-        AgentResponse, check=playable, fallback=AgentResponse(thinking="", action=FALLBACK_ACTION)
+        AgentResponse, check=playable, fallback=AgentResponse(thinking="", action=FALLBACK_ACTION), told=True
     )

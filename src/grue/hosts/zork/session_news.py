@@ -4,9 +4,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue.connections import Note
-from grue.messages import ServerNoted, ToolDrifted
-from grue.traces import Envelope, Observer
+from grue import messages as m
+from grue.hosting import Envelope, Note, Observer
 
 
 class TurnUse(Struct, frozen=True):
@@ -45,5 +44,5 @@ class SessionNews:
         if self.turn is None:
             for observer in self.observers:
                 observer(envelope, line)
-        elif isinstance(envelope.body, ServerNoted | ToolDrifted):
+        elif isinstance(envelope.body, m.ServerNoted | m.ToolDrifted):
             self.turn.note(envelope.body, sender=envelope.sender)

@@ -7,16 +7,16 @@ import functools
 import inspect
 from typing import Any
 
+from grue import messages as m
+from grue.hosting import Fault, ToolSupportPolicy, call_in_daemon_thread, checked_support
 from grue.hosts.zork.look_alikes import accepts, foreign_failure
-from grue.messages import ToolSupportChecked
-from grue.models import Fault, ToolSupportPolicy, call_in_daemon_thread, checked_support
 
 METHOD = "_supports_tool_calling"
 
 
 async def asked_of_client(
     client: Any, model: str, config: ToolSupportPolicy | None, *, endpoint: str
-) -> ToolSupportChecked:
+) -> m.ToolSupportChecked:
     """Return whether the model may be offered tools.
 
     The configuration decides if it forces tool support; otherwise the client's method; otherwise the model's
@@ -44,7 +44,7 @@ async def asked_of_client(
         said, reason = False, f"the client's {METHOD} raised {told}"
     else:
         reason = f"the client's {METHOD} says so"
-    return ToolSupportChecked(
+    return m.ToolSupportChecked(
         model=model, endpoint=endpoint, supported=bool(said), by="client", reason="" if said else reason
     )
 

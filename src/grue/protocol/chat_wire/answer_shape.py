@@ -6,14 +6,14 @@ of another shape shows that. This is a quick check; the host's own check decides
 
 from itertools import islice
 
-from grue.messages import JsonObject
+from grue import messages as m
 from grue.protocol.answers import json_objects
 
 _MAX_CHARS = 100_000
 _MOST_OBJECTS = 5
 
 
-def has_shape(schema: JsonObject, content: str) -> bool:
+def has_shape(schema: m.JsonObject, content: str) -> bool:
     """Return whether a text holds a JSON object with the schema's required members.
 
     If none is required, it has to have any of the schema's members.

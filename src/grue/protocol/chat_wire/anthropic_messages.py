@@ -8,17 +8,7 @@ Thinking blocks are signed by the endpoint and have to be sent back unchanged.
 from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
-from grue.messages import (
-    AssistantText,
-    Attachment,
-    JsonObject,
-    SystemText,
-    ToolCall,
-    ToolDefinition,
-    ToolMessage,
-    Usage,
-    UserText,
-)
+from grue import messages as m
 from grue.protocol.chat_wire.anthropic_stream import AnthropicAssembler
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
@@ -46,6 +36,7 @@ from grue.protocol.chat_wire.wire_format import (
     Assembler,
     Choice,
     Said,
+    WireFormat,
     WireRequest,
     encode_head,
     encode_tail,
@@ -54,8 +45,8 @@ from grue.protocol.chat_wire.wire_format import (
     non_blank,
     shortened,
 )
-from grue.protocol.tool_names import WireNames
-from grue.protocol.tool_schemas import openai_tool
+from grue.protocol.tools.names import WireNames
+from grue.protocol.tools.schemas import openai_tool
 
 API_VERSION = "2023-06-01"
 
@@ -75,10 +66,26 @@ _EFFORTS = {"minimal": "low"}
 """Efforts that have a different name here."""
 
 
-class AnthropicMessages:
+class AnthropicMessages(WireFormat):
     """The format of Anthropic's endpoint and of compatible gateways."""
 
+    name = "messages"
     path = "/messages"
+    profile = WireProfile(
+        name="generic messages",
+        wire="messages",
+        cache_markers=4,
+        names="encoded",
+        sampling=frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"}),
+        default_max_tokens=8192,
+        reasoning="thinking",
+        tools_with_forced=True,
+    )
+    provider = "anthropic"
+    inputs = frozenset({"image", "file"})
+    own_fields = frozenset({"model", "messages", "system", "tools", "tool_choice", "stream"})
+    json_objects = False
+    echoes_text = True
     results_carry_media = True
     marks_results = True
 
@@ -89,13 +96,13 @@ class AnthropicMessages:
     def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
         """Encode the items as one user message; an assistant's text between them splits it."""
         system: list[bytes] = []
-        messages: list[tuple[str, list[JsonObject]]] = []
+        messages: list[tuple[str, list[m.JsonObject]]] = []
         for position, item in enumerate(items):
             blocks = _blocks(item, position in marked, profile)
-            if isinstance(item, SystemText):
+            if isinstance(item, m.SystemText):
                 system += map(to_json, blocks)
                 continue
-            role = "assistant" if isinstance(item, AssistantText) else "user"
+            role = "assistant" if isinstance(item, m.AssistantText) else "user"
             if not messages or messages[-1][0] != role:
                 messages.append((role, []))
             messages[-1][1].extend(blocks)
@@ -105,7 +112,7 @@ class AnthropicMessages:
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode the blocks of a reply: unchanged, except calls, which are taken from `tool_calls`."""
         calls = {call.call_id: call for call in reply.tool_calls}
-        blocks: list[JsonObject] = []
+        blocks: list[m.JsonObject] = []
         for block in map(as_object, listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):
             if block.get("type") != "tool_use":
                 blocks.append(block)
@@ -115,12 +122,14 @@ class AnthropicMessages:
             return ()
         return (to_json({"role": "assistant", "content": blocks}),)
 
-    def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
+    def encode_tools(
+        self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
+    ) -> bytes:
         """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
 
         Source: R4.1, P10
         """
-        encoded: list[JsonObject] = []
+        encoded: list[m.JsonObject] = []
         for tool in tools:
             short = shortened(tool, profile.max_description_chars)
             function = as_object(openai_tool(short, name=names.to_wire(tool.name))["function"])
@@ -134,7 +143,7 @@ class AnthropicMessages:
         if request.system:
             system = b'"system":[' + b",".join(request.system) + b'],"messages":['
             head = head.removesuffix(b'"messages":[') + system
-        tail: JsonObject = {**_output(request), **request.extra}
+        tail: m.JsonObject = {**_output(request), **request.extra}
         if request.stream:
             tail["stream"] = True
         choice = to_json(_choice(request.choice))
@@ -171,9 +180,9 @@ _THINKS = ("thinking", "adaptive")
 _THOUGHTS = ("thinking", "redacted_thinking")
 
 
-def _head(request: WireRequest) -> JsonObject:
+def _head(request: WireRequest) -> m.JsonObject:
     settings, profile = request.settings, request.profile
-    fields: JsonObject = {"model": settings.model}
+    fields: m.JsonObject = {"model": settings.model}
     thinking = _thinking(settings, profile)
     for name, value in profile.sampled(settings).items():
         if name in ("max_tokens", "stop"):
@@ -185,7 +194,7 @@ def _head(request: WireRequest) -> JsonObject:
     return fields
 
 
-def _thinking(settings: ModelSettings, profile: WireProfile) -> JsonObject | None:
+def _thinking(settings: ModelSettings, profile: WireProfile) -> m.JsonObject | None:
     if profile.reasoning not in _THINKS:
         return None
     if settings.reasoning_effort == "none":
@@ -195,9 +204,9 @@ def _thinking(settings: ModelSettings, profile: WireProfile) -> JsonObject | Non
     return {"type": "adaptive"} if settings.reasoning_effort or settings.reasoning_tokens else None
 
 
-def _output(request: WireRequest) -> JsonObject:
+def _output(request: WireRequest) -> m.JsonObject:
     effort, answer = request.settings.reasoning_effort, request.answer
-    config: JsonObject = {}
+    config: m.JsonObject = {}
     if request.profile.reasoning in _THINKS and effort not in (None, "none"):
         config["effort"] = _EFFORTS.get(effort, effort)
     if answer is not None and request.profile.response_format == "json_schema":
@@ -205,41 +214,41 @@ def _output(request: WireRequest) -> JsonObject:
     return {"output_config": config} if config else {}
 
 
-def _blocks(item: WireItem, marked: bool, profile: WireProfile) -> list[JsonObject]:
+def _blocks(item: WireItem, marked: bool, profile: WireProfile) -> list[m.JsonObject]:
     match item:
-        case ToolMessage(call_id=call_id):
+        case m.ToolMessage(call_id=call_id):
             text = non_blank(result_text(item, profile))
             attached = [_attached(each) for each in sent(item, profile)]
             content = [_text(text), *attached] if attached else text
-            marker: JsonObject = {"cache_control": EPHEMERAL} if marked else {}
+            marker: m.JsonObject = {"cache_control": EPHEMERAL} if marked else {}
             return [{"type": "tool_result", "tool_use_id": call_id, "content": content, **marker}]
         case Shown(results=results):
             return [block for each in results for block in _shown(each, profile)]
-        case AssistantText(text=text):
+        case m.AssistantText(text=text):
             return [_text(non_blank(text))]
-        case UserText():
+        case m.UserText():
             images = [_attached(each) for each in sent(item, profile)]
             return [*images, *_pieces(user_text(item, profile), marked)]
-        case SystemText():
+        case m.SystemText():
             return _pieces(item, marked)
         case _:
             assert_never(item)
 
 
-def _pieces(item: SystemText | UserText, marked: bool) -> list[JsonObject]:
+def _pieces(item: m.SystemText | m.UserText, marked: bool) -> list[m.JsonObject]:
     pieces = marked_pieces(item, marked)
     return [_text(text) | ({"cache_control": control} if control else {}) for text, control in pieces]
 
 
-def _shown(result: ToolMessage, profile: WireProfile) -> list[JsonObject]:
+def _shown(result: m.ToolMessage, profile: WireProfile) -> list[m.JsonObject]:
     return [_text(label(result)), *map(_attached, sent(result, profile))]
 
 
-def _text(text: str) -> JsonObject:
+def _text(text: str) -> m.JsonObject:
     return {"type": "text", "text": text}
 
 
-def _attached(attachment: Attachment) -> JsonObject:
+def _attached(attachment: m.Attachment) -> m.JsonObject:
     source = {"type": "base64", "media_type": attachment.mime, "data": attachment.data}
     if attachment.kind == "image":
         return {"type": "image", "source": source}
@@ -253,7 +262,7 @@ def _blocks_of(reply: Reply) -> list[object]:
     return block + [{"type": "tool_use", "id": call.call_id} for call in reply.tool_calls]
 
 
-def _called(call: ToolCall, names: WireNames) -> JsonObject:
+def _called(call: m.ToolCall, names: WireNames) -> m.JsonObject:
     arguments = json_object(call.arguments)
     name = names.to_wire(call.name)
     return {"type": "tool_use", "id": call.call_id, "name": name, "input": arguments or {}}
@@ -268,28 +277,34 @@ def _choice(choice: Choice) -> object:
 # --- Replies ---
 
 
-def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
+def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
     kept: list[object] = []
-    calls: list[ToolCall] = []
+    calls: list[m.ToolCall] = []
     blocks = [as_object(block) for block in listed(answer["content"])]
     for block in blocks:
         match block.get("type"):
             case "tool_use":
                 calls.append(read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
+                # Only its place is kept: what goes back is the call as it was read, under its own id.
                 kept.append({"type": "tool_use", "id": calls[-1].call_id})
             case "text":
                 text = text_of(block)
+                # Models write empty and blank texts beside calls, which Anthropic refuses in a request.
                 if text and not text.isspace():
                     kept.append({"type": "text", "text": text})
             case "thinking" | "redacted_thinking":
+                # Whole and in its place: after a call of a tool the endpoint wants its thoughts back, and
+                # checks their signature.
                 kept.append(block)
             case _:
-                continue
+                continue  # a kind that is not in our requests would be refused when it is sent back
     said = "".join(text_of(block) for block in blocks if block.get("type") == "text")
     stop = as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None
     if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
+        # Only the last block can be cut, and an object of arguments does not show it.
         calls = list(unless_cut(calls, blocks[-1].get("input")))
+    # A refusal has HTTP status 200. Its text, if any, began before it was stopped, and is no answer.
     why = as_text(as_object(answer.get("stop_details")).get("explanation"))
     refused = stop == "refusal"
     return Reply(
@@ -306,11 +321,11 @@ def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
     )
 
 
-def _usage(usage: JsonObject) -> Usage:
+def _usage(usage: m.JsonObject) -> m.Usage:
     cached = tokens(usage.get("cache_read_input_tokens"))
     written = tokens(usage.get("cache_creation_input_tokens"))
     details = as_object(usage.get("output_tokens_details"))
-    return Usage(
+    return m.Usage(
         input_tokens=tokens(usage.get("input_tokens")) + cached + written,
         output_tokens=tokens(usage.get("output_tokens")),
         cached_tokens=cached,

@@ -10,9 +10,9 @@ from typing import NoReturn
 
 from msgspec import Struct, field
 
-from grue.messages import JsonObject
+from grue import messages as m
 from grue.protocol.chat_wire.json_text import strict_value, to_json
-from grue.protocol.chat_wire.reply import MAX_CALLS, as_object, as_text
+from grue.protocol.chat_wire.reply import MAX_CALLS, as_object, as_text, weight
 from grue.protocol.chat_wire.server_events import (
     DamagedStream,
     OversizedStream,
@@ -49,6 +49,9 @@ _KINDS = frozenset(
         "error",
     }
 )
+_KEPT = ("stop_reason", "stop_sequence", "stop_details")
+"""Members that the end of a message adds to it."""
+
 _EVENT = frozenset({"type", "message", "content_block", "delta", "error", "usage", "index"})
 _BLOCK = frozenset({"type", "text", "thinking", "signature", "name", "input", "data"})
 _DELTA = frozenset({"type", "text", "thinking", "signature", "partial_json", "stop_reason"})
@@ -56,11 +59,11 @@ _DELTA = frozenset({"type", "text", "thinking", "signature", "partial_json", "st
 
 class _Block(Struct):
     index: object
-    fields: JsonObject
+    fields: m.JsonObject
     open: bool = True
     pieces: dict[str, list[str]] = field(default_factory=dict)
 
-    def whole(self) -> JsonObject:
+    def whole(self) -> m.JsonObject:
         fields = {name: "".join(texts) for name, texts in self.pieces.items() if name != "partial_json"}
         begun = {name: f"{self.fields.get(name) or ''}{text}" for name, text in fields.items()}
         text = "".join(self.pieces.get("partial_json", []))
@@ -79,7 +82,7 @@ class AnthropicAssembler:
     def __init__(self) -> None:
         self.finished = False
         self.held = 0
-        self._message: JsonObject = {}
+        self._message: m.JsonObject = {}
         self._started = False
         self._blocks: list[_Block] = []
         self._latest: dict[str, _Block] = {}
@@ -129,13 +132,14 @@ class AnthropicAssembler:
             return to_json(self._message)
         return to_json({**self._message, "content": [block.whole() for block in self._blocks]})
 
-    def _start(self, message: JsonObject) -> None:
+    def _start(self, message: m.JsonObject) -> None:
         if self._started:
             raise DamagedStream("starts the message a second time")
         self._started = True
         self._message = dict(message)
+        self.held += weight(message)
 
-    def _begin(self, said: JsonObject) -> None:
+    def _begin(self, said: m.JsonObject) -> None:
         self._expect_message("starts a block")
         index, key = said.get("index"), _key(said.get("index"))
         fields = said.get("content_block")
@@ -153,10 +157,11 @@ class AnthropicAssembler:
         if len(self._blocks) >= MAX_CALLS:
             raise OversizedStream(f"the reply has more than {MAX_CALLS} blocks")
         self._latest[key] = _Block(index, dict(intact(fields, _BLOCK)))
+        self.held += weight(fields)
         self._blocks.append(self._latest[key])
         self._open += 1
 
-    def _add(self, said: JsonObject) -> Iterable[Delta]:
+    def _add(self, said: m.JsonObject) -> Iterable[Delta]:
         block = self._opened(said, "adds to")
         delta = intact(as_object(said.get("delta")), _DELTA)
         kind = as_text(delta.get("type")) or ""
@@ -176,21 +181,23 @@ class AnthropicAssembler:
                 return (Delta(text, "content" if name == "text" else "reasoning"),)
         return ()
 
-    def _end(self, said: JsonObject) -> None:
+    def _end(self, said: m.JsonObject) -> None:
         self._opened(said, "ends").open = False
         self._open -= 1
 
-    def _settle(self, said: JsonObject) -> None:
+    def _settle(self, said: m.JsonObject) -> None:
         self._expect_message("ends the message")
+        delta = intact(as_object(said.get("delta")), _DELTA)
         usage = as_object(self._message.get("usage")) | as_object(said.get("usage"))
-        self._message |= {**intact(as_object(said.get("delta")), _DELTA), "usage": usage}
+        self.held += weight(said)
+        self._message |= {**{name: delta[name] for name in _KEPT if name in delta}, "usage": usage}
         if self._message.get("stop_reason") and self._open:
             raise DamagedStream("ends the message while a block is open")
         calls = any(block.fields["type"] == "tool_use" for block in self._blocks)
         if self._message.get("stop_reason") == "tool_use" and not calls:
             raise DamagedStream("ends the message with tool calls, but there are none")
 
-    def _opened(self, said: JsonObject, does: str) -> _Block:
+    def _opened(self, said: m.JsonObject, does: str) -> _Block:
         key = _key(said.get("index"))
         block = self._latest.get(key)
         if block is None:

@@ -3,20 +3,9 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
-from grue.messages import (
-    AnswerSchema,
-    AssistantText,
-    Attachment,
-    JsonObject,
-    SystemText,
-    ToolCall,
-    ToolDefinition,
-    ToolMessage,
-    Usage,
-    UserText,
-)
+from grue import messages as m
 from grue.protocol.chat_wire.chat_stream import ChatAssembler
-from grue.protocol.chat_wire.failures import Fault, fault_of_error
+from grue.protocol.chat_wire.failures import Fault, error_words, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
 from grue.protocol.chat_wire.media import (
     SHOWN_NEXT,
@@ -30,6 +19,7 @@ from grue.protocol.chat_wire.media import (
 )
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
+    LENGTH,
     MAX_CALLS,
     CallIds,
     Reply,
@@ -50,6 +40,7 @@ from grue.protocol.chat_wire.wire_format import (
     Assembler,
     Choice,
     Said,
+    WireFormat,
     WireRequest,
     encode_head,
     encode_tail,
@@ -58,18 +49,25 @@ from grue.protocol.chat_wire.wire_format import (
     non_blank,
     shortened,
 )
-from grue.protocol.tool_names import WireNames
-from grue.protocol.tool_schemas import openai_tool
+from grue.protocol.tools.names import WireNames
+from grue.protocol.tools.schemas import openai_tool
 
 _ECHOED = ("reasoning_details", "reasoning_content")
 _OF_CALLS = "tool_calls"
 """Key in a reply's echo: the fields of its calls other than name and arguments, by call id."""
 
 
-class ChatCompletions:
+class ChatCompletions(WireFormat):
     """The format that most endpoints use, with allowance for their deviations."""
 
+    name = "chat_completions"
     path = "/chat/completions"
+    profile = WireProfile(name="generic")
+    provider = "openai"
+    inputs = frozenset({"image", "audio", "file"})
+    own_fields = frozenset({"model", "messages", "tools", "tool_choice", "stream"})
+    json_objects = True
+    echoes_text = False
     results_carry_media = False
     marks_results = False
 
@@ -98,7 +96,9 @@ class ChatCompletions:
         calls = [_called(call, names) | as_object(beside.get(call.call_id)) for call in reply.tool_calls]
         return (to_json({"role": "assistant", "content": text, "tool_calls": calls, **echo}),)
 
-    def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
+    def encode_tools(
+        self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
+    ) -> bytes:
         """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
 
         Source: R4.1, P10
@@ -112,7 +112,7 @@ class ChatCompletions:
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""
         head = encode_head(_head(request), request.extra, "messages")
-        tail: JsonObject = {**_answer(request.answer, request.profile), **request.extra}
+        tail: m.JsonObject = {**_answer(request.answer, request.profile), **request.extra}
         if request.stream:
             tail |= {"stream": True, "stream_options": {"include_usage": True}}
         choice = to_json(_choice(request.choice))
@@ -140,6 +140,8 @@ class ChatCompletions:
                 return _read(answer, as_object(choice), message, CallIds(request, used_ids), names)
             case _ if answer.get("error"):
                 return fault_of_error(answer["error"])
+            case _ if error_words(answer.get("base_resp")):
+                return fault_of_error(answer["base_resp"])  # MiniMax
             case _:
                 return no_completion("no choices")
 
@@ -151,9 +153,9 @@ class ChatCompletions:
 # --- Requests ---
 
 
-def _head(request: WireRequest) -> JsonObject:
+def _head(request: WireRequest) -> m.JsonObject:
     settings, profile = request.settings, request.profile
-    fields: JsonObject = {"model": settings.model}
+    fields: m.JsonObject = {"model": settings.model}
     for name, value in profile.sampled(settings).items():
         fields[profile.max_tokens_field if name == "max_tokens" else name] = value
     effort, budget = settings.reasoning_effort, settings.reasoning_tokens
@@ -165,16 +167,16 @@ def _head(request: WireRequest) -> JsonObject:
     return fields
 
 
-def _message(item: WireItem, marked: bool, profile: WireProfile) -> JsonObject:
+def _message(item: WireItem, marked: bool, profile: WireProfile) -> m.JsonObject:
     match item:
-        case SystemText():
+        case m.SystemText():
             return {"role": profile.system_role, "content": _content(item, marked)}
-        case UserText():
+        case m.UserText():
             images = [_part(each) for each in sent(item, profile)]
             return {"role": "user", "content": _content(user_text(item, profile), marked, images)}
-        case AssistantText(text=text):
+        case m.AssistantText(text=text):
             return {"role": "assistant", "content": non_blank(text)}
-        case ToolMessage(call_id=call_id):
+        case m.ToolMessage(call_id=call_id):
             text = result_text(item, profile, shown=SHOWN_NEXT)
             return {"role": "tool", "tool_call_id": call_id, "content": non_blank(text)}
         case Shown(results=results):
@@ -183,7 +185,7 @@ def _message(item: WireItem, marked: bool, profile: WireProfile) -> JsonObject:
             assert_never(item)
 
 
-def _content(item: SystemText | UserText, marked: bool, images: Sequence[JsonObject] = ()) -> object:
+def _content(item: m.SystemText | m.UserText, marked: bool, images: Sequence[m.JsonObject] = ()) -> object:
     pieces = marked_pieces(item, marked)
     if not images and not any(control for _, control in pieces):
         return non_blank(item.text)
@@ -194,11 +196,11 @@ def _content(item: SystemText | UserText, marked: bool, images: Sequence[JsonObj
     return [*images, *texts]
 
 
-def _parts(result: ToolMessage, profile: WireProfile) -> list[JsonObject]:
+def _parts(result: m.ToolMessage, profile: WireProfile) -> list[m.JsonObject]:
     return [{"type": "text", "text": label(result)}, *map(_part, sent(result, profile))]
 
 
-def _part(attachment: Attachment) -> JsonObject:
+def _part(attachment: m.Attachment) -> m.JsonObject:
     match attachment.kind:
         case "image":
             return {"type": "image_url", "image_url": {"url": data_url(attachment)}}
@@ -212,7 +214,7 @@ def _part(attachment: Attachment) -> JsonObject:
             assert_never(attachment.kind)
 
 
-def _called(call: ToolCall, names: WireNames) -> JsonObject:
+def _called(call: m.ToolCall, names: WireNames) -> m.JsonObject:
     arguments = call.arguments if json_object(call.arguments) is not None else "{}"
     function = {"name": names.to_wire(call.name), "arguments": arguments}
     return {"id": call.call_id, "type": "function", "function": function}
@@ -224,7 +226,7 @@ def _choice(choice: Choice) -> object:
     return choice.mode
 
 
-def _answer(answer: AnswerSchema | None, profile: WireProfile) -> JsonObject:
+def _answer(answer: m.AnswerSchema | None, profile: WireProfile) -> m.JsonObject:
     if answer is None or profile.response_format == "none":
         return {}
     if profile.response_format == "json_object":
@@ -236,11 +238,12 @@ def _answer(answer: AnswerSchema | None, profile: WireProfile) -> JsonObject:
 
 
 def _read(
-    answer: JsonObject, choice: JsonObject, message: JsonObject, ids: CallIds, names: WireNames
+    answer: m.JsonObject, choice: m.JsonObject, message: m.JsonObject, ids: CallIds, names: WireNames
 ) -> Reply:
     raw_calls = [call for call in listed(message.get("tool_calls")) if isinstance(call, dict)]
     calls = tuple(_call(call, ids, names) for call in raw_calls)
     finish = as_text(choice.get("finish_reason"))
+    finish = "length" if finish and finish.lower() in LENGTH else finish
     if finish == "length" and raw_calls:
         calls = unless_cut(calls, _function(raw_calls[-1]).get("arguments"))
     beside = {
@@ -263,12 +266,12 @@ def _read(
     )
 
 
-def _call(call: JsonObject, ids: CallIds, names: WireNames) -> ToolCall:
+def _call(call: m.JsonObject, ids: CallIds, names: WireNames) -> m.ToolCall:
     function = _function(call)
     return read_call(call.get("id"), function.get("name"), function.get("arguments"), ids, names)
 
 
-def _function(call: JsonObject) -> JsonObject:
+def _function(call: m.JsonObject) -> m.JsonObject:
     # Some local servers leave out the inner object `function`.
     return as_object(call.get("function")) or call
 
@@ -278,16 +281,16 @@ def _refusal_part(content: object) -> str | None:
     return "".join(text for text in refusals if text) or None
 
 
-def _reasoning(message: JsonObject) -> str | None:
+def _reasoning(message: m.JsonObject) -> str | None:
     said = text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
     return said or None
 
 
-def _usage(usage: JsonObject) -> Usage:
+def _usage(usage: m.JsonObject) -> m.Usage:
     prompt = as_object(usage.get("prompt_tokens_details"))
     cached = prompt.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
     reasoning = as_object(usage.get("completion_tokens_details")).get("reasoning_tokens")
-    return Usage(
+    return m.Usage(
         input_tokens=tokens(usage.get("prompt_tokens")),
         output_tokens=tokens(usage.get("completion_tokens")),
         cached_tokens=tokens(cached),

@@ -1,9 +1,8 @@
 """A conversation with an endpoint, which encodes each message once and builds the request bodies.
 
-Come here to change the order or the presence of messages in a request. How one message is written is up to
-the wire formats. A `Conversation` has state but does no I/O: add messages with `ask`, send what `body`
-returns, and give replies to `read` and `keep`. What was said is in its `history`, as plain data; the encoded
-messages are made from that and from the profile alone.
+How one message is written is up to the wire formats. A `Conversation` has state but does no I/O: add
+messages with `ask`, send what `body` returns, and give replies to `read` and `keep`. What was said is in its
+`history`, as plain data; the encoded messages are made from that and from the profile alone.
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call id without one.
@@ -14,7 +13,8 @@ messages are made from that and from the profile alone.
 - Images and files from a tool are put into its result. If the format allows only text there, they are put
   into a user message after the results of that reply.
 - If an endpoint does not accept or ignores the schema of an answer, the schema is sent as text, once for each
-  schema.
+  schema. A request with tools never has a field for it: there the schema is text at every endpoint, added to
+  the user's text of the first such request. So what was sent stays the same bytes.
 - Thoughts and signatures go back to the format and the model that they came from, and to no other.
 """
 
@@ -22,46 +22,47 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from grue.messages import (
-    AnswerSchema,
-    AssistantReply,
-    AssistantText,
-    Cleared,
-    ConversationItem,
-    Echo,
-    OfferTools,
-    RequireAnswer,
-    Rewritten,
-    Said,
-    Summarised,
-    SystemText,
-    ToolDefinition,
-    ToolMessage,
-    TurnEnd,
-    UserText,
-)
-from grue.protocol.answers import SCHEMA_IN_WORDS
+from grue import messages as m
+from grue.protocol.answers import SCHEMA_BESIDE_TOOLS, SCHEMA_IN_WORDS
 from grue.protocol.chat_wire.encoded_messages import EncodedMessages
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.json_text import to_json
-from grue.protocol.chat_wire.media import (
-    Shown,
-    WireItem,
-    has_attachments,
-    with_shown,
-    without_attachments,
-)
-from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.chat_wire.reply import UNREADABLE, Reply, no_completion
+from grue.protocol.chat_wire.media import Shown, WireItem, has_attachments, with_shown, without_attachments
+from grue.protocol.chat_wire.profile import ModelSettings, TextToolCalls, WireProfile, with_inputs
+from grue.protocol.chat_wire.reply import UNREADABLE, CallIds, Reply, as_it_ended, no_completion, read_call
 from grue.protocol.chat_wire.wire_format import Choice, WireRequest
-from grue.protocol.history import History
-from grue.protocol.tool_names import WireNames
+from grue.protocol.chat_wire.written_calls import read_written, split_thoughts
+from grue.protocol.context.history import History
+from grue.protocol.tools.names import WireNames
+from grue.runtime.safe_text import printable, well_formed
 
 UNDERSTOOD = "Understood."
 """Sent as the assistant's text between tool results and a user message, if the endpoint requires one."""
 
 _MOST_MARKERS = 4
+
+
+def _in_valid_text(reply: Reply, profile: WireProfile) -> Reply:
+    """Return the reply without lone surrogates, and with its marked thoughts where thoughts belong."""
+    content, refusal, reasoning = (
+        text if text is None else well_formed(text)
+        for text in (reply.content, reply.refusal, reply.reasoning)
+    )
+    echo = reply.echo
+    if content is not None:
+        thoughts, rest = split_thoughts(content)
+        if rest != content:
+            echo = _without_text(echo, profile)
+            content, reasoning = rest, "\n".join(filter(None, (reasoning, thoughts))) or None
+    return msgspec.structs.replace(
+        reply, content=content or None, refusal=refusal, reasoning=reasoning, echo=echo
+    )
+
+
+def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
+    """Return a reply's echo, unless its format repeats the text in it."""
+    return {} if FORMATS[profile.wire].echoes_text else echo
 
 
 class Conversation:
@@ -92,10 +93,10 @@ class Conversation:
         given_markers: int = 0,
     ) -> None:
         self.history = History() if history is None else history
-        self.tools: tuple[ToolDefinition, ...] = ()
+        self.tools: tuple[m.ToolDefinition, ...] = ()
         self.model = model
         self._given_markers = given_markers
-        self._mode: OfferTools | RequireAnswer = RequireAnswer()
+        self._mode: m.OfferTools | m.RequireAnswer = m.RequireAnswer()
         self.names = WireNames(profile.name_style) if names is None else names
         self.bytes_per_token: float | None = None
         self.adopt(profile)
@@ -105,12 +106,13 @@ class Conversation:
         self.profile = profile
         self.model = self.model if model is None else model
         self.format = FORMATS[profile.wire]
+        self._accepted = with_inputs(profile, profile.inputs & self.format.inputs)
         if self.names.style != profile.name_style:
             self.names = WireNames(profile.name_style)
         self._encode_tools()
         self._encode_all()
 
-    def rewrite(self, rewritten: Rewritten) -> None:
+    def rewrite(self, rewritten: m.Rewritten) -> None:
         """Replace entries of the history, and encode all messages again.
 
         Raises:
@@ -119,35 +121,37 @@ class Conversation:
         self.history.rewrite(rewritten)
         self._encode_all()
 
-    def change(self, change: Cleared | Summarised) -> None:
+    def change(self, change: m.Cleared | m.Shortened | m.Summarised) -> None:
         """Make the history shorter, and encode all messages again."""
         self.history.change(change)
         self._encode_all()
 
-    def aside(self, new: Sequence[ConversationItem], mode: OfferTools | RequireAnswer) -> "Conversation":
+    def aside(
+        self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
+    ) -> "Conversation":
         """Return a copy that asks something beside the conversation; it lacks a reply without answers."""
         other = self.branch()
         other.history.unread = None
         other.ask(new, mode)
         return other
 
-    def ask(self, new: Sequence[ConversationItem], mode: OfferTools | RequireAnswer) -> None:
+    def ask(self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer) -> None:
         """Add new items, and set whether the next request offers tools or asks for the answer.
 
         Raises:
             ValueError: A tool message does not belong to a call of the last reply.
         """
-        self._encode(self.history.say(new, mode.answer if isinstance(mode, RequireAnswer) else None))
+        self._encode(self.history.say(new, mode.answer, beside_tools=isinstance(mode, m.OfferTools)))
         self._mode = mode
-        if isinstance(mode, OfferTools) and mode.tools is not None:
+        if isinstance(mode, m.OfferTools) and mode.tools is not None:
             self.offer(mode.tools)
 
-    def offer(self, tools: tuple[ToolDefinition, ...]) -> None:
+    def offer(self, tools: tuple[m.ToolDefinition, ...]) -> None:
         """Offer these tools from the next request on."""
         self.tools = tools
         self._encode_tools()
 
-    def close(self, end: TurnEnd | None) -> None:
+    def close(self, end: m.TurnEnd | None) -> None:
         """End a turn: keep what was said in it, and answer the calls that have no answer yet."""
         self._encode(self.history.close(end))
 
@@ -175,7 +179,7 @@ class Conversation:
             extra: Further fields, in addition to those of the settings.
             stream: Whether to request a stream of events, if the endpoint supports it.
         """
-        answering = isinstance(self._mode, RequireAnswer)
+        answering = isinstance(self._mode, m.RequireAnswer)
         offered = not answering or (self.profile.tools_with_forced and self._has_calls)
         return self.format.body(
             WireRequest(
@@ -185,25 +189,72 @@ class Conversation:
                 messages=self._messages.parts,
                 tools=self._encoded_tools if offered else b"",
                 choice=Choice("none") if answering else choice or Choice(),
-                answer=self._mode.answer if isinstance(self._mode, RequireAnswer) else None,
+                answer=self._mode.answer if isinstance(self._mode, m.RequireAnswer) else None,
                 extra={**settings.extra_body, **(extra or {})},
                 stream=stream and self.profile.streams,
             )
         )
 
-    def read(self, body: bytes, *, request: int, used_ids: Collection[str]) -> Reply | Fault:
-        """Read the body of the reply, without adding it to the conversation."""
+    def read(
+        self,
+        body: bytes,
+        *,
+        request: int,
+        used_ids: Collection[str],
+        text_tool_calls: TextToolCalls = "keep",
+    ) -> Reply | Fault:
+        """Read the body of the reply, without adding it to the conversation.
+
+        The one place where a model's words become a reply that may be acted on: as far as it is whole, as
+        valid text, and without what the model marks as its thoughts.
+
+        Args:
+            body: The body; it is untrusted and may be any bytes.
+            request: Number of the request in its turn.
+            used_ids: Call ids that the turn has used so far.
+            text_tool_calls: What follows from a tool call that is written as text.
+        """
         try:
-            return self.format.decode(body, self.names, request=request, used_ids=used_ids)
+            reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
+            reply = as_it_ended(reply) if isinstance(reply, Reply) else reply
+            if isinstance(reply, Fault):
+                return reply
+            reply = _in_valid_text(reply, self.profile)
+            return self._with_written_calls(reply, text_tool_calls, CallIds(request, used_ids))
         except UNREADABLE as error:
             return no_completion(f"it cannot be read ({type(error).__name__})")
+
+    def _with_written_calls(self, reply: Reply, wanted: TextToolCalls, ids: CallIds) -> Reply:
+        text = reply.content
+        if text is None or not self.tools or wanted == "keep" or reply.tool_calls or reply.refusal:
+            return reply
+        answering = isinstance(self._mode, m.RequireAnswer)
+        wire_names = () if answering else map(self.names.to_wire, [tool.name for tool in self.tools])
+        # An answer in JSON may look like a call; where an answer is asked for, only marks say that it is one.
+        found = read_written(text, self.tools, wire_names, bare=not answering)
+        if found is None:
+            return reply
+        made = wanted == "run" and found.sure and not (answering or reply.cut or reply.stopped)
+        written = m.WrittenCalls(
+            form=found.form, names=tuple(printable(call.name, 200) for call in found.calls), made=made
+        )
+        if not made:
+            return msgspec.structs.replace(reply, written=written)
+        calls = tuple(read_call(None, call.name, call.arguments, ids, self.names) for call in found.calls)
+        return msgspec.structs.replace(
+            reply,
+            content=found.before or None,
+            tool_calls=calls,
+            echo=_without_text(reply.echo, self.profile),
+            written=written,
+        )
 
     @property
     def has_attachments(self) -> bool:
         """Whether any message has images or files that the profile allows to be sent."""
         return self._newest_attachments() is not None
 
-    def drop_attachments(self) -> Rewritten | None:
+    def drop_attachments(self) -> m.Rewritten | None:
         """Replace the newest attachments by a line of text, and return the change; `None`: there are none.
 
         Call this after the endpoint refused a request. Older attachments stay, because the endpoint accepted
@@ -213,9 +264,9 @@ class Conversation:
         if at is None:
             return None
         entry = self.history.entries[at]
-        assert isinstance(entry, Said), "replies have no attachments"
+        assert isinstance(entry, m.Said), "replies have no attachments"
         plain = msgspec.structs.replace(entry, items=without_attachments(entry.items))
-        rewritten = Rewritten(at, at + 1, (plain,))
+        rewritten = m.Rewritten(at, at + 1, (plain,))
         self.rewrite(rewritten)
         return rewritten
 
@@ -223,7 +274,7 @@ class Conversation:
         entries = self.history.entries
         for at in range(len(entries) - 1, -1, -1):
             entry = entries[at]
-            if isinstance(entry, Said) and has_attachments(entry.items, self.profile):
+            if isinstance(entry, m.Said) and has_attachments(entry.items, self._accepted):
                 return at
         return None
 
@@ -232,13 +283,13 @@ class Conversation:
         """Bytes of the encoded messages."""
         return self._messages.size
 
-    def keep(self, reply: Reply) -> AssistantReply:
+    def keep(self, reply: Reply) -> m.AssistantReply:
         """Keep the reply, and return what is kept; the next `ask` adds it to the history."""
-        echo = Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
+        echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
             size = self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
             self.bytes_per_token = size / reply.prompt_tokens
-        kept = AssistantReply(content=reply.content, tool_calls=reply.tool_calls, echo=echo)
+        kept = m.AssistantReply(content=reply.content, tool_calls=reply.tool_calls, echo=echo)
         self.history.keep(kept)
         return kept
 
@@ -253,14 +304,14 @@ class Conversation:
         self._after_results = False
         self._encode(self.history.entries)
 
-    def _encode(self, entries: Iterable[Said | AssistantReply]) -> None:
+    def _encode(self, entries: Iterable[m.Said | m.AssistantReply]) -> None:
         for entry in entries:
-            if isinstance(entry, AssistantReply):
+            if isinstance(entry, m.AssistantReply):
                 self._encode_reply(entry)
             else:
-                self._encode_said((*entry.items, *self._schema_in_words(entry.answer)))
+                self._encode_said(self._with_schema(entry))
 
-    def _encode_reply(self, kept: AssistantReply) -> None:
+    def _encode_reply(self, kept: m.AssistantReply) -> None:
         reply = Reply(content=kept.content, tool_calls=kept.tool_calls)
         if kept.echo is not None and (kept.echo.wire, kept.echo.model) == (self.profile.wire, self.model):
             reply = msgspec.structs.replace(reply, echo=kept.echo.data)
@@ -271,12 +322,12 @@ class Conversation:
         self._after_results = self._after_results and not encoded
         self._has_calls = self._has_calls or bool(kept.tool_calls)
 
-    def _encode_said(self, said: tuple[ConversationItem, ...]) -> None:
-        items = self._bridged(said if self.format.results_carry_media else with_shown(said, self.profile))
+    def _encode_said(self, said: tuple[m.ConversationItem, ...]) -> None:
+        items = self._bridged(said if self.format.results_carry_media else with_shown(said, self._accepted))
         items = self._with_given_markers(items)
         system = self._system_to_mark(items)
         newest = self._place_to_mark(items)
-        encoded = self.format.encode_items(items, (*system, *newest), self.profile)
+        encoded = self.format.encode_items(items, (*system, *newest), self._accepted)
         self._system += encoded.system
         self._messages.add(encoded.messages, marked=bool(newest))
 
@@ -285,7 +336,7 @@ class Conversation:
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):
-            if isinstance(item, SystemText):
+            if isinstance(item, m.SystemText):
                 self._system_seen = True
                 if not item.cache_points:
                     self._messages.room -= 1
@@ -294,11 +345,15 @@ class Conversation:
 
     def _place_to_mark(self, items: tuple[WireItem, ...]) -> tuple[int, ...]:
         """Return the position of the last item that can have a marker, unless the items bring some."""
-        if not self._messages.room or any(isinstance(item, UserText) and item.cache_points for item in items):
+        if not self._messages.room or any(
+            isinstance(item, m.UserText) and item.cache_points for item in items
+        ):
             return ()
         for at in range(len(items) - 1, -1, -1):
             item = items[at]
-            if isinstance(item, UserText) or (isinstance(item, ToolMessage) and self.format.marks_results):
+            if isinstance(item, m.UserText) or (
+                isinstance(item, m.ToolMessage) and self.format.marks_results
+            ):
                 return (at,)
         return ()
 
@@ -306,7 +361,7 @@ class Conversation:
         """Return the items with as many of their own markers as the endpoint takes."""
         kept: list[WireItem] = []
         for item in items:
-            if isinstance(item, SystemText | UserText) and item.cache_points:
+            if isinstance(item, m.SystemText | m.UserText) and item.cache_points:
                 room = self.profile.given_cache_markers - self._passed_on
                 item = msgspec.structs.replace(item, cache_points=item.cache_points[: max(0, room)])
                 self._passed_on += len(item.cache_points)
@@ -318,12 +373,12 @@ class Conversation:
         bridged: list[WireItem] = []
         for item in items:
             if (
-                isinstance(item, UserText | Shown)
+                isinstance(item, m.UserText | Shown)
                 and self._after_results
                 and self.profile.assistant_after_results
             ):
-                bridged.append(AssistantText(UNDERSTOOD))
-            self._after_results = isinstance(item, ToolMessage)
+                bridged.append(m.AssistantText(UNDERSTOOD))
+            self._after_results = isinstance(item, m.ToolMessage)
             bridged.append(item)
         return tuple(bridged)
 
@@ -331,7 +386,17 @@ class Conversation:
         self.names.add(tool.name for tool in self.tools)
         self._encoded_tools = self.format.encode_tools(self.tools, self.profile, self.names)
 
-    def _schema_in_words(self, answer: AnswerSchema | None) -> tuple[UserText, ...]:
-        if answer is None or not self.profile.states_schema:
-            return ()
-        return (UserText(SCHEMA_IN_WORDS.format(schema=to_json(answer.schema).decode())),)
+    def _with_schema(self, said: m.Said) -> tuple[m.ConversationItem, ...]:
+        """Return the items, with the schema of the answer where the endpoint is not sent it otherwise."""
+        if said.answer is None:
+            return said.items
+        schema = to_json(said.answer.schema).decode()
+        if not said.beside_tools:
+            words = m.UserText(SCHEMA_IN_WORDS.format(schema=schema))
+            return (*said.items, words) if self.profile.states_schema else said.items
+        words = m.UserText(SCHEMA_BESIDE_TOOLS.format(schema=schema))
+        last = said.items[-1] if said.items else None
+        if not isinstance(last, m.UserText):
+            return (*said.items, words)
+        # One message, because the templates of some local models take no two messages of the user.
+        return (*said.items[:-1], msgspec.structs.replace(last, text=f"{last.text}\n\n{words.text}"))

@@ -1,15 +1,15 @@
 """The encoded messages of a conversation, joined as far as they no longer change.
 
-A request holds all messages, so joining them one by one would cost every request more than the one before it.
-Here older messages are joined once and stay joined: however long the conversation is, a request joins a few
-parts only. Come here to change that, or how a cache marker moves from message to message.
+A request holds all messages, so joining them one by one would cost every request more than the one before
+it. Here older messages are joined once and stay joined: however long the conversation is, a request joins a
+few parts only. It also moves the cache markers from message to message.
 """
 
 from collections.abc import Sequence
 
-from grue.large_data import STEP
 from grue.protocol.chat_wire.json_text import to_json
 from grue.protocol.chat_wire.wire_format import EPHEMERAL
+from grue.runtime.large_data import STEP
 
 MARK = b',"cache_control":' + to_json(EPHEMERAL)
 """A cache marker within an encoded message."""

@@ -1,22 +1,25 @@
 """Read the errors of an endpoint, and describe them for a person: what failed, and what to do about it.
 
-Come here to add a remedy, or a provider's form of error. The text of an endpoint is untrusted and may repeat
-the key. It is therefore redacted, cut, and stripped of control characters.
+It also has the advice for each kind of failure. The text of an endpoint is untrusted and may repeat the key.
+It is therefore redacted, cut, and stripped of control characters.
 """
 
+import math
 import re
 from collections.abc import Callable
+from typing import assert_never
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from grue.late_patterns import late
-from grue.messages import ContextOverflow, LlmFailure
+from grue import messages as m
+from grue.policies import FailureKind, FailureReason
+from grue.protocol.chat_wire.context_overflow import overflow_in
+from grue.protocol.chat_wire.failure_reasons import kind_of, reason_of, reason_of_kind
 from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.retry import kind_of_status
-from grue.protocol.safe_text import beginning, printable
-from grue.vocabulary import FailureKind
+from grue.protocol.retry import wait_in
+from grue.runtime.safe_text import beginning, printable
 
 _MOST_READ = 20_000
 """Most characters of an endpoint's text that are read."""
@@ -24,17 +27,7 @@ _MOST_READ = 20_000
 MAX_WORDS = 600
 """Longest quotation of a provider's text, in characters."""
 
-_KEY = late(r"api[ _-]?key|no connected db", re.IGNORECASE)
-"""How a key is refused with status 400: Gemini's and xAI's words, and LiteLLM's where it has no database."""
-
-_MODEL = late(r"invalid model\b|not a valid model|model\b[^\n]{0,80}(not exist|not found)", re.IGNORECASE)
-_UNPAID = late(r"credit balance|any credits|billing", re.IGNORECASE)
-_TOOLLESS = late(r"not support (?:tool|function)|tool use", re.IGNORECASE)
-_MODERATED = late(r"moderation|flagged", re.IGNORECASE)
-_GARBLED = frozenset({"tool_use_failed", "json_validate_failed"})
-"""Codes of Groq's for an invalid output of the model, with status 400; a retry can help."""
-
-_LOOPBACK = late(r"localhost|127(\.\d{1,3}){3}|::1")
+_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -43,43 +36,85 @@ class Fault(Struct, frozen=True, kw_only=True):
     Attributes:
         message: The endpoint's text, unchanged, or what happened to the connection.
         status: HTTP status of the reply, or of the error object inside it.
+        reason: Why; `None`: `kind` says enough.
+        retry_after_s: The wait that the endpoint asked for, in a header or in its text.
+        received: Characters of a streamed reply that had arrived by then; they have been paid for.
     """
 
     kind: FailureKind
     message: str
     status: int | None = None
+    reason: FailureReason | None = None
+    retry_after_s: float | None = None
+    received: int = 0
 
 
-def fault_of_status(status: int, body: bytes, location: str | None = None) -> Fault:
+def fault_of_status(
+    status: int, body: bytes, location: str | None = None, retry_after_s: float | None = None
+) -> Fault:
     """Read a reply whose status is not 2xx.
 
     Args:
         status: Its HTTP status.
         body: Its body; JSON in one of many shapes, a web page, or nothing.
         location: Where a redirect points.
+        retry_after_s: The wait that the headers ask for.
     """
     if 300 <= status < 400:
-        return Fault(kind="refused", status=status, message=f"redirects to {location or 'nowhere'}")
+        words = f"redirects to {location or 'nowhere'}"
+        return Fault(kind="refused", status=status, message=words, reason="address")
     # Some endpoints send an error in the form of a stream's first event.
-    first_event = re.match(rb"data: *(\{[^\n]*)", body)
+    first_event = re.match(rb"(?:event: *[^\n]*\n)?data: *(\{[^\n]*)", body)
     try:
         error = from_json(first_event[1] if first_event else body)
     except (ValueError, MemoryError):
-        words = _plain_words(body)
-        return Fault(kind=kind_of_status(status, words), status=status, message=words)
-    words = error_words(error)
-    kind = "invalid_reply" if _is_garbled(error) else kind_of_status(status, words)
-    return Fault(kind=kind, status=status, message=words)
+        return _fault(status, _plain_words(body), "", retry_after_s)
+    return _fault(status, error_words(error), _codes(error), _longest(retry_after_s, _wait_of(error)))
 
 
 def fault_of_error(error: object) -> Fault:
-    """Read an error object that came with HTTP status 200."""
-    words = error_words(error)
-    status = _error_status(error)
-    if status is None:
-        # It may be a temporary failure or used-up credit. A 429 can mean either, and its text decides.
-        return Fault(kind=kind_of_status(429, words), status=200, message=words)
-    return Fault(kind=kind_of_status(status, words), status=status, message=words)
+    """Read an error object that came with HTTP status 200, as a body or within a stream.
+
+    The rules are those of a reply with the status that the object names. Without one, the words decide; if
+    they say nothing, it counts as a temporary failure.
+    """
+    return _fault(_error_status(error) or 200, error_words(error), _codes(error), _wait_of(error))
+
+
+def _fault(status: int, words: str, codes: str, retry_after_s: float | None) -> Fault:
+    asked_s = _longest(retry_after_s, wait_in(words[:_MOST_READ]))
+    reason = reason_of(status, words[:_MOST_READ], codes, asked_s)
+    kind = kind_of(reason)
+    wait_s = asked_s if kind == "unavailable" else None
+    return Fault(kind=kind, status=status, message=words, reason=reason, retry_after_s=wait_s)
+
+
+def _longest(*waits: float | None) -> float | None:
+    return max((wait for wait in waits if wait is not None), default=None)
+
+
+def _wait_of(error: object) -> float | None:
+    """Return the wait that an error object names beside its message, such as Google's `RetryInfo`."""
+    return wait_in(beginning(to_json(error).decode("utf-8", "replace"), _MOST_READ))
+
+
+def _codes(error: object) -> str:
+    """Return the names and numbers of an error object, its upstream provider's included, in one text."""
+    match error:
+        case [first, *_]:
+            return _codes(first)
+        case {**fields}:
+            named = (
+                error.get(key) for key in ("code", "type", "status", "reason", "error_code", "innererror")
+            )
+            own = " ".join(str(name)[:200] for name in named if isinstance(name, str | int | dict))
+            return " ".join(filter(None, (own, *(_codes(fields.get(key)) for key in ("error", "errors")))))
+        case _:
+            return ""
+
+
+_SAID_IN = ("message", "detail", "Message", "msg", "status_msg", "description", "title", "code", "type")
+"""Where error objects have their text, the best one first."""
 
 
 def error_words(error: object) -> str:
@@ -91,19 +126,13 @@ def error_words(error: object) -> str:
             return error_words(first)
         case {"error": inner} if inner:
             return error_words(inner)
+        case {"errors": [first, *_], **rest} if not rest.get("message"):
+            return error_words(first)
         case dict():
-            said = next((error[key] for key in ("message", "detail", "code", "type") if error.get(key)), "")
+            said = next((error[key] for key in _SAID_IN if error.get(key)), "")
             return " ".join(filter(None, (_text(said), _upstream_words(error.get("metadata")))))
         case _:
             return ""
-
-
-def _is_garbled(error: object) -> bool:
-    match error:
-        case {"error": {"code": str() as code}}:
-            return code in _GARBLED
-        case _:
-            return False
 
 
 def _upstream_words(metadata: object) -> str:
@@ -129,7 +158,7 @@ def _error_status(error: object) -> int | None:
         code = int(code)
     if isinstance(code, int) and 400 <= code < 600:
         return code
-    named = (_STATUS_OF_TYPE.get(error[key]) for key in ("type", "code") if isinstance(error.get(key), str))
+    named = (_STATUS_OF_TYPE.get(error[key]) for key in ("code", "type") if isinstance(error.get(key), str))
     return next((status for status in named if status is not None), None)
 
 
@@ -180,7 +209,7 @@ def describe(
     profile: WireProfile,
     redacted: Callable[[str], str] = str,
     key: str = "",
-) -> LlmFailure:
+) -> m.LlmFailure:
     """Return the description of a fault: safe to show, with a remedy.
 
     Args:
@@ -193,70 +222,100 @@ def describe(
         key: A sentence about where the key was looked for; empty: the host gave the key.
     """
     message = redacted(beginning(fault.message, _MOST_READ))
-    return LlmFailure(
+    reason = reason_of_fault(fault)
+    return m.LlmFailure(
         kind=fault.kind,
         endpoint=shown_endpoint(base_url),
         model=model,
         status=fault.status,
         message=_shown(message),
-        overflow=_overflow_in(fault.message),
-        remedy=_remedy(fault, base_url, model, profile, key),
+        overflow=overflow_in(fault.message, fault.status) if reason == "too_long" else None,
+        remedy=_remedy(fault, reason, base_url, model, profile, key),
+        reason=reason,
+        retry_after_s=fault.retry_after_s,
     )
 
 
-_WINDOW = "Set a ContextPolicy, send less, or choose a model with a larger context window."
-_MONEY = "Add credit or raise the spending limit at the provider, or choose another model."
-
-
-def _overflow_in(message: str) -> ContextOverflow | None:
-    # Imported at the first failure, because it compiles long patterns.
-    from grue.protocol.chat_wire.context_overflow import overflow_in
-
-    return overflow_in(message)
-
-
-def _refuses_key(fault: Fault) -> bool:
-    return fault.status != 400 or _KEY.search(fault.message) is not None
+def reason_of_fault(fault: Fault) -> FailureReason:
+    """Return why a request gave no completion."""
+    if fault.reason is not None:
+        return fault.reason
+    if fault.kind not in ("refused", "unavailable") or fault.status in (None, 200):
+        return reason_of_kind(fault.kind)
+    return reason_of(fault.status, fault.message)
 
 
 def _shown(text: str) -> str:
     return printable(" ".join(text[: 4 * MAX_WORDS].split()), MAX_WORDS)
 
 
-def _remedy(fault: Fault, base_url: str, model: str, profile: WireProfile, key: str) -> str:
-    match fault:
-        case Fault(message=message) if _overflow_in(message) is not None:
-            return _WINDOW
-        case Fault(status=400 | 403) if _UNPAID.search(fault.message):
-            return _MONEY
-        case Fault(status=403) if _MODERATED.search(fault.message):
-            return "The provider's moderation refused what was sent: change it, or choose another model."
-        case Fault(status=400) if _MODEL.search(fault.message):
-            return f"Check the model name '{model}' and the base URL."
-        case Fault(status=400 | 401 | 403) if _refuses_key(fault):
+def _remedy(
+    fault: Fault, reason: FailureReason, base_url: str, model: str, profile: WireProfile, key: str
+) -> str:
+    match reason:
+        case "key":
             accepted = "to a key that this endpoint accepts for this model."
             return f"{key} Set {profile.key_variable} {accepted}".lstrip()
-        case Fault(status=402) | Fault(status=200 | 429, kind="refused"):
-            return _MONEY
-        case Fault(status=400 | 404) if _TOOLLESS.search(fault.message):
-            return f"Choose a model that can call tools instead of '{model}', or turn MCP off."
-        case Fault(status=404):
-            return f"Check the model name '{model}' and the base URL."
-        case Fault(status=status) if status is not None and 300 <= status < 400:
+        case "permission":
+            return (
+                "Allow the key's account what the endpoint's words name, at the provider, or set"
+                f" {profile.key_variable} to the key of an account that may do it."
+            )
+        case "credit":
+            return "Add credit or raise the spending limit at the provider, or choose another model."
+        case "rate":
+            return f"{_when(fault)}, send fewer requests at once, or ask the provider for a higher limit."
+        case "overloaded":
+            return f"{_when(fault)}, or choose another model."
+        case "region":
+            return "Choose a provider that serves this country or region."
+        # Redirects are not followed, because the key would go with them.
+        case "model" | "address" if fault.status is not None and 300 <= fault.status < 400:
             return "Set the base URL to where it redirects, if you trust that."
-        case Fault(kind="unreachable") if is_loopback(base_url):
-            return "Is the server running? Start it, or correct the base URL."
-        case Fault(kind="unreachable"):
-            return "Check the base URL, the network and the proxy settings."
-        case Fault(kind="timed_out"):
-            return "Raise timeout_seconds in the retry settings, or choose a faster model."
-        case Fault(kind="invalid_reply", status=400):
-            return "Choose a model that is better at calling tools."
-        case Fault(kind="invalid_reply"):
-            return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
-        case Fault(kind="damaged"):
-            return "Check the proxies and gateways before the endpoint, or do not stream."
-        case Fault(kind="unavailable"):
-            return "Try again later, or choose another model."
-        case _:
+        # Providers answer 404 both for a model that does not exist and for one that the account may not use.
+        case "model":
+            return (
+                f"Check the model name '{model}' and the base URL, and whether the key's account may use it."
+            )
+        case "address":
+            return f"Check the model name '{model}' and the base URL, which usually ends in /v1."
+        case "tools":
+            return f"Choose a model that can call tools instead of '{model}', or turn MCP off."
+        case "content":
+            return "The provider's moderation refused what was sent: change it, or choose another model."
+        case "too_long":
+            return "Set a ContextPolicy, send less, or choose a model with a larger context window."
+        case "request":
             return "Check the model and its settings against the endpoint's words."
+        # It was reached, and the connection broke afterwards: the address is right.
+        case "connection" if fault.kind != "unreachable":
+            return "Try again later; if it happens again, check the network and the proxies."
+        case "connection" if is_loopback(base_url):
+            return "Is the server running? Start it, or correct the base URL."
+        case "connection":
+            return "Check the base URL, the network and the proxy settings."
+        case "timeout":
+            return "Raise timeout_seconds in the retry settings, or choose a faster model."
+        # Groq, for one, checks the calls of the model itself, and answers a malformed one with a 400.
+        case "reply" if fault.status not in (None, 200):
+            return "Choose a model that is better at calling tools."
+        # No endpoint writes such bytes: something on the way has changed the stream.
+        case "reply" if fault.kind == "damaged":
+            return "Check the proxies and gateways before the endpoint, or do not stream."
+        # Status 200 and no completion is often a web page, at the path without /v1.
+        case "reply":
+            return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
+    assert_never(reason)
+
+
+def _when(fault: Fault) -> str:
+    wait_s = fault.retry_after_s
+    if wait_s is None:
+        return "Try again later"
+    if wait_s < 120:
+        return f"Try again in {math.ceil(wait_s)} s"
+    return (
+        f"Try again in {wait_s / 60:.0f} minutes"
+        if wait_s < 7200
+        else f"Try again in {wait_s / 3600:.0f} hours"
+    )

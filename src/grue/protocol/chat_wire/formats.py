@@ -1,15 +1,17 @@
-"""The table of wire formats by name."""
+"""The wire formats: a row for each. `wire_format.py` says what another one needs."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from grue.protocol.chat_wire.anthropic_messages import AnthropicMessages
 from grue.protocol.chat_wire.chat_completions import ChatCompletions
-from grue.protocol.chat_wire.profile import WireName
 from grue.protocol.chat_wire.responses import Responses
 from grue.protocol.chat_wire.wire_format import WireFormat
 
-FORMATS: Mapping[WireName, WireFormat] = {
-    "chat_completions": ChatCompletions(),
-    "responses": Responses(),
-    "messages": AnthropicMessages(),
-}
+WireName = Literal["chat_completions", "responses", "messages"]
+"""Their names: OpenAI's chat completions, which most endpoints use, its responses, and Anthropic's."""
+
+_ALL: list[WireFormat] = [ChatCompletions(), Responses(), AnthropicMessages()]
+
+FORMATS: Mapping[str, WireFormat] = {each.name: each for each in _ALL}
+"""The formats by name."""

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from grue.large_data import count_of, encode
-from grue.messages import JsonObject
-from grue.protocol.safe_text import well_formed
-from grue.protocol.tool_arguments import MAX_CHARS, is_crowded
-from grue.protocol.tool_results import MAX_DEPTH, is_deep, json_value
+from grue import messages as m
+from grue.protocol.tools.arguments import MAX_CHARS, is_crowded
+from grue.protocol.tools.results import MAX_DEPTH, is_deep, json_value
+from grue.runtime.large_data import count_of, encode
+from grue.runtime.safe_text import well_formed
 
 _ENCODER = msgspec.json.Encoder()
 _ARGUMENTS = frozenset({"arguments", "input"})
@@ -90,7 +90,7 @@ def strict_value(text: str) -> object:
     return value
 
 
-def json_object(text: str) -> JsonObject | None:
+def json_object(text: str) -> m.JsonObject | None:
     """Return the object in `text`, read as strict JSON; `None` if it is not an object, or is too large."""
     try:
         value = strict_value(text)

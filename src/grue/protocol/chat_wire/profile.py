@@ -1,6 +1,6 @@
 """The capabilities of an endpoint, as data.
 
-Come here to add a property in which endpoints differ. To add a provider, add a row to `profiles.py`.
+It has a field for each property in which endpoints differ. To add a provider, add a row to `profiles.py`.
 """
 
 from collections.abc import Collection
@@ -9,14 +9,16 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from grue.messages import JsonObject
-from grue.protocol.tool_names import NameStyle
-
-WireName = Literal["chat_completions", "responses", "messages"]
-"""The wire formats: OpenAI's chat completions, which most endpoints use, its responses, and Anthropic's."""
+from grue import messages as m
+from grue.policies import MediaKind
+from grue.protocol.tools.names import NameStyle
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model should think before it answers."""
+
+TextToolCalls = Literal["ask", "run", "keep"]
+"""What follows from a tool call that the model has written as text: it is asked to make it as a call; the
+call is made, if it is whole and strictly of its form; or the text counts as any other."""
 
 SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop"})
 
@@ -30,6 +32,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         reasoning_effort: How much the model should think.
         reasoning_tokens: Most tokens for thinking, for endpoints that have such a limit.
         extra_body: Further fields of each request, sent unchanged.
+        text_tool_calls: What follows from a tool call that the model has written as text, as models do whose
+            template the endpoint does not know: `ask` it to make it as a call; `run` it, if it is whole and
+            strictly of its form, or else ask; `keep` it as a text like any other.
     """
 
     model: str
@@ -41,7 +46,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     reasoning_effort: Effort | None = None
     reasoning_tokens: int | None = None
-    extra_body: JsonObject = msgspec.field(default_factory=dict)
+    extra_body: m.JsonObject = msgspec.field(default_factory=dict)
+    text_tool_calls: TextToolCalls = "ask"
 
 
 class WireProfile(Struct, frozen=True, kw_only=True):
@@ -49,7 +55,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: A name to show to people.
-        wire: The wire format.
+        wire: The name of the wire format, one of `WireName`.
         key_variable: The environment variable that usually has the key.
         cache_markers: How many `cache_control` markers grue puts into a request; 0 for none.
         given_cache_markers: How many markers that the caller has set are sent, in place of grue's own; 0 if
@@ -74,18 +80,19 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             assistant's message is inserted.
         max_description_chars: Longest description of a tool; `None` for no limit.
         streams: Whether the endpoint can stream a reply.
+        must_stream: Whether it does nothing else.
         lists_parameters: Whether its model list names the parameters of each model, such as `tools`, and its
             kinds of input.
         reports_cost: Whether its replies say what they cost.
         images: Whether it accepts images. An unknown endpoint is taken to, until it refuses one.
-        audio: Whether it accepts WAV and MP3, which only chat completions can send.
+        audio: Whether it accepts WAV and MP3. Only chat completions can send them.
         files: Whether it accepts PDF files.
 
     Source: R5.8
     """
 
     name: str
-    wire: WireName = "chat_completions"
+    wire: str = "chat_completions"
     key_variable: str = "GRUE_API_KEY"
     cache_markers: int = 0
     given_cache_markers: int = 4
@@ -102,11 +109,18 @@ class WireProfile(Struct, frozen=True, kw_only=True):
     assistant_after_results: bool = False
     max_description_chars: int | None = None
     streams: bool = True
+    must_stream: bool = False
     lists_parameters: bool = False
     reports_cost: Literal["always", "never", "unknown"] = "unknown"
     images: bool = True
     audio: bool = False
     files: bool = False
+
+    @property
+    def inputs(self) -> frozenset[MediaKind]:
+        """The kinds of input besides text that the endpoint accepts."""
+        kinds: dict[MediaKind, bool] = {"image": self.images, "audio": self.audio, "file": self.files}
+        return frozenset(kind for kind, accepted in kinds.items() if accepted)
 
     @property
     def states_schema(self) -> bool:
@@ -130,9 +144,9 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             return wanted
         return min(wanted, self.max_output_tokens)
 
-    def sampled(self, settings: ModelSettings) -> JsonObject:
+    def sampled(self, settings: ModelSettings) -> m.JsonObject:
         """Return the sampling fields that are set and that the endpoint accepts, by grue's own names."""
-        fields: JsonObject = {
+        fields: m.JsonObject = {
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "top_k": settings.top_k,
@@ -151,7 +165,7 @@ def left_out(profile: WireProfile, settings: ModelSettings) -> frozenset[str]:
 
 
 def with_inputs(profile: WireProfile, inputs: Collection[str]) -> WireProfile:
-    """Return the profile for a model whose endpoint lists its kinds of `inputs` besides text."""
+    """Return the profile with these kinds of input besides text, and no others."""
     return msgspec.structs.replace(
         profile, images="image" in inputs, audio="audio" in inputs, files="file" in inputs
     )

@@ -1,8 +1,8 @@
 """Adapt the profile of an endpoint after it refused a request.
 
-Come here to add a kind of refusal. Each adaptation recognises one in the provider's text and removes what was
-refused from the profile. A profile can only lose features, so a request is repeated a bounded number of
-times. The adapted profile is kept for the run.
+To handle another kind of refusal, add an adaptation. Each adaptation recognises one in the provider's text
+and removes what was refused from the profile. A profile can only lose features, so a request is repeated a
+bounded number of times. The adapted profile is kept for the run.
 """
 
 import re
@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireProfile
 
 Adaptation: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
@@ -33,8 +34,8 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _REFUSAL = re.compile(
-    r"unsupported|not support|unknown|unrecognized|unexpected|unavailable|not (be )?(permitted|allowed)"
-    r"|deprecated|cannot|can't|does not|no longer|invalid|extra|must|only",
+    r"unsupported|(?:not|n.t) support|unknown|unrecognized|unexpected|unavailable"
+    r"|not (be )?(permitted|allowed)|deprecated|cannot|can't|does not|no longer|invalid|extra|must|only",
     re.IGNORECASE,
 )
 _UNKNOWN = re.compile(
@@ -42,7 +43,7 @@ _UNKNOWN = re.compile(
     r"|cannot|can't|no longer|extra",
     re.IGNORECASE,
 )
-"""Of a field itself; a value that is out of range is the user's to mend."""
+"""Words that refuse a field itself. A field whose value is out of range stays: the user has to correct it."""
 
 _RENAMED = re.compile(r"max_tokens\W[^\n]{0,120}max_completion_tokens", re.IGNORECASE)
 _TOO_MANY = re.compile(
@@ -68,7 +69,7 @@ _ADAPTIVE = re.compile(r"thinking\.type\.enabled|use\b[^\n]{0,20}adaptive", re.I
 
 
 def _refused(noun: str) -> re.Pattern[str]:
-    """Return how an endpoint says that it takes none at all: not that it does not take this one."""
+    """Return a pattern for words that refuse a field altogether, and not only this value."""
     taken = rf"\b(?:{noun})s?\b(?!/|[ _-]?(?:format|type|size|media|mime|dimension))"
     return re.compile(
         rf"(?:\bnot|n't|cannot) (?:\w+ )?(?:support|accept|allow)\w*[^\n.]{{0,30}}?{taken}"
@@ -89,6 +90,15 @@ _TEXT_ONLY = re.compile(
     r"|content\b[^\n]{0,40}(?:must be a string|expected a string)(?! that| with)",
     re.IGNORECASE,
 )
+_STREAM_ONLY = re.compile(
+    r"only supports? (?:the )?stream|stream(?:ing)?(?: mode)? (?:only|is (?:required|mandatory)|required)"
+    r"|stream\W{1,3}(?:must|has to|should) be (?:set to )?(?:true|enabled)|requires? (?:\S+ )?stream"
+    r"|(?:enable|set|use) (?:the )?`?stream(?:ing)?\b|non-stream\w*[^\n]{0,30}not support"
+    r"|not support[^\n]{0,30}non-stream|for non-streaming",
+    re.IGNORECASE,
+)
+"""A refusal that is mended by streaming, where other words about streams are mended without it."""
+
 _STOP = re.compile(r"\bstop(_sequences)?\b", re.IGNORECASE)
 
 
@@ -153,7 +163,7 @@ def _cache_markers(profile: WireProfile, words: str) -> WireProfile | None:
 def _answer_format(profile: WireProfile, words: str) -> WireProfile | None:
     if not _FORMAT.search(words) or not _REFUSAL.search(words):
         return None
-    plainer = profile.response_format == "json_schema" and profile.wire != "messages"
+    plainer = profile.response_format == "json_schema" and FORMATS[profile.wire].json_objects
     return replace(profile, response_format="json_object" if plainer else "none")
 
 
@@ -168,6 +178,8 @@ def _order(profile: WireProfile, words: str) -> WireProfile | None:
 
 
 def _stream(profile: WireProfile, words: str) -> WireProfile | None:
+    if _STREAM_ONLY.search(words):
+        return replace(profile, must_stream=True)
     told = re.search(r"\bstream(ing|s|_options)?\b", words, re.IGNORECASE) and _REFUSAL.search(words)
     return replace(profile, streams=False) if told else None
 

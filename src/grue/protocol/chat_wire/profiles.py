@@ -1,6 +1,6 @@
 """The table of known endpoints. What is not in it is learned from refusals (`profile_adaptation.py`).
 
-Come here to add a provider.
+To add a provider, add a row.
 """
 
 import re
@@ -8,30 +8,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from grue.protocol.chat_wire.profile import WireName, WireProfile
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.profile import WireProfile
 
 _OPENAI_SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "stop"})
 
-GENERIC = WireProfile(name="generic")
-"""An unknown chat completions endpoint, such as a local server or a gateway."""
-
-GENERIC_RESPONSES = WireProfile(
-    name="generic responses",
-    wire="responses",
-    names="encoded",
-    sampling=frozenset({"temperature", "top_p", "max_tokens"}),
-    reasoning="reasoning",
-)
-
-GENERIC_MESSAGES = WireProfile(
-    name="generic messages",
-    wire="messages",
-    cache_markers=4,
-    names="encoded",
-    sampling=frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"}),
-    default_max_tokens=8192,
-    reasoning="thinking",
-    tools_with_forced=True,
+# What is unknown: a local server, say, or a gateway.
+GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES = (
+    FORMATS[wire].profile for wire in ("chat_completions", "responses", "messages")
 )
 
 # OpenRouter passes tool names on to the provider that it picks, so they have to suit the strictest one.
@@ -140,18 +124,6 @@ PROFILES: dict[str, tuple[WireProfile, ...]] = {
 }
 """Profiles by host; subdomains match too. The first row is used unless a wire format is requested."""
 
-_GENERIC: dict[WireName, WireProfile] = {
-    "chat_completions": GENERIC,
-    "responses": GENERIC_RESPONSES,
-    "messages": GENERIC_MESSAGES,
-}
-
-_BY_PATH: dict[str, WireName] = {
-    "/chat/completions": "chat_completions",
-    "/responses": "responses",
-    "/messages": "messages",
-}
-
 # OpenAI's reasoning models accept no sampling settings and take instructions in the role developer.
 _REASONING = re.compile(r"(?:^|/)(?:o[1-9]|gpt-(?:[5-9]|[1-9]\d))(?![^/]*chat)")
 # The first reasoning models accept neither the role system nor developer.
@@ -162,13 +134,13 @@ _UNREASONING = re.compile(r"(?:^|/)(?:gpt-(?:3\.5|4)|chatgpt-4)")
 _STEADY = re.compile(r"claude-(?:opus-4-[7-9]|[a-z]+-(?:[5-9]|[1-9]\d)(?!\d))")
 
 
-def wire_of(base_url: str) -> WireName | None:
+def wire_of(base_url: str) -> str | None:
     """Return the wire format that the end of a base URL names, or `None`."""
     path = urlsplit(base_url.strip()).path.rstrip("/")
-    return next((wire for ending, wire in _BY_PATH.items() if path.endswith(ending)), None)
+    return next((each.name for each in FORMATS.values() if path.endswith(each.path)), None)
 
 
-def profile_for(base_url: str, model: str = "", wire: WireName | None = None) -> WireProfile:
+def profile_for(base_url: str, model: str = "", wire: str | None = None) -> WireProfile:
     """Return the profile for an endpoint and a model.
 
     Args:
@@ -184,8 +156,9 @@ def profile_for(base_url: str, model: str = "", wire: WireName | None = None) ->
             if chosen is not None:
                 return _for_model(chosen, model.lower())
             assert wire is not None, "without a format the first row is chosen"
-            return msgspec.structs.replace(_GENERIC[wire], key_variable=rows[0].key_variable)
-    return _GENERIC[wire or "chat_completions"]
+            generic = msgspec.structs.replace(FORMATS[wire].profile, key_variable=rows[0].key_variable)
+            return _for_model(generic, model.lower())
+    return _for_model(FORMATS[wire or "chat_completions"].profile, model.lower())
 
 
 def _for_model(profile: WireProfile, model: str) -> WireProfile:
@@ -193,8 +166,9 @@ def _for_model(profile: WireProfile, model: str) -> WireProfile:
     if profile == ANTHROPIC and _STEADY.search(model):
         return replace(profile, reasoning="adaptive")
     if profile in (OPENAI, OPENAI_CHAT) and _REASONING.search(model):
-        role = "user" if _NO_INSTRUCTIONS.search(model) else "developer"
-        return replace(profile, system_role=role, sampling=frozenset({"max_tokens"}))
+        profile = replace(profile, system_role="developer", sampling=frozenset({"max_tokens"}))
+    if _NO_INSTRUCTIONS.search(model):
+        return replace(profile, system_role="user")  # also behind a gateway
     if profile == OPENAI and _UNREASONING.search(model):
         return replace(profile, reasoning="none")
     return profile

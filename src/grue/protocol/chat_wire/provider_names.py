@@ -1,12 +1,12 @@
 """The names of providers, as OpenTelemetry's conventions for GenAI spell them (`gen_ai.provider.name`).
 
-Come here to add a provider. A provider that the conventions do not name gets its own name here.
+A provider that the conventions do not name gets its own name here.
 """
 
 import functools
 from urllib.parse import urlsplit
 
-from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.formats import FORMATS
 
 _BY_HOST = {
     "aiplatform.googleapis.com": "gcp.vertex_ai",
@@ -29,11 +29,9 @@ _BY_HOST = {
     "services.ai.azure.com": "azure.ai.inference",
 }
 
-_BY_WIRE: dict[WireName, str] = {"messages": "anthropic"}
-
 
 @functools.lru_cache(maxsize=64)
-def provider_name(base_url: str, wire: WireName) -> str:
+def provider_name(base_url: str, wire: str) -> str:
     """Return the provider's name.
 
     An unknown host has the name of the provider whose wire format it speaks: the conventions use the name to
@@ -41,11 +39,11 @@ def provider_name(base_url: str, wire: WireName) -> str:
 
     Args:
         base_url: The endpoint's base URL. Subdomains of a known host match too.
-        wire: The wire format.
+        wire: The name of the wire format.
     """
     host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
     known = (name for suffix, name in _BY_HOST.items() if host == suffix or _ends(host, suffix))
-    return next(known, _BY_WIRE.get(wire, "openai"))
+    return next(known, FORMATS[wire].provider)
 
 
 def _ends(host: str, suffix: str) -> bool:

@@ -12,11 +12,11 @@ from itertools import count
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.messages import CallId, JsonObject, ReplyFacts, ToolCall, Usage
+from grue import messages as m
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.json_text import from_json, json_object, to_json
-from grue.protocol.tool_arguments import CUT_MARK
-from grue.protocol.tool_names import WireNames
+from grue.protocol.tools.arguments import CUT_MARK
+from grue.protocol.tools.names import WireNames
 
 NAMELESS = "unnamed"
 """The name given to a call that has none."""
@@ -28,8 +28,27 @@ UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
 """Exceptions that Python raises for extreme texts and numbers. Readers guard against it by themselves;
 at the edge it is caught once more, because nothing that an endpoint says may end an actor."""
 
+LENGTH = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
+"""Words for the end of a reply at its length limit."""
+
+_WHOLE = frozenset(
+    {"stop", "tool_calls", "tool_call", "tool_use", "function_call", "end_turn", "stop_sequence", "complete"}
+    | {"completed", "eos", "eos_token", "end", "done", "load", "unload", *LENGTH}
+)
+"""Words for the end of a reply that is whole, or that was cut at its length limit, as is judged elsewhere."""
+
+_BROKEN = frozenset(
+    {"error", "network_error", "insufficient_system_resource", "abort", "aborted", "cancelled", "failed"}
+    | {"timeout", "server_error", "in_progress", "queued"}
+)
+_STOPPED = re.compile(
+    r"content_?filter|refusal|safety|moderation|sensitive|recitation|blocklist|prohibited|spii|guardrail|incomplete"
+    r"|malformed|policy"
+)
+
 _ABSURD = 2**53
 _LONGEST_ID = 500
+_VALUE_WEIGHT = 16
 
 
 class Reply(Struct, frozen=True, kw_only=True):
@@ -42,22 +61,27 @@ class Reply(Struct, frozen=True, kw_only=True):
         reasoning: The text of its thinking.
         finish_reason: The reason why it ended, in the terms of chat completions.
         cut: Whether it ended at its length limit.
+        stopped: Why the endpoint stopped it before its end, if not for its length; empty: it did not. The
+            text is what there was by then, and calls are left out.
+        written: The tool calls that its text is, if they have not been made calls of it.
         echo: Fields that the provider requires back in the assistant's message; each format has its own.
         prompt_tokens: The size of the prompt, without those of earlier tries that `usage` includes.
         facts: What the endpoint says about the reply.
     """
 
     content: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[m.ToolCall, ...] = ()
     refusal: str | None = None
     reasoning: str | None = None
     finish_reason: str | None = None
     cut: bool = False
+    stopped: str = ""
+    written: m.WrittenCalls | None = None
     model: str = ""
-    usage: Usage = Usage()
-    echo: JsonObject = {}
+    usage: m.Usage = m.Usage()
+    echo: m.JsonObject = {}
     prompt_tokens: int = 0
-    facts: ReplyFacts = ReplyFacts()
+    facts: m.ReplyFacts = m.ReplyFacts()
 
 
 class CallIds:
@@ -74,18 +98,18 @@ class CallIds:
         self._given: set[str] = set()
         self._numbers = count(1)
 
-    def give(self, wanted: object) -> CallId:
+    def give(self, wanted: object) -> m.CallId:
         """Return `wanted`, or a new id if that is not an id or is in use."""
         call_id = wanted if isinstance(wanted, str) else ""
         while not call_id or call_id in self._used or call_id in self._given:
             call_id = f"call_{self._request}_{next(self._numbers)}"
         self._given.add(call_id)
-        return CallId(call_id)
+        return m.CallId(call_id)
 
 
-def read_call(call_id: object, name: object, arguments: object, ids: CallIds, names: WireNames) -> ToolCall:
+def read_call(call_id: object, name: object, arguments: object, ids: CallIds, names: WireNames) -> m.ToolCall:
     """Return a tool call from the parts that a format found, whatever they are."""
-    return ToolCall(
+    return m.ToolCall(
         call_id=ids.give(call_id),
         name=names.to_canonical(name) if isinstance(name, str) and name else NAMELESS,
         arguments=_arguments(arguments),
@@ -152,7 +176,7 @@ _MOST_COMPARED = 64 * 2**10
 _MOST_COPIES = 8
 
 
-def unless_cut(calls: Sequence[ToolCall], given: object) -> tuple[ToolCall, ...]:
+def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
     """Return the calls of a reply that was cut, the last one marked if nobody can tell whether it is whole.
 
     Args:
@@ -166,7 +190,23 @@ def unless_cut(calls: Sequence[ToolCall], given: object) -> tuple[ToolCall, ...]
     return (*calls[:-1], replace(last, arguments=f"{last.arguments}{CUT_MARK}"))
 
 
-def read_object(body: bytes) -> JsonObject | Fault:
+def as_it_ended(reply: Reply) -> Reply | Fault:
+    """Return a reply as far as it may be used, by the reason why it ended; the fault if it broke off.
+
+    Nothing is done because of a reply that is not whole: a call whose arguments had only begun, or not even
+    that, may look like a call without arguments. Of a word that is not known, calls are left out too.
+    """
+    reason = (reply.finish_reason or "").strip().lower()
+    if reason in _BROKEN:
+        return Fault(kind="unavailable", status=200, message=f"the reply broke off: {reason}")
+    if reply.refusal:
+        return replace(reply, tool_calls=())
+    if not reason or reason in _WHOLE or not (reply.tool_calls or _STOPPED.search(reason)):
+        return reply
+    return replace(reply, tool_calls=(), stopped=_short(reply.finish_reason) or "unknown")
+
+
+def read_object(body: bytes) -> m.JsonObject | Fault:
     """Return the JSON object in a body, or the fault if there is none."""
     try:
         answer = from_json(body)
@@ -196,9 +236,9 @@ def text_of(content: object) -> str:
             return ""
 
 
-def facts_of(answer: JsonObject) -> ReplyFacts:
-    """Return what an endpoint's answer says about itself; texts that are too long to be ids are left out."""
-    return ReplyFacts(
+def facts_of(answer: m.JsonObject) -> m.ReplyFacts:
+    """Return the ids and names in an endpoint's answer; texts that are too long to be ids are left out."""
+    return m.ReplyFacts(
         id=_short(answer.get("id")),
         service_tier=_short(answer.get("service_tier")),
         system_fingerprint=_short(answer.get("system_fingerprint")),
@@ -214,7 +254,7 @@ def listed(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def as_object(value: object) -> JsonObject:
+def as_object(value: object) -> m.JsonObject:
     """Return an object; an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
@@ -222,6 +262,27 @@ def as_object(value: object) -> JsonObject:
 def as_text(value: object) -> str | None:
     """Return a text; `None` for anything else."""
     return value if isinstance(value, str) else None
+
+
+def weight(value: object) -> int:
+    """Return about how much a JSON value holds: its characters, and a few for each value.
+
+    An empty object takes two characters of JSON and dozens of bytes of memory, so characters alone would not
+    bound what a stream may make grue hold.
+    """
+    total, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        total += _VALUE_WEIGHT
+        match item:
+            case str():
+                total += len(item)
+            case list():
+                waiting += item
+            case dict():
+                total += sum(map(len, item))
+                waiting += item.values()
+    return total
 
 
 def tokens(value: object) -> int:

@@ -8,18 +8,7 @@ calls that followed it.
 from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
-from grue.messages import (
-    AnswerSchema,
-    AssistantText,
-    Attachment,
-    JsonObject,
-    SystemText,
-    ToolCall,
-    ToolDefinition,
-    ToolMessage,
-    Usage,
-    UserText,
-)
+from grue import messages as m
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
 from grue.protocol.chat_wire.media import Shown, WireItem, data_url, label, result_text, sent, user_text
@@ -46,6 +35,7 @@ from grue.protocol.chat_wire.wire_format import (
     Assembler,
     Choice,
     Said,
+    WireFormat,
     WireRequest,
     encode_head,
     encode_tail,
@@ -53,17 +43,31 @@ from grue.protocol.chat_wire.wire_format import (
     non_blank,
     shortened,
 )
-from grue.protocol.tool_names import WireNames
-from grue.protocol.tool_schemas import openai_tool
+from grue.protocol.tools.arguments import CUT_MARK
+from grue.protocol.tools.names import WireNames
+from grue.protocol.tools.schemas import openai_tool
 
 _OUTPUT = "output"
 """Key in a reply's echo: its output items, in order."""
 
 
-class Responses:
+class Responses(WireFormat):
     """The format of OpenAI's newest models and of compatible gateways."""
 
+    name = "responses"
     path = "/responses"
+    profile = WireProfile(
+        name="generic responses",
+        wire="responses",
+        names="encoded",
+        sampling=frozenset({"temperature", "top_p", "max_tokens"}),
+        reasoning="reasoning",
+    )
+    provider = "openai"
+    inputs = frozenset({"image", "file"})
+    own_fields = frozenset({"model", "input", "tools", "tool_choice", "stream"})
+    json_objects = True
+    echoes_text = True
     results_carry_media = True
     marks_results = False
 
@@ -80,7 +84,7 @@ class Responses:
         """Encode the items of a reply: unchanged, except calls, which are taken from `tool_calls`."""
         items = listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
-        encoded: list[JsonObject] = []
+        encoded: list[m.JsonObject] = []
         for item in map(as_object, items):
             if item.get("type") != "function_call":
                 encoded.append(item)
@@ -91,12 +95,14 @@ class Responses:
             encoded.pop()
         return tuple(map(to_json, encoded))
 
-    def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
+    def encode_tools(
+        self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
+    ) -> bytes:
         """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
 
         Source: R4.1, P10
         """
-        encoded: list[JsonObject] = []
+        encoded: list[m.JsonObject] = []
         for tool in tools:
             short = shortened(tool, profile.max_description_chars)
             function = as_object(openai_tool(short, name=names.to_wire(tool.name))["function"])
@@ -107,7 +113,7 @@ class Responses:
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""
         head = encode_head(_head(request), request.extra, "input")
-        tail: JsonObject = {**_answer(request.answer, request.profile), **request.extra}
+        tail: m.JsonObject = {**_answer(request.answer, request.profile), **request.extra}
         if request.stream:
             tail["stream"] = True
         choice = to_json(_choice(request.choice))
@@ -141,9 +147,9 @@ class Responses:
 # --- Requests ---
 
 
-def _head(request: WireRequest) -> JsonObject:
+def _head(request: WireRequest) -> m.JsonObject:
     settings, profile = request.settings, request.profile
-    fields: JsonObject = {"model": settings.model, "store": False}
+    fields: m.JsonObject = {"model": settings.model, "store": False}
     for name, value in profile.sampled(settings).items():
         fields["max_output_tokens" if name == "max_tokens" else name] = value
     if profile.reasoning != "none":
@@ -153,17 +159,17 @@ def _head(request: WireRequest) -> JsonObject:
     return fields
 
 
-def _input(item: WireItem, profile: WireProfile) -> JsonObject:
+def _input(item: WireItem, profile: WireProfile) -> m.JsonObject:
     match item:
-        case SystemText(text=text):
+        case m.SystemText(text=text):
             return {"role": profile.system_role, "content": non_blank(text)}
-        case UserText():
+        case m.UserText():
             text = non_blank(user_text(item, profile).text)
             images = [_part(each) for each in sent(item, profile)]
             return {"role": "user", "content": [*images, _text(text)] if images else text}
-        case AssistantText(text=text):
+        case m.AssistantText(text=text):
             return {"role": "assistant", "content": non_blank(text)}
-        case ToolMessage(call_id=call_id):
+        case m.ToolMessage(call_id=call_id):
             text = non_blank(result_text(item, profile))
             output = [_text(text), *map(_part, sent(item, profile))]
             return {
@@ -178,15 +184,15 @@ def _input(item: WireItem, profile: WireProfile) -> JsonObject:
             assert_never(item)
 
 
-def _parts(result: ToolMessage, profile: WireProfile) -> list[JsonObject]:
+def _parts(result: m.ToolMessage, profile: WireProfile) -> list[m.JsonObject]:
     return [_text(label(result)), *map(_part, sent(result, profile))]
 
 
-def _text(text: str) -> JsonObject:
+def _text(text: str) -> m.JsonObject:
     return {"type": "input_text", "text": text}
 
 
-def _part(attachment: Attachment) -> JsonObject:
+def _part(attachment: m.Attachment) -> m.JsonObject:
     url = data_url(attachment)
     if attachment.kind == "image":
         return {"type": "input_image", "detail": "auto", "image_url": url}
@@ -200,7 +206,7 @@ def _items_of(reply: Reply) -> list[object]:
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]
 
 
-def _called(call: ToolCall, names: WireNames) -> JsonObject:
+def _called(call: m.ToolCall, names: WireNames) -> m.JsonObject:
     arguments = call.arguments if json_object(call.arguments) is not None else "{}"
     return {"call_id": call.call_id, "name": names.to_wire(call.name), "arguments": arguments}
 
@@ -209,7 +215,7 @@ def _choice(choice: Choice) -> object:
     return {"type": "function", "name": choice.name} if choice.mode == "named" else choice.mode
 
 
-def _answer(answer: AnswerSchema | None, profile: WireProfile) -> JsonObject:
+def _answer(answer: m.AnswerSchema | None, profile: WireProfile) -> m.JsonObject:
     if answer is None or profile.response_format == "none":
         return {}
     if profile.response_format == "json_object":
@@ -220,20 +226,29 @@ def _answer(answer: AnswerSchema | None, profile: WireProfile) -> JsonObject:
 # --- Replies ---
 
 
-def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
+def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
     items = [as_object(item) for item in listed(answer["output"])]
     kept: list[object] = []
-    calls: list[ToolCall] = []
+    calls: list[m.ToolCall] = []
     for item in items:
         if item.get("type") == "function_call":
-            call = read_call(item.get("call_id"), item.get("name"), item.get("arguments"), ids, names)
+            arguments = item.get("arguments")
+            # The limit may strike in the middle of a call; what has come of it may still be valid JSON.
+            if item.get("status") == "incomplete":
+                arguments = f"{arguments}{CUT_MARK}"
+            call = read_call(item.get("call_id"), item.get("name"), arguments, ids, names)
             calls.append(call)
+            # The result names the call by this id, which is ours if the endpoint has sent none or one twice.
             item = item | {"call_id": call.call_id}
+        # The endpoint stores nothing (`store` is false), so every item goes back, in this order: OpenAI
+        # refuses a call without the reasoning that came before it.
         again = _again(item)
         if again:
             kept.append(again)
+    # A reply may have several messages, with reasoning and calls between them.
     parts = [as_object(part) for item in items for part in listed(item.get("content"))]
     finish = _finish(answer, bool(calls))
+    # An item need not have a `status`, and then only the reply says that it was cut.
     if finish == "length" and calls and items[-1].get("type") == "function_call":
         calls = list(unless_cut(calls, items[-1].get("arguments")))
     return Reply(
@@ -250,7 +265,7 @@ def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
     )
 
 
-def _again(item: JsonObject) -> JsonObject:
+def _again(item: m.JsonObject) -> m.JsonObject:
     """Return an item in the form in which it can be sent back; empty if it cannot be.
 
     Some gateways write missing members as `null`. These are removed, because the endpoint would refuse them.
@@ -270,11 +285,11 @@ def _again(item: JsonObject) -> JsonObject:
             return {}
 
 
-def _without_nulls(value: JsonObject) -> JsonObject:
+def _without_nulls(value: m.JsonObject) -> m.JsonObject:
     return {name: item for name, item in value.items() if item is not None}
 
 
-def _finish(answer: JsonObject, calls: bool) -> str | None:
+def _finish(answer: m.JsonObject, calls: bool) -> str | None:
     status = as_text(answer.get("status"))
     if status == "completed":
         return "tool_calls" if calls else "stop"
@@ -284,15 +299,15 @@ def _finish(answer: JsonObject, calls: bool) -> str | None:
     return status
 
 
-def _reasoning(items: Iterable[JsonObject]) -> str | None:
+def _reasoning(items: Iterable[m.JsonObject]) -> str | None:
     thoughts = [item for item in items if item.get("type") == "reasoning"]
     said = [text_of(item.get("summary")) or text_of(item.get("content")) for item in thoughts]
     return "\n".join(text for text in said if text) or None
 
 
-def _usage(usage: JsonObject) -> Usage:
+def _usage(usage: m.JsonObject) -> m.Usage:
     prompt = as_object(usage.get("input_tokens_details"))
-    return Usage(
+    return m.Usage(
         input_tokens=tokens(usage.get("input_tokens")),
         output_tokens=tokens(usage.get("output_tokens")),
         cached_tokens=tokens(prompt.get("cached_tokens")),

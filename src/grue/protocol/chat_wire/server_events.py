@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from grue.messages import JsonObject
+from grue import messages as m
 from grue.protocol.chat_wire.json_text import from_json
 
 MAX_LINE_BYTES = 16 * 2**20
@@ -44,7 +44,7 @@ class ServerEvent(Struct, frozen=True):
     text: str
 
     @property
-    def object(self) -> JsonObject:
+    def object(self) -> m.JsonObject:
         """The data as a JSON object; an empty one for blank data and for `[DONE]`.
 
         Raises:
@@ -61,7 +61,7 @@ class ServerEvent(Struct, frozen=True):
         return value
 
 
-def intact(value: JsonObject, names: frozenset[str]) -> JsonObject:
+def intact(value: m.JsonObject, names: frozenset[str]) -> m.JsonObject:
     """Return an object none of whose members is one of `names` with a wrong character in it.
 
     Members that are not known are passed over, since endpoints add some; a known one that has been garbled

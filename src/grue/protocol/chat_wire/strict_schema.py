@@ -1,7 +1,7 @@
 """Convert JSON Schemas to the strict dialect, which endpoints can enforce on a model's answer."""
 
-from grue.messages import AnswerSchema, JsonObject
-from grue.protocol.tool_names import WireNames
+from grue import messages as m
+from grue.protocol.tools.names import WireNames
 
 _UNIONS = ("anyOf", "oneOf")
 _UNSAYABLE = {
@@ -15,17 +15,18 @@ _UNSAYABLE = {
 }
 
 
-def strict_format(answer: AnswerSchema) -> JsonObject:
+def strict_format(answer: m.AnswerSchema) -> m.JsonObject:
     """Return an answer's schema and name in OpenAI's format; strict if the dialect can express the schema."""
     # The name of a schema has to match the same pattern as the name of a tool.
     name = WireNames("encoded").to_wire(answer.name)
     try:
         return {"name": name, "strict": True, "schema": strict_schema(answer.schema)}
     except ValueError:
+        # Without `strict`, endpoints take any schema as a hint, and the host's check decides.
         return {"name": name, "schema": answer.schema}
 
 
-def strict_schema(schema: JsonObject) -> JsonObject:
+def strict_schema(schema: m.JsonObject) -> m.JsonObject:
     """Return `schema` in the strict dialect. It accepts the same values, with `null` for a missing property.
 
     Objects allow no further properties, and all properties are required; optional ones become nullable.
@@ -35,21 +36,26 @@ def strict_schema(schema: JsonObject) -> JsonObject:
         ValueError: The dialect cannot express the schema: it has a free-form mapping, a value of any type, a
             tuple or a condition, or its root is not an object.
     """
+    # OpenAI refuses a root that is an array, a union or a reference.
     if schema.get("type") != "object":
         raise ValueError("the root of a strict schema is an object")
     return _strict(schema)
 
 
-def _strict(schema: object) -> JsonObject:
+def _strict(schema: object) -> m.JsonObject:
     if not isinstance(schema, dict):
         raise ValueError("a strict schema says what it accepts")
+    # An empty schema, which accepts any value, is valid JSON Schema, and refused here.
     if not schema.keys() & {"type", "$ref", "enum", "const", *_UNIONS}:
         raise ValueError("a strict schema names a type")
     if schema.keys() & _UNSAYABLE or (schema.get("type") == "array" and "items" not in schema):
         raise ValueError("a strict schema has no tuples and no conditions")
+    # Pydantic writes both keywords; the dialect knows neither.
     rest = {key: value for key, value in schema.items() if key not in {"default", "discriminator"}}
+    # A reference may have no siblings, such as the description that Pydantic puts beside it.
     if "$ref" in rest and len(rest) > 1:
         rest["anyOf"] = [{"$ref": rest.pop("$ref")}]
+    # Of the unions only `anyOf` is known. It accepts more than `oneOf`; the answer is checked afterwards.
     for union in _UNIONS:
         if union in rest:
             rest["anyOf"] = [_strict(choice) for choice in _list(rest.pop(union))]
@@ -60,12 +66,13 @@ def _strict(schema: object) -> JsonObject:
     return _closed(rest) if _is_object(rest) else rest
 
 
-def _closed(schema: JsonObject) -> JsonObject:
+def _closed(schema: m.JsonObject) -> m.JsonObject:
     properties = _object(schema.get("properties", {}))
     extra = schema.get("additionalProperties")
     if isinstance(extra, dict) or (not properties and extra is not False):
         raise ValueError("a strict schema has no free-form mappings")
     required = _list(schema.get("required", []))
+    # Every property has to be required, so an optional one gets the value `null` in place of being left out.
     return {
         **schema,
         "properties": {
@@ -77,8 +84,9 @@ def _closed(schema: JsonObject) -> JsonObject:
     }
 
 
-def _nullable(schema: JsonObject) -> JsonObject:
+def _nullable(schema: m.JsonObject) -> m.JsonObject:
     kind = schema.get("type")
+    # `null` beside the type would not be among the values of an `enum` or a `const`: these get a union.
     if isinstance(kind, str) and "enum" not in schema and "const" not in schema:
         return schema if kind == "null" else {**schema, "type": [kind, "null"]}
     if isinstance(kind, list) and "enum" not in schema and "const" not in schema:
@@ -90,7 +98,7 @@ def _nullable(schema: JsonObject) -> JsonObject:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _is_object(schema: JsonObject) -> bool:
+def _is_object(schema: m.JsonObject) -> bool:
     kind = schema.get("type")
     return kind == "object" or (isinstance(kind, list) and "object" in kind)
 
@@ -101,7 +109,7 @@ def _list(value: object) -> list[object]:
     return value
 
 
-def _object(value: object) -> JsonObject:
+def _object(value: object) -> m.JsonObject:
     if not isinstance(value, dict):
         raise ValueError("a strict schema has no free-form mappings")
     return value

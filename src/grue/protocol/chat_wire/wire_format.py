@@ -1,6 +1,7 @@
 """The interface of a wire format, and the code that the formats share.
 
-Come here to add a wire format, and enter it in `formats.py`.
+To add a wire format, derive a class from `WireFormat` and write an assembler for its streams, each in a
+module of its own, and add a row to `formats.py`. mypy names what the class lacks.
 
 The body of a request has three parts, each encoded once: a head (model, sampling), the messages, and a tail
 (tools, or the schema of the answer). Whatever changes from request to request is in the tail. Each request
@@ -13,15 +14,16 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Struct
 
-from grue.large_data import joined
-from grue.messages import AnswerSchema, CachePoint, JsonObject, SystemText, ToolDefinition, UserText
+from grue import messages as m
+from grue.policies import MediaKind
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.json_text import to_json
 from grue.protocol.chat_wire.media import WireItem
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import ServerEvent
-from grue.protocol.tool_names import WireNames
+from grue.protocol.tools.names import WireNames
+from grue.runtime.large_data import joined
 
 EMPTY = "(empty)"
 """Sent in place of an empty or blank text, which some endpoints refuse."""
@@ -62,7 +64,7 @@ class WireRequest(Struct, frozen=True, kw_only=True):
     messages: Sequence[bytes] = ()
     tools: bytes = b""
     choice: Choice = Choice()
-    answer: AnswerSchema | None = None
+    answer: m.AnswerSchema | None = None
     extra: Mapping[str, object] = {}
     stream: bool = False
 
@@ -80,8 +82,10 @@ class Assembler(Protocol):
     finished: bool
     """Whether the last event has arrived; the rest of the stream is not needed."""
 
-    held: int
-    """Characters of text and of arguments that have arrived."""
+    @property
+    def held(self) -> int:
+        """Characters of text and of arguments so far, and the `weight` of all else that is kept."""
+        ...
 
     @property
     def whole(self) -> bool:
@@ -100,8 +104,29 @@ class Assembler(Protocol):
 class WireFormat(Protocol):
     """Encodes requests and decodes replies of one API. A format has no state."""
 
+    name: str
+    """Its name in settings and traces, one of `WireName`."""
+
     path: str
-    """The path of the request, after the base URL."""
+    """The path of the request, after the base URL. A base URL that ends in it selects the format."""
+
+    profile: WireProfile
+    """What an unknown endpoint of this format is taken to accept."""
+
+    provider: str
+    """The provider whose format it is, as OpenTelemetry spells it; the name of an unknown host's provider."""
+
+    inputs: frozenset[MediaKind]
+    """The kinds of input besides text that it can express, whatever the endpoint accepts."""
+
+    own_fields: frozenset[str]
+    """The fields of a request that the turn sets, and that `extra_body` may not replace."""
+
+    json_objects: bool
+    """Whether a request can ask for a JSON object of any shape."""
+
+    echoes_text: bool
+    """Whether the echo of a reply repeats its text."""
 
     results_carry_media: bool
     """Whether tool messages can contain images and files; if not, a user message (`Shown`) has them."""
@@ -121,7 +146,9 @@ class WireFormat(Protocol):
         """Encode a reply as the assistant's message for the history; empty if it has nothing to show."""
         ...
 
-    def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
+    def encode_tools(
+        self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
+    ) -> bytes:
         """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
 
         Source: R4.1, P10
@@ -157,11 +184,11 @@ def non_blank(text: str) -> str:
     return text if text and not text.isspace() else EMPTY
 
 
-EPHEMERAL: JsonObject = {"type": "ephemeral"}
+EPHEMERAL: m.JsonObject = {"type": "ephemeral"}
 """The cache marker: the endpoint is asked to cache the prompt up to this place."""
 
 
-def marked_pieces(item: SystemText | UserText, marked: bool) -> list[tuple[str, JsonObject | None]]:
+def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[str, m.JsonObject | None]]:
     """Split a text at its cache markers; return the pieces, each with the marker at its end or `None`.
 
     Args:
@@ -169,10 +196,10 @@ def marked_pieces(item: SystemText | UserText, marked: bool) -> list[tuple[str, 
         marked: Whether to put a marker at the end if the caller has set none.
     """
     text = item.text
-    points = item.cache_points or ((CachePoint(len(text), EPHEMERAL),) if marked else ())
+    points = item.cache_points or ((m.CachePoint(len(text), EPHEMERAL),) if marked else ())
     if _is_blank(text):
         return [(EMPTY, points[-1].control if points else None)]
-    pieces: list[tuple[str, JsonObject | None]] = []
+    pieces: list[tuple[str, m.JsonObject | None]] = []
     start = 0
     for point in points:
         # Endpoints refuse a blank piece.
@@ -187,14 +214,14 @@ def _is_blank(text: str) -> bool:
     return not text or text.isspace()  # `strip` would copy the text, which may be megabytes
 
 
-def shortened(tool: ToolDefinition, max_chars: int | None) -> ToolDefinition:
+def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition:
     """Return the tool with its description cut to `max_chars`."""
     if max_chars is None or len(tool.description) <= max_chars:
         return tool
     return msgspec.structs.replace(tool, description=f"{tool.description[: max_chars - 1]}…")
 
 
-def encode_head(fields: JsonObject, extra: Mapping[str, object], key: str) -> bytes:
+def encode_head(fields: m.JsonObject, extra: Mapping[str, object], key: str) -> bytes:
     """Encode a body up to the opening bracket of the list `key`; fields in `extra` are left to the tail."""
     head = {name: value for name, value in fields.items() if value is not None and name not in extra}
     return to_json(head)[:-1] + b',"' + key.encode() + b'":['
@@ -206,7 +233,7 @@ def join_body(head: bytes, messages: Sequence[bytes], tail: bytes) -> bytes:
     return joined(head, *parts[1:], tail)
 
 
-def encode_tail(tools: bytes, choice: bytes, fields: JsonObject) -> bytes:
+def encode_tail(tools: bytes, choice: bytes, fields: m.JsonObject) -> bytes:
     """Encode the rest of the body, from the end of that list; `tools` and `choice` are encoded already."""
     members = [b'"tools":' + tools, b'"tool_choice":' + choice] if tools else []
     if fields:

@@ -38,7 +38,7 @@ class Keys {
   }
 
   keyDown(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open || byId("request").open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || ["help", "request", "mark"].some((id) => byId(id).open)) return;
     if (event.key === "Escape") this.escape(event);
     else if (event.target.matches("input, select")) this.keyInField(event);
     else this.act(event, this.keyActions(event)[event.key]);

@@ -3,6 +3,45 @@
 const POLL_MS = 700;
 const RETRY_MS = 3000;
 
+/** Let the reader give the episode a score, which the server writes beside the run. */
+async function offerMark() {
+  const dialog = byId("mark");
+  const button = byId("mark-button");
+  const show = (mark) => {
+    if (!mark) return;
+    byId("mark-score").value = String(mark.score);
+    byId("mark-reason").value = mark.reason;
+    button.textContent = `Mark: ${mark.score}`;
+  };
+  const ask = async (options) => {
+    const answer = await fetch("mark", { cache: "no-store", ...options });
+    if (!answer.ok) throw new Error(await answer.text());
+    show(await answer.json());
+  };
+  button.addEventListener("click", () => {
+    byId("mark-said").textContent = "";
+    dialog.showModal();
+    byId("mark-score").focus();
+  });
+  byId("mark-close").addEventListener("click", () => dialog.close());
+  byId("mark-save").addEventListener("click", async () => {
+    if (!byId("mark-score").reportValidity()) return;
+    const mark = { score: byId("mark-score").valueAsNumber, reason: byId("mark-reason").value };
+    try {
+      await ask({ method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(mark) });
+      byId("mark-said").textContent = "Saved beside the run.";
+    } catch (error) {
+      byId("mark-said").textContent = error.message || "The server does not answer.";
+    }
+  });
+  try {
+    await ask();
+    button.hidden = false;
+  } catch {
+    // The server is gone: there is nobody to write a mark.
+  }
+}
+
 /** Follow the trace for as long as the page is open. */
 async function follow(viewer) {
   let from = 0;

@@ -19,5 +19,8 @@ if (first) trace.extend(first);
 const viewer = new Viewer(trace);
 viewer.focusTab();
 document.documentElement.dataset.shown = String(trace.messageOf.size);
-if (episode.live) follow(viewer);
+if (episode.live) {
+  follow(viewer);
+  offerMark();
+}
 await viewer.readRest(pieces);

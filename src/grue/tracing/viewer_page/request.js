@@ -1,6 +1,6 @@
 // A request as it was sent: the whole conversation so far, the tools on offer and the schema of the answer.
 // The trace holds only what was new in each request; the conversation is built again from all of them, by the
-// rules of grue's protocol/history.py.
+// rules of grue's protocol/context/history.py.
 
 const NOT_CALLED = "(not called)";
 

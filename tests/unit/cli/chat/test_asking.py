@@ -8,8 +8,8 @@ import anyio.to_thread
 import pytest
 from promises import cancelled_when
 
-from grue.approvals import ApprovalQuestion
 from grue.cli.chat.asking import Asker, CallsQuestion, Question, ServerQuestion
+from grue.policies import ApprovalQuestion
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 
 pytestmark = pytest.mark.anyio

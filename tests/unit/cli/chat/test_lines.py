@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from grue.approvals import ApprovalQuestion
 from grue.cli.chat import lines
 from grue.hosts.agent_loop import ToolEnded, ToolStarted
 from grue.messages import ToolCallResult, Usage
-from grue.protocol.budget import Spent
-from grue.protocol.tool_results import failure
+from grue.policies import ApprovalQuestion
+from grue.protocol.tools.results import failure
+from grue.protocol.turn.budget import Spent
+from grue.runtime.safe_text import shown_whole
 
 ESCAPE = "\x1b[31m\u202e\nred"
 IMAGE = {"type": "image", "data": "A" * 4000, "mimeType": "image/png"}
@@ -59,7 +60,7 @@ def test_what_tools_and_models_write_cannot_reach_the_terminal() -> None:
         lines.ended(ToolEnded(call_id="1", name="a.b", result=ToolCallResult(ESCAPE), duration_s=1.0)),
         lines.ended(ToolEnded(call_id="1", name="a.b", result=failure(ESCAPE), duration_s=1.0)),
         lines.ended(ToolEnded(call_id="1", name=f"a.{ESCAPE}", result=failure(ESCAPE))),
-        *lines.question_lines(question),
+        *lines.question_lines(question, shown_whole(question.arguments) or ()),
         *lines.undone_lines(ESCAPE, [ESCAPE]),
         *lines.greeting(ESCAPE, [ESCAPE], scripted=True),
         *lines.tool_lines([], ESCAPE),

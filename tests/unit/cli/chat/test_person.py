@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 from chats import KeptScreen, ScriptedReader, run_program
+from msgspec.structs import replace
 
 from grue import StdioServer
-from grue.approvals import ApprovalQuestion
 from grue.cli.chat.person import Person
-from grue.runtime.redaction import Redaction
+from grue.policies import ApprovalQuestion
+from grue.runtime.secrets.redaction import Redaction
 from grue.testing import faulty_server
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 
@@ -75,6 +76,39 @@ def test_arguments_with_a_secret_are_not_shown_for_editing() -> None:
     assert asked.decide(question) == question.approve()
     assert "cannot be edited here" in screen.text
     assert SECRET not in str(reader.questions)
+
+
+def question(**arguments: object) -> ApprovalQuestion:
+    return ApprovalQuestion(
+        call_id="1", name="a.b", arguments=arguments, arguments_digest="x", definition_digest="y"
+    )
+
+
+def test_what_was_typed_before_a_question_is_forgotten_once_it_is_on_the_screen() -> None:
+    asked, screen, reader = person("n", "n")
+    seen: list[tuple[int, int]] = []
+    reader.forget = lambda: seen.append((len(screen.lines), len(reader.questions)))  # type: ignore[method-assign]
+    asked.decide(question(x=1))
+    assert seen == [(2, 0)]
+    asked.fill_in(FORM)
+    assert seen[1:] == [(4, 1)]
+
+
+def test_always_means_the_tool_as_it_is() -> None:
+    asked, _, reader = person("a", "n")
+    assert asked.decide(question()).verdict == "approve"
+    assert asked.decide(question(x=1)).verdict == "approve"
+    assert len(reader.questions) == 1
+    assert asked.decide(replace(question(), definition_digest="other")).verdict == "deny"
+
+
+def test_all_arguments_are_shown_or_the_call_is_denied() -> None:
+    asked, screen, _ = person("y", "y")
+    hidden = question(cmd="ls" + " " * 5000 + "a\u200bb; rm -rf ~")
+    assert asked.decide(hidden).verdict == "approve"
+    assert '{"cmd": "ls\\(5000 spaces)a\\u200bb; rm -rf ~"}' in screen.text
+    assert asked.decide(question(text="word " * 20_000)).verdict == "deny"
+    assert "too long to be shown whole" in screen.text
 
 
 def test_a_servers_question_in_a_turn_reaches_the_person(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from grue.cli.chat.options import ChatOptions
 from grue.cli.chat.person import NOBODY
 from grue.cli.chat.reading import LineReader
 from grue.errors import ConversationError
-from grue.messages import ToolPolicy, ToolRule
+from grue.policies import ToolPolicy, ToolRule
 from grue.testing.fake_tools import FakeToolServer
 
 CALL = "call mcp.cave.look {}"
@@ -33,7 +33,7 @@ def test_what_is_said_is_answered_until_the_input_ends(tmp_path: Path) -> None:
     program, screen = run_program(tmp_path / "run", ScriptedReader([CALL, "  ", "what did I say?"]))
     assert screen.lines[0].startswith("  mcp.cave.look")
     assert screen.lines[1].endswith(': {"room": "a dark cave"}')
-    assert screen.lines[2] == 'The tool says: {"content":{"room":"a dark cave"}} (scripted)'
+    assert screen.lines[2] == 'The tool says: {"room":"a dark cave"} (scripted)'
     assert screen.lines[3] == f"You have said (scripted):\n- {CALL}"
     assert not program.failed
 

@@ -15,7 +15,7 @@ from prompt_toolkit.output import DummyOutput
 
 from grue.cli.chat import prompting
 from grue.cli.chat.prompting import ChatCompleter, PromptReader
-from grue.runtime.redaction import Redaction
+from grue.runtime.secrets.redaction import Redaction
 
 TOOLS = ["mcp.cave.look", "mcp.cave.dig", "mcp.files.read"]
 SECRET = "sk-1234567890abcdef"

@@ -9,7 +9,7 @@ from grue.cli.chat.screen import PipeScreen, TerminalScreen
 from grue.cli.live_story import Line
 from grue.hosts.agent_loop import ToolEnded, ToolStarted, Words
 from grue.messages import ToolCallResult
-from grue.runtime.redaction import Redaction
+from grue.runtime.secrets.redaction import Redaction
 
 STARTED = ToolStarted(call_id="1", name="cave.look", arguments={})
 ENDED = ToolEnded(call_id="1", name="cave.look", result=ToolCallResult("dark"), duration_s=0.5)

@@ -23,7 +23,7 @@ def users_texts(conversation: Conversation) -> list[str]:
 def test_a_chat_is_in_its_run_folder(tmp_path: Path) -> None:
     with talk(tmp_path / "run") as chat:
         assert [tool.name for tool in chat.tools()] == ["mcp.cave.look", "mcp.cave.dig"]
-        assert chat.say(CALL) == 'The tool says: {"content":{"room":"a dark cave"}} (scripted)'
+        assert chat.say(CALL) == 'The tool says: {"room":"a dark cave"} (scripted)'
         assert chat.say(RECALL).splitlines()[1:] == [f"- {CALL}"]
         assert (chat.turns, chat.turn, chat.spent.requests) == (2, 2, 3)
         result = chat.finish("ended")

@@ -41,7 +41,7 @@ def test_it_gets_every_mcp_call_listed_or_not_with_parsed_arguments() -> None:
         ("other.thing", {}),
         ("web.get", {"url": "x"}),
     ]
-    assert read == ['{"content":"hello"}'] * 3
+    assert read == ["hello"] * 3
     assert [(call.name, call.result, call.error) for call in loop.mcp_calls] == [
         (name, "hello", None) for name, _ in got
     ]
@@ -52,8 +52,23 @@ def test_a_coroutine_function_will_do() -> None:
         return {"name": name, **arguments}
 
     read, loop = told(invoke, ("mcp.files.read", {"n": 1}))
-    assert read == ['{"content":{"name":"files.read","n":1}}']
+    assert read == ['{"name":"files.read","n":1}']
     assert loop.mcp_calls[0].result == {"name": "files.read", "n": 1}
+
+
+def test_the_calls_are_those_of_the_last_input() -> None:
+    replies = [
+        tool_calls_reply(("mcp.files.read", {"n": 1}), ("mcp.files.read", {"n": 2})),
+        text_reply("one"),
+        tool_calls_reply(("mcp.files.read", {"n": 3})),
+        text_reply("two"),
+        text_reply("three"),
+    ]
+    with ScriptedLlmServer(replies) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with AgentLoop(settings, invoke_mcp_tool=lambda _, arguments: arguments["n"]) as loop:
+            made = [[call.result for call in loop.mcp_calls] for text in "abc" if loop.run(text)]
+    assert made == [[1, 2], [3], []]
 
 
 async def fails_later(name: str, arguments: dict[str, Any]) -> None:
@@ -68,7 +83,7 @@ def fails(name: str, arguments: dict[str, Any]) -> None:
 def test_what_it_raises_is_an_error_text_and_a_test_has_the_exception(invoke: Callable[..., Any]) -> None:
     read, loop = told(invoke, ("mcp.files.read", {}), ("mcp.files.read", {"path": "b"}))
     error = "Tool call failed: FileNotFoundError: files.read: no such file"
-    assert read == [f'{{"error":"{error}","content":null}}'] * 2
+    assert read == [f"Error: {error}"] * 2
     assert loop.last_outcome is not None
     assert [call.result.error_message for call in loop.last_outcome.tool_calls] == [error] * 2
     assert [str(call.error) for call in loop.mcp_calls] == ["files.read: no such file"] * 2
@@ -99,14 +114,14 @@ class SdkResult(BaseModel):
 @pytest.mark.parametrize(
     ("value", "read"),
     [
-        ({"content": [{"type": "text", "text": "hi"}]}, '{"content":"hi"}'),
-        ({"content": [{"type": "text", "text": "no"}], "isError": True}, '{"error":"no","content":"no"}'),
-        (SdkResult(content=[{"type": "text", "text": "hi"}]), '{"content":"hi"}'),
-        (SdkResult(content=[{"type": "text", "text": "no"}], is_error=True), '{"error":"no","content":"no"}'),
-        ({"content": "plain"}, '{"content":{"content":"plain"}}'),
-        ({"content": [1]}, '{"content":{"content":[1]}}'),
-        (None, '{"content":null}'),
-        (object, '{"content":"<class \'object\'>"}'),
+        ({"content": [{"type": "text", "text": "hi"}]}, "hi"),
+        ({"content": [{"type": "text", "text": "no"}], "isError": True}, "Error: no"),
+        (SdkResult(content=[{"type": "text", "text": "hi"}]), "hi"),
+        (SdkResult(content=[{"type": "text", "text": "no"}], is_error=True), "Error: no"),
+        ({"content": "plain"}, '{"content":"plain"}'),
+        ({"content": [1]}, '{"content":[1]}'),
+        (None, "null"),
+        (object, "<class 'object'>"),
     ],
 )
 def test_an_mcp_result_is_read_as_one_and_anything_else_is_the_content(value: object, read: str) -> None:
@@ -133,7 +148,8 @@ def test_the_listed_tools_are_offered_however_they_are_written() -> None:
         ("mcp.files.read", "Read."),
         ("mcp.files.write", "Write."),
     ]
-    assert functions[2]["parameters"]["properties"] == schema["properties"]
+    for read_or_write in functions[1:]:
+        assert read_or_write["parameters"]["properties"] == schema["properties"]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from grue import FunctionTools, MCPConfigError, ShellTool, ToolPolicy, ToolRule
+from grue.hosting import ToolLock
 from grue.hosts.agent_loop.names import beside, prefixed, prefixed_lock, prefixed_policy
-from grue.settings import ToolLock
 
 
 def add(a: int, b: int) -> int:

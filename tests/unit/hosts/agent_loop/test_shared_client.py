@@ -1,5 +1,6 @@
 """`list_mcp_tools` and `invoke_mcp_tool`: one client for all threads, closed at the exit at the latest."""
 
+import shlex
 import subprocess
 import sys
 import threading
@@ -10,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from grue import FunctionTools, HttpServer, LlmSettings, MCPConfigError, MCPServerStartupError, StdioServer
+from grue import (
+    FunctionTools,
+    HttpServer,
+    LlmSettings,
+    MCPConfigError,
+    MCPServerStartupError,
+    StdioServer,
+)
 from grue.hosts.agent_loop import (
     AgentLoop,
     configure_mcp_client,
@@ -68,7 +76,7 @@ def test_all_threads_have_one_client() -> None:
 
 
 def test_a_server_that_died_is_started_again_for_the_next_call(tmp_path: Path) -> None:
-    pytest.importorskip("mcp")
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     configure_mcp_client(faulty_server.argv("--exit-at", "call", "--only-in", "1", str(tmp_path / "lives")))
     died = invoke_mcp_tool("echo", {"text": "hi"})
     assert "exit" in str(died.error_message)
@@ -113,8 +121,8 @@ def test_an_empty_text_is_refused() -> None:
 
 
 def test_the_environment_may_name_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mcp")
-    monkeypatch.setenv(VARIABLE, " ".join(faulty_server.argv()))
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+    monkeypatch.setenv(VARIABLE, shlex.join(faulty_server.argv()))
     assert invoke_mcp_tool("echo", {"text": "hi"}).content == "hi"
 
 
@@ -153,7 +161,7 @@ FORK = "child = os.fork(); say('child' if child == 0 else 'parent'); child and o
     ids=["exit", "thread", "fork"],
 )
 def test_a_program_that_forgets_it_ends_and_so_does_the_server(end: str, status: int, said: set[str]) -> None:
-    pytest.importorskip("mcp")
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     done = subprocess.run(
         [
             sys.executable,

@@ -1,5 +1,6 @@
 """Actions under a policy: denied, asked about, changed, parked and taken up again."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,11 @@ from msgspec.structs import replace
 from skill_runs import Ran, act, call, finish, run, scripted
 
 from grue import ApprovalDecision, ApprovalQuestion, ToolPolicy, ToolRule
+from grue.engine.action_facts import ApprovalsAsked
 from grue.errors import TraceError
+from grue.hosting import read_episode
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult
-from grue.hosts.skill_agent.facts import ApprovalsAsked
 from grue.testing.fake_tools import FakeToolServer
-from grue.traces import read_episode
 
 WRITE = ("write_file", {"path": "a.txt", "content": "x"})
 ASK = (ToolRule(tools=("agent.write_file", "cave.*"), verdict="ask", reason="it writes"),)
@@ -49,7 +50,7 @@ def test_all_actions_of_a_reply_are_one_question_and_nothing_runs_before(tmp_pat
     ("answer", "status", "said"),
     [
         (True, "completed", ""),
-        (False, "denied", "denied: a person denied it"),
+        (False, "denied", "denied: the user does not allow it"),
         (None, "denied", "denied: it needs an approval, and there was none"),
         ("deny", "denied", "denied: not now"),
         ("other", "denied", "denied: it needs an approval, and there was none"),
@@ -142,6 +143,74 @@ def test_without_a_decision_it_waits_on_and_a_decision_about_other_arguments_doe
     assert resumed(tmp_path, [question.approve()]).succeeded
     with pytest.raises(TraceError, match="it is over"):
         resumed(tmp_path, [question.approve()])
+
+
+def test_two_questions_can_be_answered_one_at_a_time(tmp_path: Path) -> None:
+    write, dig = parked(tmp_path, WRITE, call("dig"), park_for_s=600).questions
+    waiting = resumed(tmp_path, [write.approve()], park_for_s=600)
+    assert (waiting.reason, waiting.questions) == ("parked", (dig,))
+    result = resumed(tmp_path, [dig.approve()], park_for_s=600)
+    assert [step.status for step in result.steps] == ["completed"] * 3
+
+
+def test_a_decision_that_was_made_in_time_counts_after_the_other_question_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, dig = parked(tmp_path, WRITE, call("dig"), park_for_s=600).questions
+    resumed(tmp_path, [write.approve()], park_for_s=600)
+    later = time.time() + 601
+    monkeypatch.setattr("grue.engine.outside_turns.own_calls.time.time", lambda: later)
+    result = resumed(tmp_path, [dig.approve()], park_for_s=600)
+    assert [step.status for step in result.steps] == ["completed", "denied", "completed"]
+
+
+@pytest.mark.parametrize("decided", ["allow then deny", "deny then allow", "over two processes"])
+def test_a_denial_wins_over_an_approval_of_the_same_action(tmp_path: Path, decided: str) -> None:
+    (write, dig) = parked(tmp_path, WRITE, call("dig")).questions
+    if decided == "over two processes":
+        resumed(tmp_path, [write.approve()])
+        decisions = [write.deny("no"), dig.approve()]
+    else:
+        both = [write.approve(), write.deny("no")]
+        decisions = [*(both if decided == "allow then deny" else reversed(both)), dig.approve()]
+    result = resumed(tmp_path, decisions)
+    assert [step.status for step in result.steps] == ["denied", "completed", "completed"]
+
+
+def test_a_limit_of_calls_counts_over_a_kill(tmp_path: Path) -> None:
+    rules = (ToolRule(tools=("cave.dig",), max_calls=1),)
+    config = settings(tmp_path, rules=rules)
+    run([act(call("dig"), call("dig")), act(finish())], folder=tmp_path / "run", config=config)
+    trace = tmp_path / "run" / "trace.jsonl"
+    lines = trace.read_bytes().splitlines(keepends=True)
+    first_end = next(at for at, line in enumerate(lines) if b'"skillagent.StepEnded"' in line)
+    trace.write_bytes(b"".join(lines[: first_end + 1]))
+    config = settings(tmp_path, rules=rules)
+    with scripted(act(finish("went on"))) as (_, llm):
+        result = Orchestrator(AgentConfig(llm=llm, **config), folder=tmp_path / "run").resume()
+    assert [step.status for step in result.steps] == ["completed", "denied", "completed"]
+    assert config["servers"]["cave"].calls == []
+
+
+@pytest.mark.parametrize("verdict", ["reject", "Deny", "", None, "change"])
+def test_a_malformed_verdict_is_a_denial(tmp_path: Path, verdict: Any) -> None:
+    done = ran(tmp_path, WRITE, approve=lambda asked: [replace(asked[0].approve(), verdict=verdict)])
+    assert done.statuses[0] == "denied"
+
+
+def test_what_a_callback_changes_in_a_question_changes_nothing_else(tmp_path: Path) -> None:
+    def approve(questions: tuple[ApprovalQuestion, ...]) -> bool:
+        questions[0].arguments["path"] = "***"
+        return True
+
+    done = run(
+        [act(WRITE), act(finish())], folder=tmp_path / "run", config=settings(tmp_path), approve=approve
+    )
+    assert done.statuses[0] == "completed"
+    assert (tmp_path / "a.txt").exists()
+    bodies = [each.body for each in read_episode(tmp_path / "run" / "trace.jsonl").envelopes]
+    (asked,) = (each for each in bodies if isinstance(each, ApprovalsAsked))
+    assert asked.questions[0].arguments == {"path": "a.txt", "content": "x"}
 
 
 def test_an_expired_question_is_denied(tmp_path: Path) -> None:

@@ -80,6 +80,21 @@ def test_they_restrict_only_where_that_is_configured(folder: Path) -> None:
     assert ran.results(2)[1]["error"] == "denied: the skill notes does not allow this tool"
 
 
+@pytest.mark.parametrize("name", ["Read", "Bash", "dig", "search"])
+def test_a_bare_name_never_allows_the_tool_of_a_server(folder: Path, name: str) -> None:
+    evil = FakeToolServer("evil")
+    evil.answers(name, "harm")
+    policy = ToolPolicy(rules=(ToolRule(tools=("evil.*",), verdict="ask"),))
+    settings = {"servers": {"evil": evil}, "policy": policy}
+    asked = use(skill(folder, name), call(name), call(f"evil.{name}"), **settings)
+    assert asked.statuses == ["completed", "denied", "denied", "completed"]
+    assert evil.calls == []
+    restricted = use(folder, call(name), restrict_tools=True, servers={"evil": evil})
+    assert restricted.statuses == ["completed", "denied", "completed"]
+    problems = [fields["problem"] for event, fields in asked.events if event == "skill_problem"]
+    assert name == "Read" or "by its full name, server.tool" in problems[0]
+
+
 def test_unknown_names_are_said_once(folder: Path) -> None:
     ran = use(skill(folder, "Read Bash(git:*) WebFetch"), ("note", {"text": "x"}))
     problems = [fields["problem"] for name, fields in ran.events if name == "skill_problem"]

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from skill_runs import act, call, finish, run
 
-from grue import MCPConfigError, StdioServer, ToolPolicy, ToolRule
+from grue import MCPConfigError, ShellTool, StdioServer, ToolPolicy, ToolRule
 from grue.hosts.skill_agent import load_config
 
 DOCUMENT = """\
@@ -126,3 +127,28 @@ def test_an_error_names_the_line_and_the_key(tmp_path: Path, text: str, line: in
         load_config(path)
     assert str(caught.value).startswith(f"{path}, line {line}: ")
     assert said in str(caught.value)
+
+
+def test_a_shell_is_a_server_whose_tool_runs_commands_in_the_workspace(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "a.txt").touch()
+    text = "model: {name: m}\nworkspace: work\nshell: {commands: [ls], timeout_seconds: 5}\n"
+    config = load_config(write(tmp_path, text))
+    assert isinstance(config.servers["shell"], ShellTool)
+    replies = [act(call("shell.run", argv=["ls"]), call("run", argv=["rm", "a.txt"])), act(finish())]
+    ran = run(replies, config={"servers": config.servers, "workspace": config.workspace})
+    assert "a.txt" in ran.results()[0]["output"]
+    assert ran.statuses == ["completed", "failed", "completed"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "said"),
+    [
+        ("shell: {}", "commands"),
+        ("shell: {commands: [no-such-program-anywhere]}", "shell: "),
+        ("shell: {commands: any}\nmcp: {servers: {shell: {command: ls}}}", "the name is taken"),
+    ],
+)
+def test_a_shell_that_cannot_be_used_is_an_error_with_its_key(tmp_path: Path, shell: str, said: str) -> None:
+    with pytest.raises(MCPConfigError, match=said):
+        load_config(write(tmp_path, f"model: {{name: m}}\n{shell}\n"))

@@ -9,11 +9,11 @@ import pytest
 from skill_runs import act, call, finish, run
 
 from grue import FunctionTools, Recorder, ToolAnnotations
+from grue.engine.action_facts import StepStarted
 from grue.hosts.skill_agent import ActionContext, ActionRegistry, RunLimits
-from grue.hosts.skill_agent.facts import StepStarted
 from grue.messages import ToolCallResult
 from grue.testing.fake_tools import FakeToolServer
-from grue.testing.llm_server import error_reply, text_reply
+from grue.testing.llm_server import LlmReply, error_reply, text_reply
 
 
 class Word(msgspec.Struct):
@@ -94,7 +94,7 @@ def test_a_tool_that_may_have_run_is_never_called_again() -> None:
         (RunLimits(max_turns=2), "turn_limit", 2, 2),
         (RunLimits(max_steps=3), "step_limit", 4, 3),
         (RunLimits(requests=2), "budget", 2, 2),
-        (RunLimits(time_limit_seconds=0.001), "time_limit", 0, 0),
+        (RunLimits(time_limit_seconds=1e-9), "time_limit", 0, 0),
     ],
 )
 def test_a_limit_ends_the_run_with_its_name(limits: RunLimits, reason: str, turns: int, steps: int) -> None:
@@ -156,6 +156,11 @@ def test_the_time_limit_ends_a_tool_call_too(recorder: Recorder) -> None:
     ran = run([act(call("block"))], config=limited, recorder=recorder)
     release.set()
     assert (ran.result.reason, ran.statuses) == ("time_limit", ["failed"])
+
+
+def test_the_time_limit_ends_a_turn_whose_endpoint_says_nothing() -> None:
+    ran = run([LlmReply(then="hang")], config={"limits": RunLimits(time_limit_seconds=2)})
+    assert (ran.result.reason, ran.result.turns, ran.statuses) == ("time_limit", 0, [])
 
 
 def test_a_model_that_cannot_do_it_ends_the_run_as_given_up() -> None:
@@ -226,3 +231,12 @@ def test_an_action_of_the_programs_own_is_in_prompt_and_schema() -> None:
 
 def _section(system: object) -> bytes:
     return str(system).partition("ACTIONS:\n")[2].partition("\n\n")[0].encode()
+
+
+def test_a_run_that_is_longer_than_the_window_goes_on() -> None:
+    overflow = error_reply(
+        400, "This model's maximum context length is 900 tokens. However, you requested 1000 tokens"
+    )
+    actions, _ = flaky(failures=0)
+    ran = run([act(SHOUT), act(SHOUT), overflow, act(finish())], actions=actions)
+    assert ran.result.succeeded

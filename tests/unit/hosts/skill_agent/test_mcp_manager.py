@@ -22,12 +22,11 @@ from grue import (
     ToolCallTimedOut,
     ToolServerDied,
 )
-from grue.hosts.skill_agent import McpManager
-from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
+from grue.hosting import Envelope, McpConnectionFailed, McpServerAbsent, McpToolShadowed
+from grue.hosts.skill_agent import McpManager, McpToolInfo
 from grue.messages import OpenSession, SessionOpened, ToolCalled, ToolCallResult, ToolReturned
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
-from grue.traces import Envelope
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +60,23 @@ def test_the_tools_of_all_servers_are_listed_and_called_by_their_bare_names() ->
         assert manager.call_tool("a.look").raw_text == "look of a"
 
 
+def test_the_tools_of_a_server_have_its_name_their_description_and_their_schema() -> None:
+    schema = {"type": "object", "properties": {"deep": {"type": "boolean"}}, "required": ["deep"]}
+    server = FakeToolServer("b")
+    server.answers("dig", "earth", description="Dig a hole.", schema=schema)
+    with McpManager() as manager:
+        (look, dig) = manager.connect_all({"a": fake("a", "look"), "b": server})
+        assert manager.tools == [look, dig]
+    assert (look.server_name, look.name, look.description) == ("a", "look", "")
+    assert dig == McpToolInfo("b", "dig", "Dig a hole.", schema)
+    real = faulty()
+    with McpManager() as manager:
+        tools = {tool.name: tool for tool in manager.connect_all({"real": real})}
+    assert tools["echo"].server_name == "real"
+    assert tools["echo"].description
+    assert "text" in tools["echo"].input_schema["properties"]
+
+
 def test_of_two_tools_with_one_name_the_later_server_has_it_and_a_warning_names_both() -> None:
     recorder, seen = recorded()
     with McpManager(recorder=recorder) as manager:
@@ -87,7 +103,7 @@ def test_an_unknown_name_is_an_error_result() -> None:
     with McpManager() as manager:
         manager.connect_all({"a": fake("a", "look")})
         result = manager.call_tool("nope")
-        assert result.is_error
+        assert (result.server_name, result.tool_name, result.is_error) == ("", "nope", True)
         assert result.raw_text == "Unknown MCP tool: nope. Available tools: look"
         assert result.content == [{"type": "text", "text": result.raw_text}]
 
@@ -181,7 +197,7 @@ def test_a_server_that_cannot_be_connected_can_be_skipped_with_an_event() -> Non
         assert manager.servers == ("a",)
         assert manager.call_tool("look").raw_text == "look of a"
     (failed,) = (each.body for each in seen if isinstance(each.body, McpConnectionFailed))
-    assert failed.server == "bad"
+    assert failed.server_name == "bad"
     assert "no disk" in failed.error
     assert failed.goes_on_with == ("a",)
     assert failed.log_lines()[0].event == "mcp_connection_failed"
@@ -195,7 +211,7 @@ def test_a_server_that_may_be_absent_is_left_out_without_a_warning() -> None:
         manager.connect_all({"files": absent, "a": fake("a", "look")})
         assert manager.servers == ("a",)
     (fact,) = (each.body for each in seen if isinstance(each.body, McpServerAbsent))
-    assert fact.server == "files"
+    assert fact.server_name == "files"
     assert (fact.mark(), fact.severity()) == ("", "")
     assert [(line.event, line.level) for line in fact.log_lines()] == [("mcp_connection_failed", "info")]
     required = McpManager(optional={"other"})
@@ -317,7 +333,7 @@ def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
     return real(name)
 importlib.metadata.version = version
-from grue.mcp_transport import sdk_version
+from grue.transports.mcp import sdk_version
 sdk_version._version_by_folder = lambda: ""
 from grue.hosts.skill_agent import McpManager
 manager = McpManager()

@@ -4,20 +4,21 @@ import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from skill_runs import Events, act, call, finish, run, scripted
 from transport_servers import faulty
 
-from grue import MCPError
+from grue import MCPError, ToolPolicy, ToolRule
 from grue.errors import MissingDependencyError
+from grue.hosting import McpToolCallCompleted, McpToolCallStarted, open_episode, read_episode
 from grue.hosts.skill_agent import ActionContext, ActionRegistry, AgentConfig, McpManager, Orchestrator
 from grue.hosts.skill_agent.facts import RunEnded
 from grue.messages import ToolCalled, ToolCallResult, ToolReturned
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
-from grue.traces import open_episode, read_episode
 from grue.tracing.counting import count_episode
 from grue.tracing.turn_slices import split_turns
 
@@ -94,7 +95,11 @@ def test_connected_tools_are_in_the_prompt_exactly_so_and_a_call_has_its_events(
 ]"""
     assert str(ran.requests[0][0]["content"]).endswith(expected)
     assert ran.events.names == ["mcp_servers_connected", *CALLED, "mcp_servers_disconnected"]
-    assert ran.events.fields("mcp_servers_connected") == {"servers": ("cave",), "tools": ("read_file",)}
+    assert ran.events.fields("mcp_servers_connected") == {
+        "servers": ("cave",),
+        "tools": ("read_file",),
+        "tool_count": 1,
+    }
     assert ran.events.fields("mcp_tool_call_completed")["status"] == "completed"
     assert server.calls == [("read_file", {"path": "/tmp/x"})]
     (result,) = ran.results()
@@ -118,7 +123,7 @@ def test_servers_that_cannot_be_connected_leave_a_run_without_mcp() -> None:
     ran = run([act(call("look")), act(finish())], config={"servers": servers})
     assert ran.events.names == ["mcp_connection_failed", "mcp_tool_call_failed"]
     failed = ran.events.fields("mcp_connection_failed")
-    assert failed["server"] == "bad"
+    assert failed["server_name"] == "bad"
     assert "no disk" in failed["error"]
     assert "MCP_TOOLS:" not in str(ran.requests[0][0]["content"])
     assert ran.results()[0]["error"] == "No MCP server is connected."
@@ -186,8 +191,13 @@ class Nothing(msgspec.Struct):
     pass
 
 
+class UnsayableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 @pytest.mark.parametrize(
-    ("error", "reason"), [(KeyboardInterrupt(), "interrupted"), (ZeroDivisionError("oops"), "failed")]
+    ("error", "reason"), [(KeyboardInterrupt(), "interrupted"), (SystemExit("oops"), "failed")]
 )
 def test_servers_are_disconnected_and_the_end_is_recorded_in_every_exit_path(
     tmp_path: Path, error: BaseException, reason: str
@@ -207,6 +217,98 @@ def test_servers_are_disconnected_and_the_end_is_recorded_in_every_exit_path(
     assert isinstance(last.body, RunEnded)
     assert last.body.reason == reason
     assert json.loads((tmp_path / "run" / "result.json").read_text())["reason"] == reason
+
+
+@pytest.mark.parametrize("error", [KeyError("oops"), ZeroDivisionError("oops"), UnsayableError()])
+def test_whatever_an_action_raises_fails_its_step_only(error: Exception) -> None:
+    def boom(params: Nothing, context: ActionContext) -> str:
+        raise error
+
+    actions = ActionRegistry()
+    actions.add("boom", Nothing, boom)
+    ran = run([act(("boom", {})), act(finish())], actions=actions)
+    assert ran.statuses == ["failed", "completed"]
+    assert ran.results()[0]["error"].startswith(f"{type(error).__name__}: ")
+
+
+@pytest.mark.parametrize("where", ["connect_all", "call_tool", "close_all"])
+def test_whatever_a_manager_raises_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    close_all = McpManager.close_all
+
+    def broken(manager: McpManager, *args: Any, **more: Any) -> None:
+        if where == "close_all":
+            close_all(manager)
+        raise ValueError("odd")
+
+    monkeypatch.setattr(McpManager, where, broken)
+    ran = run([act(call("look")), act(finish())], config={"servers": {"cave": cave()}})
+    assert ran.result.succeeded
+    event = {
+        "connect_all": "mcp_connection_failed",
+        "call_tool": "mcp_tool_call_failed",
+        "close_all": "mcp_servers_disconnected",
+    }[where]
+    assert ran.events.fields(event)["error"] == "odd"
+
+
+def test_the_fields_of_the_events_about_calls() -> None:
+    server = cave()
+    ran = run(
+        [act(call("look", at="door"), call("nothing")), act(finish())], config={"servers": {"cave": server}}
+    )
+    about = {"step": 1, "server_name": "cave", "tool_name": "look", "arguments": {"at": "door"}}
+    started, completed = (next(fields for name, fields in ran.events if name == event) for event in CALLED)
+    assert about.items() <= started.items()
+    assert about.items() <= completed.items()
+    assert (completed["status"], completed["is_error"]) == ("completed", False)
+    assert completed["duration_ms"] >= 0
+    assert ran.events.fields("mcp_servers_disconnected")["servers"] == ("cave",)
+
+
+def test_the_log_lines_about_a_call_are_sentences(tmp_path: Path) -> None:
+    replies = [act(call("look")), act(finish())]
+    run(replies, folder=tmp_path / "run", config={"servers": {"cave": cave()}})
+    bodies = [each.body for each in read_episode(tmp_path / "run" / "trace.jsonl").envelopes]
+    said = [body.summary() for body in bodies if isinstance(body, McpToolCallStarted | McpToolCallCompleted)]
+    assert said[0] == "step 1: calling cave.look"
+    assert said[1].startswith("step 1: cave.look gave a result after 0")
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_the_prompt_offers_calls_and_skills_only_where_there_are_some(
+    tmp_path: Path, connected: bool
+) -> None:
+    config: dict[str, Any] = {}
+    if connected:
+        (tmp_path / "notes").mkdir()
+        (tmp_path / "notes" / "SKILL.md").write_text("---\ndescription: Notes.\n---\nDo it so.")
+        config = {"servers": {"cave": cave()}, "skills": tmp_path}
+    system = str(run([act(finish())], config=config).requests[0][0]["content"])
+    for name in ("mcp_call", "use_skill"):
+        assert (f'"type": "{name}"' in system) == connected
+
+
+def test_an_approval_of_a_tool_is_not_used_for_what_its_server_made_of_it_and_the_model_reads_that() -> None:
+    server = faulty("--change-tools")
+    replies = [
+        act(call("echo", text="a"), call("echo", text="b")),
+        act(call("echo", words="c")),
+        act(finish()),
+    ]
+    policy = ToolPolicy(rules=(ToolRule(tools=("cave.*",), verdict="ask"),))
+    asked: list[Any] = []
+
+    def approve(questions: Any) -> bool:
+        asked.extend(questions)
+        return True
+
+    ran = run(replies, config={"servers": {"cave": server}, "policy": policy}, approve=approve)
+    assert ran.statuses == ["completed", "failed", "completed", "completed"]
+    assert "the tool has changed since" in ran.results(1)[1]["error"]
+    assert "The tools have changed." in ran.said(1)
+    assert '"words"' in ran.said(1)
+    assert "The tools have changed." not in ran.said(2)
+    assert len({question.definition_digest for question in asked}) == 2
 
 
 # --- The run folder ---

@@ -13,7 +13,7 @@ from grue.errors import LLMError, MCPError, MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.messages import CloseSession, Message, OpenSession, SessionClosed
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 

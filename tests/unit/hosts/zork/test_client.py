@@ -2,9 +2,9 @@
 
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from case_tables import each_case
@@ -15,10 +15,14 @@ from grue.config.settings import GameConfiguration, RetrySettings
 from grue.errors import LLMError, MCPConfigError, MCPError
 from grue.hosts.zork.client import CompletionError, LLMClient, tool_support_error
 from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
-from grue.protocol.chat_wire.profile import WireName, WireProfile
+from grue.protocol.chat_wire.formats import WireName
+from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, PROFILES
-from grue.provider_rules.chat_rules import ProviderRules
+from grue.runtime.loops.sync_edge import BlockingInsideEventLoopWarning
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, hang_up, text_reply, tool_calls_reply
+from grue.testing.providers.chat_rules import ProviderRules
+from grue.transports.llm.endpoint import LlmEndpoint
+from grue.transports.llm.exchange import Answered
 
 KEY = "sk-a-very-secret-key"
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -383,9 +387,13 @@ def test_nobody_there_is_told() -> None:
     assert raised.value.kind == "unreachable"
 
 
-class Drip(httpx.SyncByteStream):
+class Drip(httpx.SyncByteStream, httpx.AsyncByteStream):
     def __iter__(self) -> Any:
         yield from itertools.repeat(b" ")
+
+    async def __aiter__(self) -> Any:
+        for piece in self:
+            yield piece
 
 
 def test_a_reply_that_drips_for_ever_times_out() -> None:
@@ -437,23 +445,66 @@ def test_its_endpoint_shares_address_key_and_transport() -> None:
 
 
 class OnlySync(httpx.BaseTransport):
-    pass
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self._stream = stream
+        self.closed = False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=self._stream)
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class OnlyAsync(httpx.AsyncBaseTransport):
-    pass
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=HI)
 
 
-@pytest.mark.parametrize(
-    ("transport", "use"),
-    [
-        (OnlySync(), lambda llm: llm.endpoint("m")),
-        (OnlyAsync(), lambda llm: llm.chat_completions_create("m", HELLO)),
-    ],
-)
-def test_a_transport_of_the_wrong_kind_is_told(transport: Any, use: Callable[[LLMClient], Any]) -> None:
-    with pytest.raises(MCPConfigError, match="transport"):
-        use(LLMClient(transport=transport))
+class Pieces(httpx.SyncByteStream):
+    def __iter__(self) -> Any:
+        yield from (HI[:9], HI[9:])
+
+
+class Endless(httpx.SyncByteStream):
+    def __iter__(self) -> Any:
+        yield from itertools.repeat(b" ")
+
+
+HI = b'{"choices": [{"message": {"content": "hi"}}]}'
+
+
+@pytest.mark.parametrize("transport", [OnlySync(Pieces()), OnlySync(httpx.ByteStream(HI)), OnlyAsync()])
+def test_a_transport_may_block_or_not(transport: Any) -> None:
+    async def posted(endpoint: LlmEndpoint) -> object:
+        async with endpoint:
+            return await endpoint.post(b"{}")
+
+    with LLMClient(transport=transport, api_key=KEY) as llm:
+        assert llm.chat_completions_create("m", HELLO).content == "hi"
+        assert llm.chat_completions_create("m", HELLO).content == "hi"
+        answered = anyio.run(posted, llm.endpoint("m"))
+        assert isinstance(answered, Answered)
+        assert answered.body == HI
+        assert not getattr(transport, "closed", False)
+    assert getattr(transport, "closed", True)
+
+
+def test_a_blocking_transport_that_drips_for_ever_times_out() -> None:
+    retry = RetrySettings(max_retries=0, timeout_seconds=0.2)
+    llm = LLMClient(GameConfiguration(retry=retry), api_key=KEY, transport=OnlySync(Endless()))
+    with pytest.raises(LLMError) as raised:
+        llm.chat_completions_create("m", HELLO)
+    assert raised.value.kind == "timed_out"
+
+
+def test_async_code_is_told_that_it_waits() -> None:
+    async def ask() -> str | None:
+        with LLMClient(transport=OnlyAsync(), api_key=KEY) as llm:
+            return llm.chat_completions_create("m", HELLO).content
+
+    with pytest.warns(BlockingInsideEventLoopWarning, match=r"asyncio\.to_thread"):
+        assert anyio.run(ask) == "hi"
 
 
 def test_a_base_url_that_cannot_be_used_is_refused_at_once() -> None:

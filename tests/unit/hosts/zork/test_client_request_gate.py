@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from grue.errors import LLMError
+from grue.hosting import GameConfiguration, RetrySettings
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
-from grue.llm_transport.request_gate import Permit, RequestOutcome, WantedRequest, set_request_gate
-from grue.settings import GameConfiguration, RetrySettings
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
+from grue.transports.llm.request_gate import Permit, RequestOutcome, WantedRequest, set_request_gate
 
 HELLO = [{"role": "user", "content": "Hello."}]
 
@@ -25,9 +25,6 @@ class Gate:
         self.settled: list[RequestOutcome] = []
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
-        return self.admit_blocking(wanted)
-
-    def admit_blocking(self, wanted: WantedRequest) -> Permit | str:
         self.wanted.append(wanted)
         return self.refused or self
 

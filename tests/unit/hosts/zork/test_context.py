@@ -1,7 +1,7 @@
 """What the agent is shown of a turn."""
 
-from grue.games.game import Observation
 from grue.hosts.zork.context import RECENT, Move, context_text, stuck_warning
+from grue.hosts.zork.games.game import Observation
 
 
 def move(

@@ -32,7 +32,7 @@ from grue.messages import (
     UserText,
 )
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError

@@ -8,7 +8,7 @@ import pytest
 from grue.hosts.zork.duck_types import client_actor, connect_manager
 from grue.messages import OfferTools, RequestCompletion, SystemText, UserText
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

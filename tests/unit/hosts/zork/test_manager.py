@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import math
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,30 +15,30 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from promises import within
+from promises import GUARD_S, within
 from slow_imports import SlowImports
 
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError, MCPError, MCPServerStartupError
 from grue.hosts.zork.manager import MCPManager
-from grue.mcp_transport.client import McpClient
 from grue.messages import SessionOpened, ToolCalled, ToolCallResult
-from grue.processes.process_table import live_members
-from grue.protocol.connection import Disabled, Proven, Untried
+from grue.protocol.turn.connection import Disabled, Proven, Untried
+from grue.runtime.processes.process_table import live_members
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left
+from grue.transports.mcp.client import McpClient
 
 pytestmark = pytest.mark.anyio
 
 ECHO = "box.echo"
-SHELL_QUOTED_SERVER = " ".join(faulty_server.argv())
+SHELL_QUOTED_SERVER = shlex.join(faulty_server.argv())
 
 
 def manager(folder: Path, *flags: str, logger: logging.Logger | None = None, **entry: Any) -> MCPManager:
     command, *args = faulty_server.argv(*flags)
     servers = {"mcpServers": {"box": {"command": command, "args": args, **entry}}}
     (folder / "mcp_config.json").write_text(json.dumps(servers))
-    return MCPManager(GameConfiguration(project_dir=folder, mcp_tool_call_timeout_seconds=5), logger)
+    return MCPManager(GameConfiguration(project_dir=folder, mcp_tool_call_timeout_seconds=GUARD_S), logger)
 
 
 def bodies(of: MCPManager, kind: type) -> list[Any]:
@@ -63,7 +64,7 @@ def test_r2_1_it_loads_the_configuration_when_it_is_made(tmp_path: Path) -> None
     box = manager(tmp_path, env={"DISABLE_THOUGHT_LOGGING": "true"})
     assert (box.server_name, box.server_config.command) == ("box", sys.executable)
     assert box.stdio_server.env == {"DISABLE_THOUGHT_LOGGING": "true"}
-    assert (box.is_disabled, box.connection, box.timeout_seconds) == (False, Untried(), 5)
+    assert (box.is_disabled, box.connection, box.timeout_seconds) == (False, Untried(), GUARD_S)
 
 
 def test_r2_2_without_the_file_it_cannot_be_made(tmp_path: Path) -> None:
@@ -149,15 +150,14 @@ async def test_importing_the_sdk_does_not_count_against_the_start_up_limit(
 async def test_p7_the_environment_is_the_systems_and_the_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FROM_OUTSIDE", "out")
-    box = manager(tmp_path, env={"FROM_CONFIG": "in"})
+    expected = {"FROM_OUTSIDE": "out", "OPENAI_API_KEY": "out", "FROM_CONFIG": "in", "FROM_BOTH": "in"}
+    for name in ("FROM_OUTSIDE", "OPENAI_API_KEY", "FROM_BOTH"):
+        monkeypatch.setenv(name, "out")
+    box = manager(tmp_path, env={"FROM_CONFIG": "in", "FROM_BOTH": "in"})
     await box.connect_session()
-    found = [
-        (await box.call_tool("box.environ", {"name": name})).content
-        for name in ("FROM_OUTSIDE", "FROM_CONFIG")
-    ]
+    found = {name: (await box.call_tool("box.environ", {"name": name})).content for name in expected}
     await box.disconnect_session()
-    assert found == ["out", "in"]
+    assert found == expected
 
 
 async def test_every_failure_but_a_timeout_is_a_result(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ async def test_a_cancelled_caller_takes_back_its_own_call_only(tmp_path: Path) -
     await box.connect_session()
     caller = asyncio.create_task(box.call_tool(ECHO, {"text": "cancelled"}))
     waiting = asyncio.create_task(box.call_tool(ECHO, {"text": "waited"}))
-    await asyncio.wait_for(called.wait(), 5)
+    await asyncio.wait_for(called.wait(), GUARD_S)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -232,10 +232,9 @@ async def test_disconnecting_ends_a_call_that_is_under_way(tmp_path: Path) -> No
     called = heard(box, ToolCalled)
     await box.connect_session()
     call = asyncio.create_task(box.call_tool(ECHO, {"text": "x"}, timeout_seconds=60))
-    await asyncio.wait_for(called.wait(), 5)
-    with assert_nothing_left():
-        async with asyncio.timeout(5):
-            await box.disconnect_session()
+    await asyncio.wait_for(called.wait(), GUARD_S)
+    with assert_nothing_left(), within(5, "the time limit of the call or of the start"):
+        await box.disconnect_session()
     assert (await call).is_error
 
 
@@ -256,7 +255,7 @@ async def test_a_crashed_owner_gives_error_results(tmp_path: Path, monkeypatch: 
     box = manager(tmp_path)
     with assert_nothing_left():
         await box.connect_session()
-        async with asyncio.timeout(5):
+        with within(5, "the time limit of the call or of the start"):
             results = [await box.call_tool(ECHO, {"text": "x"}), await box.call_tool(ECHO, {"text": "x"})]
         await box.disconnect_session()
     assert "nobody foresaw this" in (results[0].error_message or "")
@@ -279,7 +278,7 @@ async def test_disconnecting_ends_a_connect_that_is_under_way(tmp_path: Path) ->
     with assert_nothing_left():
         connecting = asyncio.create_task(box.connect_session())
         await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        with within(5, "the time limit of the call or of the start"):
             await box.disconnect_session()
         with pytest.raises(MCPError, match="ended"):
             await connecting

@@ -1,7 +1,7 @@
 """What the host remembers of each place."""
 
-from grue.games.game import Observation
 from grue.hosts.zork.context import Move
+from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.memories import MOST_PER_PLACE, Memories
 
 

@@ -11,8 +11,6 @@ from commands import faulty, write_servers
 
 from grue.config.settings import GameConfiguration
 from grue.errors import GameError, LLMError, MCPConfigError, MCPError, MCPServerStartupError
-from grue.games.game import Observation
-from grue.games.house import HouseGame
 from grue.hosts.zork.facts import (
     Decided,
     EpisodeEnded,
@@ -21,10 +19,13 @@ from grue.hosts.zork.facts import (
     McpInitialized,
     Observed,
 )
+from grue.hosts.zork.games.game import Observation
+from grue.hosts.zork.games.house import HouseGame
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.orchestrator import EpisodeSetup, ZorkOrchestratorV2
-from grue.messages import FailurePolicy, Message, ToolCalled, TurnFailed
-from grue.runtime.trace import Envelope, Recorder
+from grue.messages import Message, ToolCalled, TurnFailed
+from grue.policies import FailurePolicy
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
 
 Body = TypeVar("Body")
@@ -193,6 +194,26 @@ def test_key_credit_and_model_errors_end_the_episode(status: int) -> None:
     assert game.commands == []
     assert played.result().reason == tape.of(EpisodeEnded)[0].reason == "failed"
     assert "not with this key" in played.result().detail
+
+
+def test_an_endpoint_that_was_never_reached_ends_the_episode() -> None:
+    tape, client, game = Tape(), MockLLMClient(), CorridorGame()
+    client.add_error(ConnectionRefusedError("nobody there"))
+    played = episode(game, client, tape)
+    with pytest.raises(LLMError, match="nobody there") as raised:
+        played.play_episode()
+    assert raised.value.kind == "unreachable"
+    assert game.commands == []
+    assert tape.of(EpisodeEnded)[0].reason == "failed"
+
+
+def test_one_that_has_answered_and_is_gone_costs_only_its_turn() -> None:
+    tape, client, game = Tape(), client_that_says("north"), CorridorGame()
+    client.add_error(ConnectionRefusedError("nobody there"))
+    result = episode(game, client, tape, max_turns=2).play_episode()
+    assert game.commands == ["north", "look"]
+    assert [decided.kind for decided in tape.of(Decided)] == ["answered", "fallback"]
+    assert (result.reason, result.fallbacks) == ("turn_limit", 1)
 
 
 def test_a_turn_past_its_limit_is_a_counted_fallback() -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from grue.config.settings import GameConfiguration
 from grue.errors import GameError, TraceError
-from grue.facts import ConditionChanged, EpisodeResumed
-from grue.games.game import Observation
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed, Remembered
+from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
 from grue.messages import (
@@ -31,12 +30,13 @@ from grue.messages import (
     TurnFailed,
     Usage,
 )
-from grue.protocol.budget import Spent
-from grue.protocol.connection import Disabled, Proven
-from grue.runtime.trace import Recorder
-from grue.runtime.trace_file import TraceWriter
-from grue.runtime.trace_format import FORMAT
+from grue.protocol.turn.budget import Spent
+from grue.protocol.turn.connection import Disabled, Proven
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.format import FORMAT
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.doubles import MockLLMClient
+from grue.tracing.facts import ConditionChanged, EpisodeResumed
 
 SECRET = "planted-secret-4711"
 MIND = ServerName("mind")
@@ -455,7 +455,7 @@ def test_what_is_known_of_the_servers_is_the_last_word(tmp_path: Path) -> None:
     assert read_past(write(tmp_path / "a", STARTED, opened, *plays("north"))).connections == {MIND: Proven()}
     gone = McpDisabled(server=MIND, reason="it died", newly=True)
     past = read_past(write(tmp_path / "b", STARTED, opened, *plays("north"), gone))
-    assert past.connections == {MIND: Disabled("it died")}
+    assert past.connections == {MIND: Disabled("it died", until_s=0.0)}
     assert read_past(write(tmp_path / "c", STARTED, *asks(1))).connections == {}
 
 

@@ -7,8 +7,8 @@ from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grue.answers import AnswerCheck
-from grue.games.commands import sanitise_command
+from grue.engine.answers import AnswerCheck
+from grue.hosts.zork.games.commands import sanitise_command
 from grue.hosts.zork.response import FALLBACK_ACTION, answer_spec
 from grue.messages import AnswerAccepted, AnswerRefused
 

@@ -13,7 +13,7 @@ from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.replies import LLMResponse
 from grue.messages import ToolSupportChecked
-from grue.runtime.trace import Recorder
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 

@@ -7,22 +7,14 @@ import pytest
 from msgspec.structs import replace
 from wire_bodies import ANSWER, THINK, call
 
-from grue.messages import (
-    AssistantText,
-    CallId,
-    SystemText,
-    ToolCall,
-    ToolMessage,
-    Usage,
-    UserText,
-)
+from grue.messages import AssistantText, CallId, SystemText, ToolCall, ToolMessage, Usage, UserText
 from grue.protocol.chat_wire.anthropic_messages import AnthropicMessages
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import ANTHROPIC, GENERIC_MESSAGES
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Choice, WireRequest
-from grue.protocol.tool_names import WireNames
+from grue.protocol.tools.names import WireNames
 
 WIRE = AnthropicMessages()
 THOUGHT = {"type": "thinking", "thinking": "deep", "signature": "s"}

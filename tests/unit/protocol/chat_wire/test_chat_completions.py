@@ -24,7 +24,7 @@ from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, OPENAI_CHAT, OPENROUTER
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Choice, WireRequest
-from grue.protocol.tool_names import WireNames
+from grue.protocol.tools.names import WireNames
 
 CHAT = ChatCompletions()
 CANONICAL = WireNames("canonical")

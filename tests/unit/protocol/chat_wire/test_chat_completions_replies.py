@@ -10,17 +10,12 @@ from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grue.messages import (
-    CallId,
-    ToolCall,
-    Usage,
-)
+from grue.messages import CallId, ToolCall, Usage
 from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.formats import FORMATS
-from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.reply import MAX_CALLS, Reply
-from grue.protocol.tool_names import WireNames
+from grue.protocol.tools.names import WireNames
 
 CHAT = ChatCompletions()
 CANONICAL = WireNames("canonical")

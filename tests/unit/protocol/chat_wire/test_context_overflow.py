@@ -3,7 +3,7 @@
 import pytest
 from case_tables import each_case
 
-from grue.messages import ContextOverflow
+from grue.policies import ContextOverflow
 from grue.protocol.chat_wire.context_overflow import overflow_in
 from grue.protocol.chat_wire.failures import Fault, describe
 from grue.protocol.chat_wire.profiles import GENERIC
@@ -104,7 +104,7 @@ SAID: dict[str, tuple[str, int | None, int | None]] = {
     "Cohere": (
         "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 5020.",
         4081,
-        None,
+        5020,
     ),
     "Copilot": ("prompt token count of 70012 exceeds the limit of 64000", 64000, 70012),
 }

@@ -27,6 +27,7 @@ from grue.messages import (
     CachePoint,
     CallId,
     ConversationItem,
+    JsonObject,
     OfferTools,
     RequireAnswer,
     Rewritten,
@@ -51,8 +52,8 @@ from grue.protocol.chat_wire.profiles import (
 )
 from grue.protocol.chat_wire.reply import NAMELESS, Reply
 from grue.protocol.chat_wire.wire_format import Choice
-from grue.protocol.history import History, Ledger
-from grue.protocol.tool_names import WireNames
+from grue.protocol.context.history import History, Ledger
+from grue.protocol.tools.names import WireNames
 
 GOLDEN = Path(__file__).with_name("golden_requests")
 FORCED = UserText("Please provide your final action now without calling any more tools.")
@@ -147,6 +148,25 @@ def test_a_schema_that_cannot_be_sent_is_told_in_words_once(profile: WireProfile
     assert (before, after) == (0, 0)
     told = int(profile.response_format != "json_schema")
     assert (forced, repair) == (told, told)
+
+
+@by_name
+def test_p14_beside_tools_the_answers_schema_is_told_in_words_from_the_first_request_on(
+    profile: WireProfile,
+) -> None:
+    conversation = Conversation(profile)
+    conversation.ask(OPENING, OfferTools((THINK,), ANSWER))
+    first = json.loads(without_markers(conversation.body(MODEL)))
+    assert not {"response_format", "text", "output_config"} & first.keys()
+    said = first.get("messages") or first["input"]
+    assert json.dumps(first).count("It has to match this JSON Schema") == 1
+    assert "It has to match this JSON Schema" in json.dumps(said[-1]), "in the user's own message"
+    one = call("c1", "think.think")
+    conversation.keep(Reply(content="Hm.", tool_calls=(one,)))
+    conversation.ask((ToolMessage(one.call_id, "{}"),), OfferTools(answer=ANSWER))
+    second = json.loads(without_markers(conversation.body(MODEL)))
+    assert (second.get("messages") or second["input"])[: len(said)] == said
+    assert json.dumps(second).count("It has to match this JSON Schema") == 1
 
 
 def test_p15_markers_go_to_the_system_text_and_the_newest_messages() -> None:
@@ -438,3 +458,19 @@ def test_p3_no_history_is_refused_whichever_calls_were_answered(
         assert without_markers(body).startswith(up_to_last_message(before, profile))
         assert markers(json.loads(body)) <= profile.cache_markers
         before = body
+
+
+@pytest.mark.parametrize("given", range(7))
+def test_a_request_never_has_more_markers_than_an_endpoint_takes(given: int) -> None:
+    """The host's come first; grue sets its own only where there is room for them."""
+    own: JsonObject = {"type": "ephemeral", "ttl": "1h"}
+    profile = msgspec.structs.replace(GENERIC_MESSAGES, cache_markers=4, given_cache_markers=4)
+    conversation = Conversation(profile, given_markers=given)
+    texts = [UserText(f"{n}" * 5, cache_points=(CachePoint(5, own),)) for n in range(given)]
+    conversation.ask((SystemText("rules"),), RequireAnswer())
+    for text in (*texts, *map(UserText, "abcdef")):
+        conversation.ask((text,), RequireAnswer())
+        conversation.keep(Reply(content="ok"))
+    body = conversation.body(ModelSettings(model="m", max_tokens=10)).decode()
+    assert body.count('"cache_control"') <= 4
+    assert body.count('"ttl"') == min(given, 4)

@@ -13,7 +13,6 @@ import msgspec
 from case_tables import each_case
 from msgspec import Struct
 
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.messages import (
     AnswerSchema,
     CallId,
@@ -31,8 +30,9 @@ from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import EventLines
-from grue.protocol.completion_attempts import larger_limit
-from grue.protocol.retry import next_delay, retry_after
+from grue.protocol.retry import asked_wait, next_delay
+from grue.protocol.turn.completion_attempts import larger_limit
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
 RECORDED = Path(__file__).parents[3] / "recorded"
 FILES = sorted(path for path in RECORDED.glob("*/*.json") if path.parent.name != "golden")
@@ -109,10 +109,10 @@ def test_a_recorded_conversation(path: Path) -> None:
             conversation.ask(tuple(map(item, step.say)), mode(step.mode, offered=request > 1))
         body = conversation.body(settings, stream=step.answered.events is not None)
         assert json.loads(body) == step.request
-        reply = read(conversation, step.answered, request, used_ids)
+        reply = read(conversation, step.answered, request, used_ids, settings)
         if isinstance(reply, Fault):
             before = endpoint.profile
-            assert told(endpoint, reply, attempt, step.answered) == step.fault
+            assert told(endpoint, reply, attempt) == step.fault
             conversation.adopt(endpoint.profile)
             assert differences(before, endpoint.profile) == step.learned
         elif step.asked_again_with is not None:
@@ -143,7 +143,9 @@ def mode(name: str, *, offered: bool) -> OfferTools | RequireAnswer:
     return RequireAnswer(ANSWER if name == "answer" else None)
 
 
-def read(conversation: Conversation, answered: Answered, request: int, used_ids: set[str]) -> Reply | Fault:
+def read(
+    conversation: Conversation, answered: Answered, request: int, used_ids: set[str], settings: LlmSettings
+) -> Reply | Fault:
     if answered.events is not None:
         lines, assembler = EventLines(), conversation.format.assembler()
         for sent in answered.events:
@@ -155,18 +157,20 @@ def read(conversation: Conversation, answered: Answered, request: int, used_ids:
     else:
         body = (json.dumps(answered.body) if answered.text is None else answered.text).encode()
     if answered.status != 200:
-        return fault_of_status(answered.status, body, answered.headers.get("Location"))
-    return conversation.read(body, request=request, used_ids=used_ids)
+        headers = {name.lower(): value for name, value in answered.headers.items()}
+        return fault_of_status(answered.status, body, headers.get("location"), asked_wait(headers, now=0.0))
+    return conversation.read(
+        body, request=request, used_ids=used_ids, text_tool_calls=settings.text_tool_calls
+    )
 
 
-def told(endpoint: LlmEndpoint, fault: Fault, attempt: int, answered: Answered) -> Failed:
+def told(endpoint: LlmEndpoint, fault: Fault, attempt: int) -> Failed:
     """Return what is told of a fault, after the endpoint has learned what there is to be learned from it."""
     failure = endpoint.describe(fault)
     if endpoint.adapt_to_error(fault):
         wait_s: float | None = 0.0
     else:
-        asked = retry_after(answered.headers.get("Retry-After"), now=0.0)
-        wait_s = next_delay(endpoint.settings.retry, attempt, failure, retry_after_s=asked)
+        wait_s = next_delay(endpoint.settings.retry, attempt, failure)
     return Failed(failure.kind, failure.message, failure.remedy, failure.status, wait_s)
 
 
@@ -181,4 +185,6 @@ def shown(reply: Reply) -> JsonObject:
     fields["tool_calls"] = [[call.call_id, call.name, call.arguments] for call in reply.tool_calls]
     fields["usage"] = msgspec.to_builtins(reply.usage)
     fields["facts"] = msgspec.to_builtins(reply.facts)
+    if reply.written is not None:
+        fields["written"] = msgspec.json.decode(msgspec.json.encode(reply.written))
     return {name: value for name, value in fields.items() if value}

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.large_data import STEP
 from grue.protocol.chat_wire.encoded_messages import MARK, EncodedMessages
+from grue.runtime.large_data import STEP
 
 MESSAGES = st.lists(
     st.tuples(st.lists(st.tuples(st.integers(1, 300), st.booleans()), max_size=3), st.booleans()), max_size=40

@@ -41,6 +41,10 @@ def call(arguments: object = "{}", **fields: object) -> dict[str, Any]:
     return delta(tool_calls=[{**fields, "function": {**name, "arguments": arguments}}])
 
 
+def choice(index: int, finish: str | None = None, **fields: object) -> dict[str, Any]:
+    return {"choices": [{"index": index, "delta": fields, "finish_reason": finish}]}
+
+
 A = call("{}", index=0, id="a", name="s.t")
 
 
@@ -67,6 +71,10 @@ A = call("{}", index=0, id="a", name="s.t")
         ([A, call(index=2, id="b", name="s.t")], "begins tool call 2 after tool call 0"),
         ([call(index=1, id="b", name="s.t"), A], "begins tool call 0 after tool call 1"),
         ([A, call(index=1, id="b", name="s.t"), call('{"a":1}', index=0)], "whose arguments are complete"),
+        ([call('{"p', index=0, name="s.t"), call("{}", index=0, name="s.u")], "before the arguments"),
+        ([call('{"p', index=0, id="a", name="s.t"), call("", index=0, id="a", name="s.u")], "before the arg"),
+        ([choice(0, content="a"), choice(1, content="b")], "has choice 1 beside choice 0"),
+        ([choice(0), choice(1, "stop")], "has choice 1 beside choice 0"),
         (["[DONE]"], "no event gave it a finish_reason"),
         ([delta(content="x"), "[DONE]"], "no event gave it a finish_reason"),
         ([delta("tool_calls", content="x")], "but there are none"),
@@ -88,6 +96,40 @@ def test_chunks_of_no_completion(events: list[object], words: str) -> None:
 )
 def test_chunks_that_are_odd_and_sound(events: list[object]) -> None:
     assert feed(ChatAssembler(), *events).whole
+
+
+@pytest.mark.parametrize(
+    ("events", "calls"),
+    [
+        ([call('{"p":', index=0, name="read"), call("1}", index=0), call("{}", index=0, name="delete")],
+         [("read", '{"p":1}'), ("delete", "{}")]),
+        ([call("", index=0, name="read"), call('{"p":1}', index=0), call("", index=0, name="read"),
+          call('{"p":2}', index=0)],
+         [("read", '{"p":1}{"p":2}')]),
+        ([call('{"p":1}', index=0, name="read"), call('{"p":2}', index=0, name="read")],
+         [("read", '{"p":1}'), ("read", '{"p":2}')]),
+        ([call({"p": 1}, index=0, name="read"), call({"p": 2}, index=0, name="delete")],
+         [("read", {"p": 1}), ("delete", {"p": 2})]),
+        ([call("", index=0, name="read"), call('{"p"', index=0, name="read"),
+          call(":1}", index=0, name="read")],
+         [("read", '{"p":1}')]),
+        ([call('{"p":1}', index=0, name="read"), call("", index=0, name="read")], [("read", '{"p":1}')]),
+        ([call("", index=0, id="a", name="files."), call("", index=0, name="read"), call("{}", index=0)],
+         [("files.read", "{}")]),
+        ([call("", index=0, id="a", name="files."), call("", index=0, id="a", name="read"),
+          call("{}", index=0)],
+         [("files.read", "{}")]),
+        ([call("", name="files."), call("", name="read"), call("{}")], [("files.read", "{}")]),
+        ([call("{}", name="look"), call("{}", name="take")], [("look", "{}"), ("take", "{}")]),
+        ([delta(tool_calls=[{"function": {"name": "look"}}, {"function": {"name": "take"}}])],
+         [("look", ""), ("take", "")]),
+    ],
+)  # fmt: skip
+def test_calls_are_told_apart_without_ids_and_numbers(events: list[object], calls: object) -> None:
+    """A name that comes in two pieces is put together, and two calls are never one that can be made."""
+    body = json.loads(feed(ChatAssembler(), *events, delta("tool_calls")).body())
+    functions = [each["function"] for each in body["choices"][0]["message"]["tool_calls"]]
+    assert [(function["name"], function["arguments"]) for function in functions] == calls
 
 
 # --- Anthropic's messages ---
@@ -190,20 +232,45 @@ def done(item: object, **fields: object) -> dict[str, Any]:
     return event("output_item.done", item=item, **fields)
 
 
+def numbered(*numbers: int) -> list[object]:
+    return [event("created", sequence_number=number) for number in numbers]
+
+
+def tool(call_id: str, name: str = "s.t", arguments: str = "{}", **fields: object) -> dict[str, Any]:
+    named = {"call_id": call_id, "id": f"fc_{call_id}"} if call_id else {}
+    return {"type": "function_call", **named, "name": name, "arguments": arguments, **fields}
+
+
+def streamed(item: dict[str, Any], index: int, arguments: str | None = None) -> list[object]:
+    """Return the events of a call; `arguments`: what `arguments.done` says, if that is something else."""
+    where = {"output_index": index, "item_id": item.get("id")}
+    text = item["arguments"]
+    return [
+        event("output_item.added", output_index=index, item={**item, "arguments": ""}),
+        event("function_call_arguments.delta", **where, delta=text[:1]),
+        event("function_call_arguments.delta", **where, delta=text[1:]),
+        event("function_call_arguments.done", **where, arguments=text if arguments is None else arguments),
+        done(item, output_index=index),
+    ]
+
+
+ONE, TWO = tool("a", "s.read", '{"p":1}'), tool("b", "s.list", '{"p":2}')
+
+
 @each_case(
     "events, words",
     [
         (["{"], "is not JSON"),
-        ([event("created", sequence_number=number) for number in (1, 2, 4)], "has number 4 after number 2"),
-        ([event("created", sequence_number=number) for number in (1, 2, 2)], "has number 2 after number 2"),
-        ([event("created", sequence_number=number) for number in (1, 3)], "has number 3 after number 1"),
+        ([*numbered(1, 2, 4), completed()], "has number 4 after number 2"),
+        ([*numbered(1, 2, 2), completed()], "has number 2 after number 2"),
+        ([*numbered(1, 3), done(function("{}")), completed()], "has number 3 after number 1"),
         ([("response.completed", {"type": "response.complefed"})], "but is called 'response.completed'"),
         ([said(5)], "without a text"),
         ([event("output_text.delta", output_index=0)], "without a text"),
         ([said("lo"), completed(message("look"))], "another text"),
         ([said("lo"), completed({"type": "message", "content": [{"type": "refusal"}]})], "another text"),
         ([said("{", 0, "function_call_arguments"), completed(function("{}"))], "with other arguments"),
-        ([done(function("{}")), completed(function('{"a":1}'))], "with another arguments"),
+        ([done(function("{}")), completed(function('{"a":1}'))], "is not in the events before it"),
         ([done({"type": "reasoning"}), completed({"type": "message"})], "with another type"),
         ([done(5)], "an item that is not an object"),
         ([done({}, output_index=0), done({}, output_index=0)], "ends item 0 a second time"),
@@ -213,6 +280,18 @@ def done(item: object, **fields: object) -> dict[str, Any]:
             [completed({"type": "message", "content": [{"type": "output_text", "texu": ""}]})],
             "'text' should be",
         ),
+        ([*streamed(ONE, 0), completed(ONE, TWO)], "is not in the events before it"),
+        ([done(message("x")), completed(message("x"), ONE)], "is not in the events before it"),
+        ([*streamed(ONE, 0), *streamed(TWO, 1), completed(ONE)], "lacks a tool call"),
+        ([*streamed(ONE, 0), *streamed(TWO, 1)[:-1], completed()], "lacks a tool call"),
+        ([*streamed(ONE, 0), completed({**ONE, "name": "s.delete"})], "with another name"),
+        ([*streamed(ONE, 0), completed({**ONE, "arguments": "{}"})], "with another arguments"),
+        ([*streamed(ONE, 0)[:-1], completed({**ONE, "arguments": "{}"})], "with another arguments"),
+        ([*streamed(ONE, 0, "{}"), completed(ONE)], "with other arguments"),
+        ([*streamed(ONE, 0)[:3], done({**ONE, "arguments": "{}"}), completed()], "with other arguments"),
+        ([*streamed(ONE, 0)[:1], done({**ONE, "name": "s.delete"}), completed()], "with another name"),
+        ([event("completed", response={"status": "incomplete", "output": []})], "is called completed"),
+        ([event("incomplete", response={"status": "completed", "output": []})], "is called incomplete"),
         (
             [completed({"type": "reasoning", "summary": [{"type": "summary_texu"}]})],
             "'summary_text' should be",
@@ -235,6 +314,14 @@ def test_events_of_no_response(events: list[object], words: str) -> None:
         [event("created", sequence_number=n) for n in (0, 0, 0)] + [completed(sequence_number=0)],
         [event("created", sequence_number=n) for n in (3, 4, 5)] + [completed(sequence_number=6)],
         [event("created", sequence_number=n) for n in (3, 4, 1, 5, 1)] + [completed(sequence_number=6)],
+        [*numbered(1, 2, 4), completed(message("x"))],
+        [*streamed(ONE, 1), *streamed(TWO, 2), completed(ONE, TWO)],
+        [*streamed(ONE, 0), *streamed(TWO, 0), completed(TWO, ONE)],
+        [*streamed(ONE, 0), *streamed({**TWO, "call_id": "a", "id": "fc_a"}, 1), completed(ONE, TWO)],
+        [*streamed(ONE, 0), completed({**ONE, "call_id": "other", "id": "other"})],
+        [*streamed(ONE, 0), done({**message(""), "id": "msg_1"}, output_index=0), completed(ONE)],
+        [*streamed(ONE, 0), completed({"type": "code_interpreter_call", "id": "fc_a"})],
+        [*streamed(ONE, 0), *streamed(TWO, 1)[:-1], event("incomplete", response={"output": []})],
         [event("created", sequence_number="x"), completed(5, {"type": "web_search_call"})],
         [event("created", sequence_number=1), {"type": "error", "sequence_number": 99, "message": "x"}],
     ],

@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.formats import FORMATS
-from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import EventLines
 from grue.protocol.chat_wire.wire_format import Assembler, Delta
-from grue.protocol.tool_names import WireNames
-from grue.provider_rules.dialects import Dialect, dialect_of
-from grue.provider_rules.reply_streams import error_event, stream_of
+from grue.protocol.tools.names import WireNames
+from grue.testing.providers.dialects import Dialect, dialect_of
 
 NAMES = WireNames("canonical")
 WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
@@ -88,7 +86,7 @@ def test_a_streamed_reply_is_what_would_have_come_at_once(
 ) -> None:
     request = {"stream": True, "stream_options": {"include_usage": True}}
     whole = dialect(wire).from_chat(completion, request)
-    stream = b"".join(stream_of(dialect(wire).name, whole, request))
+    stream = b"".join(dialect(wire).stream(whole, request))
     assembler, deltas = assembled(wire, cut(stream, places))
     reply = read(wire, assembler.body())
     assert reply == read(wire, json.dumps(whole).encode())
@@ -105,7 +103,7 @@ def test_a_streamed_reply_is_what_would_have_come_at_once(
 @given(completion=completions(), kept=st.integers(0, 30))
 def test_a_stream_that_breaks_off_never_raises(wire: WireName, completion: dict[str, Any], kept: int) -> None:
     whole = dialect(wire).from_chat(completion, {})
-    events = stream_of(dialect(wire).name, whole, {})
+    events = dialect(wire).stream(whole, {})
     assembler, _ = assembled(wire, events[:kept])
     assert assembler.finished is (kept >= len(events))
     read(wire, assembler.body())
@@ -113,7 +111,7 @@ def test_a_stream_that_breaks_off_never_raises(wire: WireName, completion: dict[
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_an_error_event_ends_the_stream_with_the_endpoints_words(wire: WireName) -> None:
-    assembler, _ = assembled(wire, [error_event(dialect(wire).name)])
+    assembler, _ = assembled(wire, [dialect(wire).broken_off()])
     fault = read(wire, assembler.body())
     assert assembler.finished
     assert isinstance(fault, Fault)
@@ -254,7 +252,7 @@ def test_a_stream_without_its_last_event_is_whole_once_it_has_a_reason_to_end() 
 )
 def test_an_error_in_the_middle_outranks_what_came_before(error: dict[str, Any]) -> None:
     fault = outcome("chat_completions", chunk(content="lo"), error)
-    assert fault == Fault(kind="unavailable", status=502, message="cut")
+    assert fault == Fault(kind="unavailable", status=502, message="cut", reason="overloaded")
 
 
 def test_usage_is_the_last_that_was_told() -> None:

@@ -129,6 +129,14 @@ LESSONS: list[tuple[WireProfile, str, dict[str, Any]]] = [
         {"assistant_after_results": True},
     ),
     (GENERIC, "Streaming is not supported for this model.", {"streams": False}),
+    (
+        GENERIC,
+        "This model only support stream mode, please enable the parameter",
+        {"must_stream": True},
+    ),
+    (GENERIC, "enable_thinking must be set to false for non-streaming calls", {"must_stream": True}),
+    (GENERIC, "Streaming is required for operations that may take long", {"must_stream": True}),
+    (GENERIC, "stream must be set to true", {"must_stream": True}),
     (OPENROUTER, "Unsupported parameter: 'stream_options'", {"streams": False}),
 ]
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from case_tables import each_case
 
-from grue.protocol.chat_wire.formats import FORMATS
-from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile, left_out
+from grue.protocol.chat_wire.formats import FORMATS, WireName
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
     ANTHROPIC_CHAT,
@@ -180,3 +180,9 @@ def test_settings_that_requests_leave_out_are_named() -> None:
     assert left_out(ANTHROPIC, settings) == {"temperature", "top_k"}
     assert left_out(GENERIC, settings) == set()
     assert left_out(ANTHROPIC, ModelSettings(model="m", stop=("x",))) == set()
+
+
+@pytest.mark.parametrize("url", ["https://openrouter.ai/api/v1", "http://gateway.test/v1"])
+def test_the_first_reasoning_models_get_their_instructions_from_the_user_at_every_host(url: str) -> None:
+    assert profile_for(url, "openai/o1-mini").system_role == "user"
+    assert profile_for(url, "openai/o1").system_role == "system"

@@ -7,7 +7,7 @@ call of it, and is then forced to its answer.
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from case_tables import each_case
@@ -25,6 +25,7 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import (
     GENERIC,
@@ -34,6 +35,7 @@ from grue.protocol.chat_wire.profiles import (
     profile_for,
 )
 from grue.protocol.chat_wire.reply import Reply
+from grue.testing.providers.dialects import dialect_of
 
 GOLDEN = Path(__file__).parents[3] / "recorded" / "golden"
 ROWS = [(host, profile) for host, rows in PROFILES.items() for profile in rows]
@@ -101,3 +103,8 @@ def test_a_row_is_found_by_its_host_and_format(host: str, profile: WireProfile) 
     for authority in (host, f"eu.{host}", f"{host.upper()}:443"):
         assert profile_for(f"https://{authority}/v1", wire=profile.wire) is profile
     assert profile_for(f"https://{host}.example.net/v1") is GENERIC
+
+
+def test_a_wire_format_is_one_row_under_the_name_that_settings_use() -> None:
+    assert {name: each.profile.wire for name, each in FORMATS.items()} == {n: n for n in get_args(WireName)}
+    assert all(dialect_of(each.path) is not None for each in FORMATS.values())

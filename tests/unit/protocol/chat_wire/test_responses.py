@@ -23,7 +23,7 @@ from grue.protocol.chat_wire.profiles import GENERIC_RESPONSES
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.responses import Responses
 from grue.protocol.chat_wire.wire_format import Choice, WireRequest
-from grue.protocol.tool_names import WireNames
+from grue.protocol.tools.names import WireNames
 
 WIRE = Responses()
 PLAIN = replace(GENERIC_RESPONSES, reasoning="none")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from grue.protocol.chat_wire.strict_schema import strict_schema
-from grue.provider_rules.chat_rules import ProviderRules, refusal_of
+from grue.testing.providers.chat_rules import ProviderRules, refusal_of
 
 
 class Item(BaseModel):

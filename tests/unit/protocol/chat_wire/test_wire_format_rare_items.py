@@ -10,7 +10,7 @@ from grue.protocol.chat_wire.media import Shown
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.protocol.chat_wire.responses import _input
 from grue.protocol.chat_wire.wire_format import marked_pieces
-from grue.protocol.tool_arguments import read_arguments
+from grue.protocol.tools.arguments import read_arguments
 
 RESULT = tool_message("a", image(PNG, "image/png"))
 EPHEMERAL = {"type": "ephemeral"}

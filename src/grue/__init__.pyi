@@ -1,0 +1,67 @@
+# The public names, listed once: the interpreter imports each on first use, type checkers and editors read
+# them here. `X as X` says that a stub exports a name.
+
+from grue.engine.answers import AnswerSpec as AnswerSpec
+from grue.engine.batch import BatchItem as BatchItem
+from grue.engine.conversations.conversation import Conversation as Conversation
+from grue.engine.conversations.resume import parked_turns as parked_turns
+from grue.engine.outside_turns.tool_client import ToolClient as ToolClient
+from grue.engine.runner import Runner as Runner
+from grue.engine.runner import TurnOutcome as TurnOutcome
+from grue.engine.runner import TurnRequest as TurnRequest
+from grue.engine.terminal_approval import ask_at_terminal as ask_at_terminal
+from grue.engine.turn_handle import TurnHandle as TurnHandle
+from grue.errors import ActorCrashed as ActorCrashed
+from grue.errors import AnswerError as AnswerError
+from grue.errors import AnswerStopped as AnswerStopped
+from grue.errors import ApprovalPending as ApprovalPending
+from grue.errors import BudgetSpent as BudgetSpent
+from grue.errors import ChangeRefused as ChangeRefused
+from grue.errors import ConversationBusy as ConversationBusy
+from grue.errors import ConversationError as ConversationError
+from grue.errors import ConversationParked as ConversationParked
+from grue.errors import LLMError as LLMError
+from grue.errors import MCPConfigError as MCPConfigError
+from grue.errors import MCPError as MCPError
+from grue.errors import MCPRequestError as MCPRequestError
+from grue.errors import MCPRequestTimedOut as MCPRequestTimedOut
+from grue.errors import MCPServerStartupError as MCPServerStartupError
+from grue.errors import MCPToolCallError as MCPToolCallError
+from grue.errors import NothingToResume as NothingToResume
+from grue.errors import ToolCallDenied as ToolCallDenied
+from grue.errors import ToolCallTimedOut as ToolCallTimedOut
+from grue.errors import ToolChanged as ToolChanged
+from grue.errors import ToolNotFound as ToolNotFound
+from grue.errors import ToolServerDied as ToolServerDied
+from grue.errors import TurnCancelled as TurnCancelled
+from grue.errors import TurnTimedOut as TurnTimedOut
+from grue.messages import AssistantReply as AssistantReply
+from grue.messages import TextDelta as TextDelta
+from grue.messages import ToolCallResult as ToolCallResult
+from grue.messages import ToolMessage as ToolMessage
+from grue.messages import Usage as Usage
+from grue.messages import UserText as UserText
+from grue.policies import ApprovalDecision as ApprovalDecision
+from grue.policies import ApprovalQuestion as ApprovalQuestion
+from grue.policies import Budget as Budget
+from grue.policies import ContextPolicy as ContextPolicy
+from grue.policies import FailurePolicy as FailurePolicy
+from grue.policies import ToolAnnotations as ToolAnnotations
+from grue.policies import ToolPolicy as ToolPolicy
+from grue.policies import ToolRule as ToolRule
+from grue.policies import TurnLimits as TurnLimits
+from grue.protocol.retry import RetryPolicy as RetryPolicy
+from grue.protocol.turn.states import TurnProgress as TurnProgress
+from grue.runtime.processes.limits import ProcessLimits as ProcessLimits
+from grue.runtime.trace.file import TraceWriter as TraceWriter
+from grue.runtime.trace.recorder import Recorder as Recorder
+from grue.tool_sessions.function_tools import FunctionTools as FunctionTools
+from grue.tool_sessions.server_options import ServerOptions as ServerOptions
+from grue.tool_sessions.server_specs import HttpServer as HttpServer
+from grue.tool_sessions.server_specs import StdioServer as StdioServer
+from grue.tool_sessions.shell_tool import ShellTool as ShellTool
+from grue.tool_sessions.tool_context import ToolContext as ToolContext
+from grue.tool_sessions.tool_decorator import tool as tool
+from grue.transports.llm.endpoint import LlmSettings as LlmSettings
+
+__version__: str

@@ -1,0 +1,104 @@
+"""`grue fleet failures` and `grue fleet score`: what went wrong, and scores that are given afterwards."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import msgspec
+
+from grue.cli.saying import say
+from grue.errors import FleetError
+from grue.fleet.failures import WORDS, group_failures, passing_score, trace_command
+from grue.fleet.folder import MANIFEST
+from grue.fleet.results import results
+from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
+
+_MOST_EXAMPLES = 3
+
+
+def print_failures(
+    directory: Path, *, score: str, passing: float | None, as_json: bool, show_all: bool
+) -> None:
+    """Print the episodes by what went wrong, each group with commands that open traces.
+
+    Raises:
+        FleetError: There is no fleet.
+    """
+    require_fleet(directory)
+    found = {each.id: each for each in results(directory)}
+    least = passing_score(found.values(), score) if passing is None else passing
+    groups = group_failures(found.values(), score, least)
+    if as_json:
+        say(
+            msgspec.json.encode(
+                [
+                    {
+                        **msgspec.to_builtins(group),
+                        "commands": [
+                            shlex.join(trace_command(found[each.id], directory)) for each in group.episodes
+                        ],
+                    }
+                    for group in groups
+                ]
+            ).decode()
+        )
+        return
+    count = sum(len(group.episodes) for group in groups)
+    below = "" if least is None else f" or have a {score} below {least:g}"
+    say(f"{count:,} of {len(found):,} episodes failed, are missing{below}.")
+    for group in groups:
+        say()
+        text = f": {group.text}" if group.text else ""
+        say(f"{len(group.episodes):,} x {WORDS[group.kind]}{text}")
+        examples = group.episodes if show_all else group.episodes[:_MOST_EXAMPLES]
+        for each in examples:
+            say(f"    {shlex.join(trace_command(found[each.id], directory))}")
+    if least is None and any(score in each.scores for each in found.values()):
+        say()
+        say(f"What is a low {score}? Say it with --pass, and those below are grouped too.")
+
+
+def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
+    """Run scorers over the finished episodes of a fleet; return whether all of them have a score now.
+
+    Raises:
+        FleetError, MCPConfigError: The scorers or the folder cannot be used.
+    """
+    require_fleet(directory)
+    scoring = read_scoring(scorers)
+    names = ", ".join(f"{name}@{scorer.version}" for name, scorer in scoring.scorer.items())
+
+    def watch(tally: ScoreTally) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{tally.done:,}/{tally.total:,} scored, {tally.failed:,} failed\x1b[K")
+            sys.stderr.flush()
+
+    tally = score_fleet(directory, scoring, again=again, watch=watch)
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+    before = f"; {tally.before:,} had a score" if tally.before else ""
+    say(f"{names}: {tally.done:,} of {tally.total:,} episodes were scored{before}.")
+    if tally.spent.requests:
+        spent = tally.spent
+        say(f"  spent {spent.requests:,} requests, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
+    for count, what in (
+        (tally.unfinished, "have no result yet"),
+        (tally.without_trace, "have no trace any more: the sweep's `keep` says what stays"),
+        (tally.unpaid, "were not scored, because the budget has refused a request"),
+        (tally.failed, "could not be scored:"),
+    ):
+        if count:
+            say(f"  {count:,} {what}")
+    for trouble in tally.troubles:
+        say(f"    {trouble}")
+    return not tally.failed and not tally.unpaid
+
+
+def require_fleet(directory: Path) -> None:
+    """Check that a folder is a fleet's.
+
+    Raises:
+        FleetError: It is not.
+    """
+    if not (directory / MANIFEST).is_file():
+        raise FleetError(f"There is no fleet in {directory}: it has no {MANIFEST}.")

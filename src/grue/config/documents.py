@@ -1,0 +1,502 @@
+"""Read the files that users write: TOML, YAML, strict JSON. A document knows on which line each value stands.
+
+Of YAML, only what JSON can express is read: mappings with texts as keys, lists, texts, numbers, `true`,
+`false` and `null`. `yes`, dates and times are texts, as in YAML 1.2. Tags, aliases and duplicate keys are
+refused: a file of settings needs none, and an alias can make a short file describe an endless value. JSON has
+no comments, no duplicate keys and no NaN.
+
+Source: R2.3, P5
+"""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from grue.errors import ConfigProblem, MCPConfigError, MissingDependencyError
+from grue.runtime.whole_file import write_whole
+
+MAX_CONFIG_BYTES = 16 * 2**20
+"""Size limit of a configuration file."""
+MAX_YAML_CHARS = 2**20
+"""Longest YAML document. The parser needs a second or more for one of this length."""
+
+T = TypeVar("T")
+KeyPath = tuple[int | str, ...]
+"""The keys and list positions, from 0, that lead to a value."""
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
+_PLAIN = "tag:yaml.org,2002:"
+_MOST_LEVELS = 100
+
+
+class Document:
+    """A parsed file.
+
+    Args:
+        path: The file.
+        value: What is in it, as JSON would have it; TOML's dates are as `tomllib` has them.
+        find_lines: Returns the one-based lines of the values, by their paths; of a key's value, the line of
+            the key. It is called for the first error.
+    """
+
+    def __init__(self, path: Path, value: Any, find_lines: Callable[[], Mapping[KeyPath, int]]) -> None:
+        self.path = path
+        self.value = value
+        self._find_lines = find_lines
+
+    @cached_property
+    def lines(self) -> Mapping[KeyPath, int]:
+        """The lines of the values that have one of their own."""
+        return self._find_lines()
+
+    def line(self, keys: KeyPath) -> int | None:
+        """Return the line of a value, or of the nearest value around it; `None`: nothing of it is there."""
+        while keys and keys not in self.lines:
+            keys = keys[:-1]
+        return self.lines.get(keys)
+
+    def place(self, keys: KeyPath) -> str:
+        """Return the beginning of an error about a value: `agent.yaml, line 7: `."""
+        line = self.line(keys)
+        return f"{self.path}: " if line is None else f"{self.path}, line {line}: "
+
+    def error(self, keys: KeyPath, problem: str) -> MCPConfigError:
+        """Return the error that a value has a problem."""
+        return self.errors([ConfigProblem(keys, problem)])
+
+    def errors(self, problems: Sequence[ConfigProblem]) -> MCPConfigError:
+        """Return the error that values have these problems, of which there is at least one."""
+        said = "\n".join(f"{self.place(problem.keys)}{problem.text}" for problem in problems)
+        return MCPConfigError(said, path=str(self.path), line=self.line(problems[0].keys), problems=problems)
+
+
+class YamlDocument(Document):
+    """A YAML file."""
+
+    def line(self, keys: KeyPath) -> int:
+        """Return the line of a value; if there is none, of the nearest value around it."""
+        return super().line(keys) or 1
+
+    def convert(self, kind: type[T]) -> T:
+        """Return the document as a Struct of this type. An empty document has all defaults.
+
+        Raises:
+            MCPConfigError: A key is unknown, or a value does not fit. Names the line and the key.
+        """
+        try:
+            return msgspec.convert({} if self.value is None else self.value, kind)
+        except msgspec.ValidationError as error:
+            keys, problem = problem_of(error)
+            unknown = _UNKNOWN.match(problem)
+            if unknown is None:
+                raise self.error(keys, f"{dotted(keys)}{': ' if keys else ''}{problem}.") from error
+            key, known = unknown["key"], _fields(kind, keys)
+            keys = (*keys, key)
+            text = f"unknown key {dotted(keys)!r}. Did you mean {nearest(key, known)!r}?"
+            raise self.error(keys, f"{text} Known keys: {', '.join(known)}.") from error
+
+
+def problem_of(error: msgspec.ValidationError) -> ConfigProblem:
+    """Return the keys and the words of what msgspec says in one sentence, such as `... - at `$.rules[3]``."""
+    words, _, place = str(error).partition(" - at `$")
+    parts = re.findall(r"\[(\d+)\]|([^.\[\]`]+)", place.replace("[...]", ""))
+    return ConfigProblem(tuple(int(number) if number else key for number, key in parts), words)
+
+
+def dotted(keys: KeyPath) -> str:
+    """Return keys as a user writes them: `mcp.servers`."""
+    return ".".join(map(str, keys))
+
+
+def read_config_text(path: Path, *, if_missing: str) -> str:
+    """Return the text of a UTF-8 file, without its byte order mark.
+
+    Args:
+        path: The file.
+        if_missing: The complete error message for a file that does not exist.
+
+    Raises:
+        MCPConfigError: The file is missing, unreadable, longer than 16 MiB, or not UTF-8 (the error names
+            line and column).
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    except FileNotFoundError as exc:
+        raise MCPConfigError(if_missing, path=str(path)) from exc
+    except (OSError, ValueError) as exc:  # ValueError: a NUL character in the path
+        cause = getattr(exc, "strerror", None) or str(exc)
+        raise MCPConfigError(f"Cannot read {str(path)!r}: {cause}.", path=str(path)) from exc
+    if len(content) > MAX_CONFIG_BYTES:
+        raise MCPConfigError(
+            f"{path} is longer than {MAX_CONFIG_BYTES // 2**20} MiB, the limit for a configuration file.",
+            path=str(path),
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        before = content[: exc.start]
+        line, column = before.count(b"\n") + 1, exc.start - before.rfind(b"\n")
+        raise MCPConfigError(
+            f"{path} is not UTF-8 text: line {line}, column {column} has an invalid byte."
+            " Save the file as UTF-8.",
+            path=str(path),
+            line=line,
+            column=column,
+        ) from exc
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a whole file, so that a reader finds either the old text or the new one.
+
+    Raises:
+        MCPConfigError: It cannot be written.
+    """
+    try:
+        # A lone surrogate, as in a tool's name, is written as a JSON escape. The file is there to be shared.
+        write_whole(path, text.encode("utf-8", "backslashreplace"), mode=0o666)
+    except OSError as error:
+        raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
+
+
+def nearest(word: str, known: Iterable[str], *, similarity: float = 0.0) -> str | None:
+    """Return the known word most similar to `word`, or `None` if none reaches `similarity` (0 to 1)."""
+    import difflib  # only a mistake needs it
+
+    by_lower = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=similarity)
+    return by_lower[matches[0]] if matches else None
+
+
+def parse_toml(text: str, path: Path) -> Document:
+    """Parse a TOML document.
+
+    Raises:
+        MCPConfigError: It is not TOML. Names line and column.
+    """
+    try:
+        value = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        line, column = _position(str(exc), text)
+        raise MCPConfigError(
+            f"{path} is not valid TOML: {exc}.", path=str(path), line=line, column=column
+        ) from exc
+    except (RecursionError, ValueError) as exc:  # nested too deeply; a number or a date out of range
+        raise MCPConfigError(f"{path} is not usable TOML: {exc}.", path=str(path)) from exc
+    return Document(path, value, lambda: _toml_lines(text.replace("\r\n", "\n")))
+
+
+def _position(message: str, text: str) -> tuple[int, int]:
+    # Before Python 3.14 the position is only in the message, and missing at the end of the document.
+    if match := re.search(r"at line (\d+), column (\d+)", message):
+        return int(match[1]), int(match[2])
+    return text.count("\n") + 1, len(text) - text.rfind("\n")
+
+
+_TOML = re.compile(
+    r"""\"{3}(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}|'{3}(?:[^']|'{1,2}(?!'))*+'{3,5}|"""
+    r""""(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|\#[^\n]*+|[^\s"'\#\[\]{}=]++|[\[\]{}=\n]""",
+    re.DOTALL,
+)
+
+
+def _toml_lines(text: str) -> dict[KeyPath, int]:
+    """Return the lines of the headers and the keys of a valid document; what is inside a value has none.
+
+    The standard library's parser keeps no lines. So the beginning of each statement is parsed on its own: a
+    header, or a key with another value.
+    """
+    lines: dict[KeyPath, int] = {}
+    counts: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    for number, head in _statements(text):
+        is_header = head.startswith("[")
+        keys = () if is_header else table
+        names = _names(head if is_header else f"{head} = 0")
+        for name in names:
+            keys = (*keys, name)
+            lines.setdefault(keys, number)
+            if head.startswith("[[") and name is names[-1]:
+                counts[keys] = counts.get(keys, 0) + 1
+            if keys in counts:
+                keys = (*keys, counts[keys] - 1)
+                lines.setdefault(keys, number)
+        table = keys if is_header else table
+    return lines
+
+
+def _names(statement: str) -> list[str]:
+    names: list[str] = []
+    inside: Any = tomllib.loads(statement)
+    while inside and isinstance(inside, dict | list):
+        if isinstance(inside, dict):
+            names += inside
+        inside = inside[0] if isinstance(inside, list) else inside[names[-1]]
+    return names
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each statement's line and beginning: a header, or what is before `=`."""
+    number, depth, start, ends = 1, 0, -1, False
+    for token in _TOML.finditer(text):
+        found = token[0]
+        if found == "\n" and depth == 0:
+            start, ends = -1, False
+        elif start < 0 and not found.isspace() and found[0] != "#":
+            start = token.start()
+        if found in "[{":
+            depth += 1
+        elif found in "]}":
+            depth -= 1
+        is_header = start >= 0 and text[start] == "["
+        if start >= 0 and not ends and depth == 0 and found in ("]" if is_header else "="):
+            ends = True
+            yield number, text[start : token.end() if is_header else token.start()]
+        number += found.count("\n")
+
+
+def parse_json(text: str, source: Path) -> Document:
+    """Parse strict JSON.
+
+    Args:
+        text: The document.
+        source: The file that contains it, for errors.
+
+    Raises:
+        MCPConfigError: `text` is not strict JSON. The error for a syntax error names line and column. It
+            never shows the text, which may contain a secret.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_such_number)
+    except json.JSONDecodeError as exc:
+        raise MCPConfigError(
+            f"{source} is not valid JSON: line {exc.lineno}, column {exc.colno}: {exc.msg.rstrip(': ')}."
+            f"{_advice(text, exc.pos)}",
+            path=str(source),
+            line=exc.lineno,
+            column=exc.colno,
+        ) from exc
+    except RecursionError as exc:
+        raise MCPConfigError(
+            f"{source} is not usable JSON: it is nested too deeply.", path=str(source)
+        ) from exc
+    except ValueError as exc:
+        raise MCPConfigError(f"{source} is not usable JSON: {exc}.", path=str(source)) from exc
+    return Document(source, value, lambda: _json_lines(text))
+
+
+_JSON = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{},:\n]|[^\s"\[\]{},:]++')
+
+
+def _json_lines(text: str) -> dict[KeyPath, int]:
+    """Return the lines of the keys and the list items of a valid document."""
+    lines: dict[KeyPath, int] = {(): 1}
+    keys: list[int | str] = []
+    opened: list[str] = []
+    number, is_key = 1, False
+    for part in _JSON.findall(text):
+        if part == "\n":
+            number += 1
+        elif part in "]}":
+            opened.pop()
+            keys.pop()
+            is_key = False
+        elif part == ",":
+            is_key = opened[-1] == "{"
+            if not is_key:
+                keys[-1] = int(keys[-1]) + 1
+        elif part != ":":
+            if is_key:
+                keys[-1] = json.loads(part)
+            lines.setdefault(tuple(keys), number)
+            is_key = part == "{"
+            if part in "[{":
+                opened.append(part)
+                keys.append(0)
+    return lines
+
+
+def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
+    """Return the document of a file that grue writes itself as a value of `kind`.
+
+    Args:
+        document: The document.
+        kind: The type of the whole file.
+        what: What the file should be, as in "a tool lock".
+        remedy: How to write it again, after "remove it and".
+
+    Raises:
+        MCPConfigError: The document has another form.
+    """
+    try:
+        return msgspec.convert(document.value, kind)
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+        # A key with half a surrogate pair raises UnicodeError.
+        raise MCPConfigError(
+            f"{document.path} is not {what}: {error}. Restore it, or remove it and {remedy}",
+            path=str(document.path),
+        ) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} occurs twice in one object")
+        found[key] = value
+    return found
+
+
+def _no_such_number(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _advice(text: str, position: int) -> str:
+    rest = text[position:]
+    if not text.strip():
+        return " The file is empty."
+    if rest.startswith(("//", "/*", "#")):
+        return " Comments are not part of JSON: remove them."
+    if rest[:1] in ("}", "]", ",") and text[:position].rstrip().endswith(","):
+        return " There is a superfluous comma before it."
+    if _TRAILING_COMMA.match(rest):  # Python 3.13 and later point at the comma itself
+        return " There is a superfluous comma."
+    return ""
+
+
+_TRAILING_COMMA = re.compile(r",\s*[}\]]")
+
+
+def read_yaml(path: Path) -> YamlDocument:
+    """Read a YAML file.
+
+    Raises:
+        MCPConfigError: The file is missing, unreadable, too long, or not such YAML. Names the line.
+        MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
+    """
+    missing = f"Configuration file not found: {path}. Name an existing YAML file, or create this one."
+    return parse_yaml(read_config_text(path, if_missing=missing), path)
+
+
+def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
+    """Parse a YAML document.
+
+    Args:
+        text: The document.
+        path: The file that it stands in, for errors.
+        first_line: The line of the file in which the document begins.
+
+    Raises:
+        MCPConfigError, MissingDependencyError: As `read_yaml`.
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise MissingDependencyError(
+            f"{path} is YAML, which needs the package pyyaml. Install it: pip install 'grue[yaml]'"
+        ) from None
+    if len(text) > MAX_YAML_CHARS:
+        raise MCPConfigError(f"{path} is too long: at most 1 MiB of YAML is read.", path=str(path))
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = first_line + (mark.line if mark else 0)
+        problem = error.problem or error.context or "it cannot be read"
+        raise MCPConfigError(
+            f"{path}, line {line}: not valid YAML: {problem}.", path=str(path), line=line
+        ) from error
+    except yaml.YAMLError as error:
+        raise MCPConfigError(
+            f"{path} is not valid YAML: it has a character that YAML does not allow.", path=str(path)
+        ) from error
+    except RecursionError as error:
+        raise MCPConfigError(f"{path} is not usable: it is nested too deeply.", path=str(path)) from error
+    reading = _Reading(path, first_line)
+    value = None if root is None else reading.value(root, ())
+    return YamlDocument(path, value, lambda: reading.lines)
+
+
+def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
+    """Return the keys of the table that these keys lead to, in a Struct of Structs."""
+    for key in keys:
+        found = next(field.type for field in msgspec.structs.fields(kind) if field.encode_name == key)
+        kind = next((each for each in (found, *get_args(found)) if hasattr(each, "__struct_fields__")), found)
+    return tuple(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+class _Reading:
+    """Turns nodes into values, and keeps their lines."""
+
+    def __init__(self, path: Path, first_line: int) -> None:
+        self.lines: dict[KeyPath, int] = {}
+        self._path = path
+        self._first_line = first_line
+        self._seen: set[int] = set()
+
+    def value(self, node: Any, keys: KeyPath) -> Any:
+        self.lines.setdefault(keys, self._line(node))
+        if id(node) in self._seen:
+            raise self._refused(self.lines[keys], "an alias (`*name`) is not supported: write the value out")
+        self._seen.add(id(node))
+        if len(keys) > _MOST_LEVELS:
+            raise self._error(node, "it is nested too deeply")
+        if node.id == "mapping":
+            return self._mapping(node, keys)
+        if node.id == "sequence":
+            return [self.value(each, (*keys, number)) for number, each in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: Any, keys: KeyPath) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if key_node.id != "scalar" or key == "<<":
+                raise self._error(key_node, "a key should be a text")
+            path = (*keys, key)
+            if key in found:
+                raise self._error(
+                    key_node, f"the key {key!r} is there twice, first in line {self.lines[path]}"
+                )
+            self.lines[path] = self._line(key_node)
+            found[key] = self.value(value_node, path)
+        return found
+
+    def _scalar(self, node: Any) -> Any:
+        text = node.value
+        tag = node.tag.removeprefix(_PLAIN)
+        if tag not in ("str", "int", "float", "bool", "null", "timestamp"):
+            raise self._error(node, f"the tag {node.tag!r} is not supported")
+        if tag == "str":
+            return text
+        if tag == "null":
+            return None
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        return _number(text)
+
+    def _line(self, node: Any) -> int:
+        return self._first_line + int(node.start_mark.line)
+
+    def _error(self, node: Any, problem: str) -> MCPConfigError:
+        return self._refused(self._line(node), problem)
+
+    def _refused(self, line: int, problem: str) -> MCPConfigError:
+        return MCPConfigError(f"{self._path}, line {line}: {problem}.", path=str(self._path), line=line)
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        return number if math.isfinite(number) else text
+    return text

@@ -1,0 +1,112 @@
+"""Read a `ToolPolicy` and a `ContextPolicy` from tables of a file.
+
+```toml
+[tool.grue.tool_policy]
+trusted = ["files"]
+
+[[tool.grue.tool_policy.rules]]
+tools = ["files.delete_*"]
+verdict = "ask"
+
+[tool.grue.context]
+window_tokens = 32_000
+reply_tokens = 4_000
+```
+
+The problems of an error have keys that begin in the table. Who knows the file says where that is.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from grue.config.documents import KeyPath, nearest, problem_of
+from grue.errors import ConfigProblem, MCPConfigError
+from grue.policies import ContextPolicy, ToolPolicy, ToolRule
+from grue.protocol.tools.policy import check_policy
+
+P = TypeVar("P", bound=Struct)
+
+
+def tool_policy_of(table: Mapping[str, Any], path: Path, place: str) -> ToolPolicy:
+    """Return the policy that a table describes.
+
+    Args:
+        table: The table, as it was read from the file. A rule's `tools` may be one pattern or a list.
+        path: The file, for errors.
+        place: The name of the table, for errors: `tool.grue.tool_policy`.
+
+    Raises:
+        MCPConfigError: A key is unknown or a value cannot be used; the error names file and key.
+    """
+    try:
+        return read_tool_policy(table)
+    except MCPConfigError as error:
+        text = f"{path}: [{place}] {error.problems[0].text}"
+        raise MCPConfigError(text, path=str(path), problems=error.problems) from error
+
+
+def read_tool_policy(table: Mapping[str, Any]) -> ToolPolicy:
+    """Return the policy that a table describes.
+
+    Raises:
+        MCPConfigError: With its `problems`: a key is unknown or a value cannot be used.
+    """
+    rules = table.get("rules", [])
+    if isinstance(rules, list):
+        rules = [_rule(rule, n) for n, rule in enumerate(rules)]
+    return check_policy(_converted({**table, "rules": rules} if "rules" in table else table, ToolPolicy))
+
+
+def read_context_policy(table: Mapping[str, Any]) -> ContextPolicy | None:
+    """Return the policy that a table describes; `None` if it is empty. `read_only` may be one pattern.
+
+    Raises:
+        MCPConfigError: With its `problems`: a key is unknown or a value cannot be used.
+    """
+    return _converted(_listed(table, "read_only"), ContextPolicy) if table else None
+
+
+def _rule(rule: Any, number: int) -> Any:
+    if not isinstance(rule, dict):
+        return rule
+    _refuse_unknown(rule, ToolRule, ("rules", number))
+    return _listed(rule, "tools")
+
+
+def _listed(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a table in which `key` has a list, if it has a text."""
+    return {**table, key: [table[key]]} if isinstance(table.get(key), str) else table
+
+
+def _converted(table: Mapping[str, Any], kind: type[P]) -> P:
+    _refuse_unknown(table, kind, ())
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        keys, words = problem_of(error)
+        raise _error(keys, f"{_said(keys)}{words}.") from error
+
+
+def _refuse_unknown(table: Mapping[str, Any], kind: type[Struct], within: KeyPath) -> None:
+    names = kind.__struct_fields__
+    for key in table:
+        if key not in names:
+            raise _error(
+                (*within, key),
+                f"{_said(within)}unknown key {key!r}. Did you mean {nearest(key, names)!r}?"
+                f" Known keys: {', '.join(names)}.",
+            )
+
+
+def _error(keys: KeyPath, text: str) -> MCPConfigError:
+    return MCPConfigError(text, problems=[ConfigProblem(keys, text)])
+
+
+def _said(keys: KeyPath) -> str:
+    """Return keys as people say them: `rules, number 2, verdict: `."""
+    words = [f"number {key + 1}" if isinstance(key, int) else key for key in keys]
+    return f"{', '.join(words)}: " if keys else ""

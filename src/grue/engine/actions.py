@@ -1,0 +1,356 @@
+"""Actions as JSON: a model answers with a list of them, and your program carries them out.
+
+It is for hosts that want actions in the reply's text and not the endpoint's tool calls, as the skill agent
+does. Each type of action has a name, a msgspec Struct for its parameters, and a function. The registry makes
+the JSON Schema of a reply, reads replies, and describes the types for a prompt. For a `ToolPolicy`, an
+action is a tool of the server `agent`.
+
+```python
+class Move(Struct):
+    direction: str
+
+actions = ActionRegistry()
+actions.add("move", Move, lambda params, world: world.move(params.direction), description="Take a step.")
+reply = runner.run_turn(TurnRequest(system=..., user=..., answer=actions.answer_spec())).response
+for action in reply.actions:
+    print(actions.carry_out(action.type, action.params, world, timeout_s=10))
+```
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import wait
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.engine.answers import AnswerSpec
+from grue.errors import MCPConfigError
+from grue.policies import ToolAnnotations
+from grue.runtime.loops.daemon_thread import start_in_daemon_thread
+from grue.tool_sessions.confined_folder import ConfinedFolder
+
+__all__ = [
+    "AGENT",
+    "FILE_ACTIONS",
+    "Action",
+    "ActionRegistry",
+    "ActionReply",
+    "ActionType",
+    "HasWorkspace",
+    "PlannedAction",
+    "StepExecutionResult",
+    "StepStatus",
+]
+
+AGENT = "agent"
+"""The server name of actions in the names that policies match: `agent.write_file`."""
+
+StepStatus: TypeAlias = Literal["completed", "failed", "denied", "skipped", "interrupted"]
+
+_MOST_ACTIONS = 50
+_NO_ACTIONS = 'it is not a JSON object {"actions": [{"type": ..., "params": {...}}]}'
+
+
+class Action(Struct, frozen=True):
+    """An action as the model wrote it."""
+
+    type: str
+    params: dict[str, Any] = {}
+
+
+class ActionReply(Struct, frozen=True):
+    """The model's reply: one or more actions."""
+
+    actions: list[Action]
+    thought: str = ""
+
+
+class PlannedAction(Struct, frozen=True, kw_only=True):
+    """An action that is about to be carried out, with the number of its step in the run, from 1."""
+
+    step: int
+    type: str
+    params: m.JsonObject
+
+    @property
+    def target(self) -> str:
+        """What the action is about: its parameter `tool_name`, `path` or `name`; empty: it has none."""
+        found = (self.params.get(key) for key in ("tool_name", "path", "name"))
+        return next((value for value in found if isinstance(value, str) and value), "")
+
+    def ended(
+        self, status: StepStatus, *, output: str = "", error: str = "", artifact: str = ""
+    ) -> "StepExecutionResult":
+        """Return the result of the action."""
+        return StepExecutionResult(
+            step=self.step,
+            action=self.type,
+            target=self.target,
+            status=status,
+            output=output,
+            error=error,
+            artifact=artifact,
+        )
+
+
+class StepExecutionResult(Struct, frozen=True, kw_only=True):
+    """The result of one action.
+
+    Attributes:
+        step: Its number in the run, from 1.
+        action: Its type; `reply`: the model gave no usable reply.
+        target: What it is about: a tool, a path, a skill.
+        status: `completed`; `failed`; `denied` by the policy or a person; `skipped`, because the run ended;
+            `interrupted`: the process was killed in it, and it may have had an effect.
+        output: The result, as the model is shown it.
+        error: Why it is not completed.
+        artifact: The file with the whole result, relative to the run folder; empty: there is none.
+        attempts: How often it was tried.
+    """
+
+    step: int
+    action: str
+    status: StepStatus
+    turn: int = 0
+    target: str = ""
+    output: str = ""
+    error: str = ""
+    artifact: str = ""
+    duration_s: float = 0.0
+    attempts: int = 1
+
+
+class ActionType(Struct, frozen=True):
+    """A type of action.
+
+    Attributes:
+        params: The Struct of its parameters.
+        run: Called with the parameters and the host's context. Returns the result for the model; raises
+            `ValueError` or `OSError` if it fails. `None`: the host carries the action out itself.
+        description: One sentence for the model.
+        annotations: Whether it changes something, and whether it may be repeated after a failure.
+    """
+
+    name: str
+    params: type[Struct]
+    run: Callable[[Any, Any], str] | None
+    description: str = ""
+    annotations: ToolAnnotations = ToolAnnotations()
+
+    def definition(self) -> m.ToolDefinition:
+        """Return the action as a tool, which a policy judges."""
+        return m.ToolDefinition(
+            server=m.ServerName(AGENT),
+            tool=self.name,
+            description=self.description,
+            input_schema=msgspec.json.schema(self.params),
+            annotations=self.annotations,
+            trusted=True,
+        )
+
+    def described(self) -> m.JsonObject:
+        """Return type, parameters and description for a prompt, shorter than a JSON Schema."""
+        _, parts = msgspec.json.schema_components([self.params])
+        properties = parts[self.params.__name__]["properties"]
+        params = {name: _shape(schema) for name, schema in properties.items()}
+        return {"type": self.name, "params": params, "description": self.description}
+
+
+class ActionRegistry:
+    """The types of actions that a model can answer with.
+
+    Args:
+        types: The types at the beginning.
+
+    Attributes:
+        types: All types, by name.
+    """
+
+    def __init__(self, types: Iterable[ActionType] = ()) -> None:
+        self.types = {each.name: each for each in types}
+
+    def add(
+        self,
+        name: str,
+        params: type[Struct],
+        run: Callable[[Any, Any], str],
+        *,
+        description: str = "",
+        annotations: ToolAnnotations | None = None,
+    ) -> None:
+        """Add a type of action.
+
+        Args:
+            name: The `type` that the model writes.
+            params: A msgspec Struct.
+            run: Called with an instance of it and the host's context, in a thread of its own. Returns the
+                result for the model, or raises `ValueError` or `OSError` with the reason for the failure.
+            description: One sentence for the model; default: the first line of the function's docstring.
+            annotations: `read_only` or `idempotent` allow that it is repeated after a failure or a kill.
+
+        Raises:
+            MCPConfigError: There is an action of that name, or `params` is not a Struct.
+        """
+        if name in self.types:
+            raise MCPConfigError(f"There is an action {name!r} already: choose another name.")
+        if not (isinstance(params, type) and issubclass(params, Struct)):
+            raise MCPConfigError(f"The parameters of the action {name!r} should be a msgspec.Struct.")
+        said = description or (run.__doc__ or "").strip().partition("\n")[0]
+        self.types[name] = ActionType(name, params, run, said, annotations or ToolAnnotations())
+
+    def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
+        """Return the schema of a valid reply: an object with actions, or a single action.
+
+        Args:
+            offered: The types in the schema; `None`: all. The others are read all the same.
+        """
+        return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
+
+    def schema(self, offered: Iterable[ActionType] | None = None) -> m.JsonObject:
+        """Return the JSON Schema of a reply, with all types or those that are `offered`."""
+        kinds = tuple(self.types.values() if offered is None else offered)
+        schemas, parts = msgspec.json.schema_components(
+            [each.params for each in kinds], ref_template="#/$defs/{name}"
+        )
+        types = [
+            {
+                "type": "object",
+                "properties": {"type": {"type": "string", "enum": [name]}, "params": schema},
+                "required": ["type", "params"],
+                "additionalProperties": False,
+            }
+            for name, schema in zip((each.name for each in kinds), schemas, strict=True)
+        ]
+        actions = {"type": "array", "minItems": 1, "items": {"anyOf": types}}
+        return {
+            "type": "object",
+            "properties": {"thought": {"type": "string"}, "actions": actions},
+            "required": ["actions"],
+            "additionalProperties": False,
+            "$defs": parts,
+        }
+
+    def read(self, text: str) -> ActionReply:
+        """Return the actions of a reply.
+
+        Raises:
+            ValueError: It has none, or one that cannot be carried out; the text is for the model.
+        """
+        try:
+            reply: ActionReply = AnswerSpec.of(ActionReply).parse(text)
+        except ValueError:
+            try:
+                reply = ActionReply([AnswerSpec.of(Action).parse(text)])
+            except ValueError:
+                raise ValueError(_NO_ACTIONS) from None
+        if not 0 < len(reply.actions) <= _MOST_ACTIONS:
+            raise ValueError(f"it has {len(reply.actions)} actions; there should be 1 to {_MOST_ACTIONS}")
+        for number, action in enumerate(reply.actions):
+            self.params(action.type, action.params, f"actions[{number}]")
+        return reply
+
+    def params(self, name: str, params: dict[str, Any], where: str = "params") -> Any:
+        """Return the parameters of an action as its Struct.
+
+        Args:
+            name: The action's type.
+            params: Its parameters as the model wrote them.
+            where: What the error begins with.
+
+        Raises:
+            ValueError: There is no such action, or the parameters do not fit.
+        """
+        kind = self.types.get(name)
+        if kind is None:
+            raise ValueError(f"{where}: there is no action {name!r}; there are {', '.join(self.types)}")
+        # A strict schema makes every property required, so `null` is how a model leaves one out.
+        given = {key: value for key, value in params.items() if value is not None}
+        try:
+            return msgspec.convert(given, kind.params)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{where}: {error}") from error
+
+    def carry_out(self, name: str, params: dict[str, Any], context: object, *, timeout_s: float) -> str:
+        """Carry out an action and return its result for the model; blocking.
+
+        The function runs in a daemon thread. At the limit, and after Ctrl-C, it goes on there and its result
+        is dropped, because Python cannot stop a thread. It does not keep the program alive.
+
+        Args:
+            name: The action's type.
+            params: Its parameters as the model wrote them.
+            context: The second argument of the function.
+            timeout_s: Time limit in seconds; infinite: none.
+
+        Raises:
+            ValueError: There is no such action, the parameters do not fit, or the function has raised it.
+            TimeoutError: The limit was reached. The action may have had an effect.
+            Exception: Whatever else the function raises.
+        """
+        converted, run = self.params(name, params), self.types[name].run
+        if run is None:
+            raise ValueError(f"the host carries out {name!r} itself")
+        result = start_in_daemon_thread(lambda: str(run(converted, context)))
+        if not wait([result], None if timeout_s > threading.TIMEOUT_MAX else timeout_s).done:
+            raise TimeoutError(
+                f"The action {name} was not done after {timeout_s:.3g} s, when its time was over. It may have"
+                " had an effect, and may still have one."
+            )
+        return result.result()
+
+
+def _shape(schema: m.JsonObject) -> str:
+    return f"{schema.get('type', 'any value')}{', optional' if 'default' in schema else ''}"
+
+
+# --- Actions on the files of a folder ---
+
+
+class HasWorkspace(Protocol):
+    """The context of `FILE_ACTIONS`: it has a folder, which no path of an action can leave."""
+
+    @property
+    def workspace(self) -> ConfinedFolder:
+        """The folder that file actions work in."""
+        ...
+
+
+class FilePath(Struct):
+    path: str
+
+
+class FolderPath(Struct):
+    path: str = "."
+
+
+class WriteFile(Struct):
+    path: str
+    content: str
+
+
+def _list_files(params: FolderPath, context: HasWorkspace) -> str:
+    return "\n".join(context.workspace.entries(params.path)) or "The folder is empty."
+
+
+def _read_file(params: FilePath, context: HasWorkspace) -> str:
+    return context.workspace.read(params.path)
+
+
+def _write_file(params: WriteFile, context: HasWorkspace) -> str:
+    return f"{context.workspace.write(params.path, params.content)} bytes written to {params.path}"
+
+
+_READS = ToolAnnotations(read_only=True, open_world=False)
+_WRITES = ToolAnnotations(read_only=False, idempotent=True, open_world=False)
+
+FILE_ACTIONS = (
+    ActionType("list_files", FolderPath, _list_files, "List a folder of the workspace.", _READS),
+    ActionType("read_file", FilePath, _read_file, "Read a text file of the workspace.", _READS),
+    ActionType(
+        "write_file", WriteFile, _write_file, "Write or replace a text file of the workspace.", _WRITES
+    ),
+)
+"""`list_files`, `read_file` and `write_file`, for a context that has a `workspace`."""

@@ -1,0 +1,282 @@
+"""`AnswerSpec`: a host's description of a valid answer, with its schema, its check and its fallback."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache, partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.errors import MCPConfigError
+from grue.protocol.answers import json_objects
+from grue.protocol.chat_wire.json_text import strict_value
+from grue.protocol.chat_wire.reply import UNREADABLE
+from grue.protocol.tools.results import json_value
+from grue.runtime.loops.host_code import blame
+from grue.runtime.safe_text import well_formed, well_formed_escapes
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    T = TypeVarWithDefault("T", default=str)
+else:
+    T = TypeVar("T")
+Model = TypeVar("Model", bound="BaseModel")
+
+
+class AnswerSpec(Generic[T]):
+    """The answer that a host expects from a turn.
+
+    Args:
+        parse: Parses the model's final text. Raises `ValueError` with a reason for the model if the text is
+            not acceptable. Errors that Python raises for extreme input, such as `RecursionError`,
+            are treated the same way. Any other exception ends the turn as a crash.
+        schema: JSON Schema for the endpoint's structured output; `None`: free text.
+        name: The schema's name for the endpoint.
+        fallback: The answer to use if the model gives no acceptable one; `None`: the turn fails instead.
+        told: The host's own texts tell the model the form of the answer. Otherwise a turn with tools tells it
+            the schema in words, because no schema may be sent beside tools.
+
+    Source: R15.3
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[str], T],
+        *,
+        schema: m.JsonObject | None = None,
+        name: str = "answer",
+        fallback: T | None = None,
+        told: bool = False,
+    ) -> None:
+        self.parse = parse
+        self.told = told
+        self.schema = None if schema is None else m.AnswerSchema(name, schema)
+        self.fallback = fallback
+
+    @classmethod
+    def text(cls) -> "AnswerSpec[str]":
+        """Accept any text."""
+        return AnswerSpec(str)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: type[Model],
+        *,
+        check: Callable[[Model], Model] | None = None,
+        fallback: Model | None = None,
+        told: bool = False,
+    ) -> "AnswerSpec[Model]":
+        """Expect an instance of a pydantic model, as plain JSON, in a code fence, or within prose.
+
+        Args:
+            model: Its JSON Schema is sent to the endpoint.
+            check: A further check. Returns the answer, changed or not, or raises `ValueError`.
+            fallback: As for the class.
+            told: As for the class.
+
+        Source: P46
+        """
+
+        def parse(text: str) -> Model:
+            answer = _read(model, text)
+            return answer if check is None else check(answer)
+
+        schema = model.model_json_schema()
+        return AnswerSpec(parse, schema=schema, name=model.__name__, fallback=fallback, told=told)
+
+    @classmethod
+    def of(cls, type_: Any, *, check: Callable[[Any], Any] | None = None, fallback: Any = None) -> Any:
+        """Expect a value of any type that JSON can express, as `TurnRequest(answer=...)` does.
+
+        A type whose JSON is not an object (`int`, `list[int]`, `Literal`, an enum) is requested as an object
+        with the only member `value`, because endpoints require an object. The bare value is accepted too.
+
+        Args:
+            type_: A pydantic model, msgspec Struct, dataclass or TypedDict, or a type such as `list[int]`.
+            check: A further check. Returns the answer, changed or not, or raises `ValueError`.
+            fallback: As for the class.
+
+        Raises:
+            MCPConfigError: It is not a type, or JSON cannot express it.
+        """
+        reader = _reader(type_)
+
+        def parse(text: str) -> Any:
+            answer = reader.read(text)
+            return answer if check is None else check(answer)
+
+        return AnswerSpec(parse, schema=reader.schema, name=reader.name, fallback=fallback)
+
+
+def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
+    """Return the description of the answer that a request was given."""
+    if isinstance(answer, AnswerSpec):
+        return answer
+    spec: AnswerSpec[T] = AnswerSpec.text() if answer in (None, str) else AnswerSpec.of(answer)  # type: ignore[assignment]  # T is str then
+    return spec
+
+
+def unusable_answer(answer: object) -> str:
+    """Return the advice for a wrong `answer`; empty: it may be a type or an `AnswerSpec`."""
+    if isinstance(answer, Mapping):
+        return "answer= wants a type; for a JSON schema, answer=AnswerSpec(json.loads, schema={...})"
+    if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
+        # A text that names a type is the commonest of these.
+        meant = answer if isinstance(answer, str) and answer.isidentifier() else "int"
+        return f"answer= wants a type, answer={meant}, not {answer!r:.60}"
+    return ""
+
+
+class _Reader:
+    """Reads the values of one type from a model's text.
+
+    Attributes:
+        name: The schema's name for the endpoint.
+        schema: The schema, of an object.
+    """
+
+    def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:
+        self.name = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:64] or "answer"
+        self._convert = convert
+        self._bare = schema.get("type") != "object" and "$ref" not in schema
+        self.schema = _wrapped(schema) if self._bare else schema
+
+    def read(self, text: str) -> Any:
+        """Return the first value in `text` that is of the type."""
+        first_error: ValueError | None = None
+        for candidate in self._candidates(text):
+            try:
+                return self._convert(candidate)
+            except ValueError as error:
+                first_error = first_error or error
+        raise first_error or ValueError("it contains no JSON object")
+
+    def _candidates(self, text: str) -> Iterator[object]:
+        for found in json_objects(text):
+            if not self._bare:
+                yield found
+                # A strict schema makes every property required, so `null` is how a model leaves one out.
+                yield {key: value for key, value in found.items() if value is not None}
+            elif "value" in found:
+                yield found["value"]
+        if self._bare:
+            bare = text.strip()
+            with suppress(ValueError):
+                yield strict_value(bare)
+            yield bare
+
+
+def _wrapped(schema: m.JsonObject) -> m.JsonObject:
+    value = {key: part for key, part in schema.items() if key != "$defs"}
+    whole: m.JsonObject = {
+        "type": "object",
+        "properties": {"value": value},
+        "required": ["value"],
+        "additionalProperties": False,
+    }
+    return whole | ({"$defs": schema["$defs"]} if "$defs" in schema else {})
+
+
+@lru_cache(256)
+def _reader(type_: Any) -> _Reader:
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
+    # pydantic takes a function for a type, and means its arguments.
+    if not (isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))):
+        try:
+            adapter = TypeAdapter(type_)
+            return _Reader(name, adapter.json_schema(), adapter.validate_python)
+        except PydanticUserError:
+            pass  # pydantic does not know the type; msgspec may, as a list of its Structs
+    try:
+        schema = msgspec.json.schema(type_, ref_template="#/$defs/{name}")
+    except (TypeError, RuntimeError) as error:
+        raise MCPConfigError(
+            f"The answer's type {type_!r} cannot be expressed in JSON. Use a pydantic model, a msgspec"
+            " Struct, a dataclass, a TypedDict, or a type such as list[int]; or an AnswerSpec with a `parse`"
+            " of your own."
+        ) from error
+    return _Reader(name, _inlined(schema), partial(msgspec.convert, type=type_))
+
+
+def _inlined(schema: m.JsonObject) -> m.JsonObject:
+    """Return a schema whose root is not a reference, which some endpoints do not accept."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return schema
+    definitions = schema.get("$defs", {})
+    assert isinstance(definitions, dict), "msgspec writes an object"
+    root = definitions[reference.rpartition("/")[2]]
+    referred = b"#/$defs/" in msgspec.json.encode(root)
+    return {**root, "$defs": definitions} if referred else dict(root)
+
+
+class AnswerCheck(Generic[T]):
+    """Runs the host's check for one turn and stores the accepted answer."""
+
+    def __init__(self, spec: AnswerSpec[T]) -> None:
+        self._spec = spec
+        self.accepted: T | None = None
+
+    def __call__(self, text: str) -> m.AnswerAccepted | m.AnswerRefused:
+        """Run the host's check on a final text."""
+        try:
+            # What is read from JSON has to be a valid text, too, whoever reads it.
+            valid = text if self._spec.schema is None else well_formed_escapes(text)
+            self.accepted = self._spec.parse(valid)
+        except UNREADABLE as error:
+            return m.AnswerRefused(reason=_reason(error))
+        except BaseException as error:
+            blame(error, "the check of the answer")
+            raise
+        return m.AnswerAccepted(answer=as_json(self.accepted))
+
+
+def as_json(answer: object) -> object:
+    """Return an answer as a JSON value, for messages and traces."""
+    if isinstance(answer, str | dict) or answer is None:
+        return json_value(answer)
+    try:
+        return json_value(msgspec.to_builtins(answer, str_keys=True, enc_hook=_dumped))
+    except (TypeError, ValueError):
+        return json_value(answer)
+
+
+def _dumped(value: Any) -> object:
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else str(value)
+
+
+def _read(model: type[Model], text: str) -> Model:
+    """Return the first object in `text` that the model accepts."""
+    first_error: ValueError | None = None
+    for candidate in json_objects(text):
+        # A strict schema makes every property required, so `null` is how a model leaves one out.
+        given = {key: value for key, value in candidate.items() if value is not None}
+        for reading in (candidate, given):
+            try:
+                return model.model_validate(reading)
+            except ValueError as error:
+                first_error = first_error or error
+    raise first_error or ValueError("it contains no JSON object")
+
+
+def _reason(error: Exception) -> str:
+    errors: Any = getattr(error, "errors", None)
+    if not callable(errors):
+        said = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__})"
+        return well_formed(said)
+    faults = [
+        ": ".join(filter(None, (".".join(str(part) for part in fault["loc"]), fault["msg"])))
+        for fault in errors()
+    ]
+    return well_formed("; ".join(faults))

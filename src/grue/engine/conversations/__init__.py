@@ -1,0 +1,1 @@
+"""What was before a turn: conversations, recorded turns, resumption."""

@@ -1,0 +1,310 @@
+"""`Conversation`: turns of one runner that follow each other, each of which begins with what was said before.
+
+Come here for the public methods. What a conversation keeps is decided in `protocol/context/history.py`, how
+it is lent to a turn in `engine/conversations/kept_conversation.py`, and how it is saved in
+`engine/conversations/conversation_file.py`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload, runtime_checkable
+
+from grue import messages as m
+from grue.engine.answers import AnswerSpec
+from grue.engine.conversations.kept_conversation import KeptConversation
+from grue.engine.conversations.recorded_conversation import resume_conversation
+from grue.engine.turn_request import Image, TurnOutcome, TurnRequest
+from grue.errors import MCPConfigError, NothingToResume
+from grue.policies import ApprovalDecision, ApprovalQuestion, ContextPolicy
+from grue.protocol.context.history import items_of
+from grue.protocol.turn.connection import Settled
+from grue.runtime.loops.closing import Closing
+from grue.runtime.safe_text import well_formed
+
+T = TypeVar("T")
+
+
+class RunsTurns(Protocol):
+    """The part of a `Runner` that a conversation needs."""
+
+    def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
+        """Run a turn, blocking."""
+        ...
+
+    async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
+        """Run a turn in the caller's event loop."""
+        ...
+
+    def resume(self, *asked: Any, **how: Any) -> TurnOutcome[Any]:
+        """Go on with a parked turn, blocking."""
+        ...
+
+    async def resume_async(self, *asked: Any, **how: Any) -> TurnOutcome[Any]:
+        """Go on with a parked turn in the caller's event loop."""
+        ...
+
+
+@runtime_checkable
+class RemembersServers(Protocol):
+    """A runner that can be told what its servers have listed before, as a `Runner` can."""
+
+    def remember(
+        self, server: str, connection: Settled | None, listing: Sequence[m.ToolDefinition] = ()
+    ) -> None:
+        """Take over what a server has listed."""
+        ...
+
+
+class AskOptions(TypedDict, total=False):
+    """Further arguments of `ask`, with the meaning that they have in a `TurnRequest`."""
+
+    images: Sequence[Image]
+    tools: bool | tuple[str, ...]
+    final_request: str
+    repair_request: str
+    turn_timeout_s: float
+    on_delta: Callable[[m.TextDelta], None]
+    context: ContextPolicy
+    user_stub: str
+
+
+class ResumeOptions(TypedDict, total=False):
+    """Further arguments of `resume`, with the meaning that they have for `Runner.resume`."""
+
+    answer: AnswerSpec[Any]
+    on_delta: Callable[[m.TextDelta], None]
+
+
+class Conversation(Closing):
+    """Turns that follow each other. `Runner.conversation`, `load` and `from_trace` make one.
+
+    The runner runs its turns, with the same tools, limits and model. A turn that fails or is cancelled keeps
+    what was said in it: a tool call that was under way is answered "interrupted; it may have taken effect".
+    Text that no request has sent to the model, because no server started for instance, is not kept.
+
+    One turn at a time: a second one meanwhile raises `ConversationBusy`. Close a saved conversation with
+    `close` or use it as a context manager, so that another process can load it.
+    """
+
+    def __init__(self, runner: RunsTurns, kept: KeptConversation) -> None:
+        self._runner = runner
+        self._kept = kept
+
+    @classmethod
+    def start(
+        cls, runner: RunsTurns, system: str, *, path: str | PathLike[str] | None = None, name: str = ""
+    ) -> Self:
+        """Start a conversation, as `Runner.conversation` does."""
+        if not isinstance(system, str):
+            raise MCPConfigError(f"conversation() wants its instructions as a text, not {system!r:.60}.")
+        kept = KeptConversation(well_formed(system), name=name)
+        if path is not None:
+            kept.save(Path(path))
+        return cls(runner, kept)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], runner: RunsTurns) -> Self:
+        """Continue a saved conversation; new entries are appended to its file.
+
+        Its requests begin with the same bytes as before, if `runner` asks the same model at the same
+        endpoint. Another one gets the same texts, tool calls and results, without the thoughts that it cannot
+        read (`ThoughtsDropped` in the trace). If the process was killed in the middle of a turn, its tool
+        calls without a result are answered "interrupted; it may have taken effect".
+
+        Raises:
+            ConversationError: The file is missing, damaged or in use. Names the file and the line.
+        """
+        return cls(runner, KeptConversation.load(Path(path)))
+
+    @classmethod
+    def from_trace(cls, path: str | PathLike[str], runner: RunsTurns, *, name: str | None = None) -> Self:
+        """Continue a conversation as a trace has recorded it. It is in memory only until it is saved.
+
+        Its next turn may presume what the trace's servers have listed (`presume_tools` of the runner).
+
+        Args:
+            path: The trace, or the run folder that holds it.
+            runner: Runs its further turns.
+            name: The conversation's id; `None`: the one that was continued last. `turn-3` continues turn 3,
+                if that was no turn of a conversation.
+
+        Raises:
+            TraceError: The trace cannot be read.
+            ConversationError: The trace does not hold all of it, or a secret in it was redacted.
+        """
+        resumed = resume_conversation(path, name)
+        if isinstance(runner, RemembersServers):
+            for server, listing in resumed.listings.items():
+                runner.remember(server, None, listing)
+        return cls(runner, resumed.kept)
+
+    @property
+    def id(self) -> str:
+        """Its id, as traces have it in `RunTurn.history`."""
+        return self._kept.id
+
+    @property
+    def system(self) -> str:
+        """Its instructions."""
+        return self._kept.system
+
+    @property
+    def path(self) -> Path | None:
+        """The file that it is appended to; `None`: it is in memory only."""
+        return self._kept.path
+
+    @property
+    def history(self) -> tuple[m.ConversationItem | m.AssistantReply, ...]:
+        """The entries so far, oldest first, with the system text."""
+        return items_of(self._kept.said)
+
+    @property
+    def parked_turn(self) -> int | None:
+        """The number of the turn that was parked; `None`: the next turn can begin."""
+        mark = self._kept.open_turn
+        return mark.turn if mark is not None and mark.state == "parked" else None
+
+    @property
+    def questions(self) -> tuple[ApprovalQuestion, ...]:
+        """The questions that the parked turn waits for; empty if no turn is parked."""
+        mark = self._kept.open_turn
+        return () if mark is None else mark.questions
+
+    @overload
+    def ask(self, text: str, *, answer: None = None, **how: Unpack[AskOptions]) -> TurnOutcome[str]: ...
+    @overload
+    def ask(self, text: str, *, answer: AnswerSpec[T], **how: Unpack[AskOptions]) -> TurnOutcome[T]: ...
+
+    def ask(
+        self, text: str, *, answer: AnswerSpec[Any] | None = None, **how: Unpack[AskOptions]
+    ) -> TurnOutcome[Any]:
+        """Run the next turn and return its outcome, blocking.
+
+        Args:
+            text: What the user says.
+            answer: How to validate and parse the answer; `None`: any text.
+            **how: `images`, `tools`, `turn_timeout_s`, `on_delta` and others (`AskOptions`), as in a
+                `TurnRequest`.
+
+        Raises:
+            ApprovalPending: The policy asks about a tool call, and the turn was parked. Go on with `resume`.
+            ConversationParked: An earlier turn is parked. Nothing was started.
+            ConversationBusy: Another turn continues the conversation. Nothing was started.
+            ConversationError: The runner's model is a factory whose actors cannot continue a conversation
+                (`grue.hosting.LendingFactory`), or the conversation cannot be written to its file. Then
+                `save` it to another one.
+            MCPError: As `Runner.run_turn`. What was said in the turn is kept.
+            KeyboardInterrupt: Ctrl-C was pressed. What was said in the turn is kept.
+        """
+        with self._kept.asked():
+            return self._runner.run_turn(self.request(text, answer=answer, **how))
+
+    @overload
+    async def ask_async(
+        self, text: str, *, answer: None = None, **how: Unpack[AskOptions]
+    ) -> TurnOutcome[str]: ...
+    @overload
+    async def ask_async(
+        self, text: str, *, answer: AnswerSpec[T], **how: Unpack[AskOptions]
+    ) -> TurnOutcome[T]: ...
+
+    async def ask_async(
+        self, text: str, *, answer: AnswerSpec[Any] | None = None, **how: Unpack[AskOptions]
+    ) -> TurnOutcome[Any]:
+        """Run the next turn as `ask` does, in the caller's event loop. Cancellation ends the turn."""
+        with self._kept.asked():
+            return await self._runner.run_turn_async(self.request(text, answer=answer, **how))
+
+    def resume(
+        self,
+        decisions: Iterable[ApprovalDecision] = (),
+        *,
+        trace: str | PathLike[str] | None = None,
+        **how: Unpack[ResumeOptions],
+    ) -> TurnOutcome[Any]:
+        """Go on with the turn that was parked, as `Runner.resume` does, and return its outcome.
+
+        Also with a turn whose process was killed, if nothing was said in the conversation since.
+
+        Args:
+            decisions: The answers to `questions`. One that is missing is asked for again.
+            trace: The trace of the turn, if it is not where it was when the turn began.
+            **how: `answer` and `on_delta`, as for `ask`. A trace cannot hold them.
+
+        Raises:
+            NothingToResume: No turn of the conversation is parked, or it was resumed already.
+            ConversationBusy: A turn continues the conversation.
+            MCPError: As `Runner.resume`.
+        """
+        with self._kept.asked():
+            return self._runner.resume(*self._open_turn(trace, decisions), **self._resumed(how))
+
+    async def resume_async(
+        self,
+        decisions: Iterable[ApprovalDecision] = (),
+        *,
+        trace: str | PathLike[str] | None = None,
+        **how: Unpack[ResumeOptions],
+    ) -> TurnOutcome[Any]:
+        """Go on with the parked turn as `resume` does, in the caller's event loop."""
+        with self._kept.asked():
+            return await self._runner.resume_async(*self._open_turn(trace, decisions), **self._resumed(how))
+
+    def abandon(self) -> None:
+        """Give up the turn that was parked: its calls are answered "not called", and it cannot be resumed.
+
+        Without such a turn it does nothing.
+
+        Raises:
+            ConversationBusy: A turn continues the conversation.
+            ConversationError: The file cannot be written.
+        """
+        self._kept.abandon()
+
+    def _open_turn(
+        self, trace: str | PathLike[str] | None, decisions: Iterable[ApprovalDecision]
+    ) -> tuple[str | PathLike[str], Iterable[ApprovalDecision]]:
+        mark = self._kept.open_turn
+        if mark is None:
+            raise NothingToResume(f"No turn of the conversation {self.id} is parked.")
+        return trace or mark.trace, decisions
+
+    def _resumed(self, how: ResumeOptions) -> dict[str, Any]:
+        mark = self._kept.open_turn
+        return {**how, "turn": mark and mark.turn, "conversation": self._kept}
+
+    def request(
+        self, text: str, *, answer: AnswerSpec[Any] | None = None, **how: Unpack[AskOptions]
+    ) -> TurnRequest[Any]:
+        """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
+
+        A batch may continue many conversations, each with one request at a time. With `resume_from` a turn
+        is taken from an earlier run if the conversation is where it was before or after that turn.
+        """
+        return TurnRequest(system=self._kept.system, user=text, answer=answer, conversation=self._kept, **how)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the conversation to a new file, mode 600, and append to that file from now on.
+
+        The file is not redacted: it holds the secrets that were said.
+
+        Raises:
+            ConversationBusy: A turn continues the conversation.
+            ConversationError: The file is not empty, or cannot be written.
+        """
+        self._kept.save(Path(path))
+
+    def branch(self) -> "Conversation":
+        """Return a conversation that begins with what was said so far and has an id of its own.
+
+        It is in memory only. From then on the two are independent.
+
+        Raises:
+            ConversationBusy: A turn continues the conversation.
+        """
+        return Conversation(self._runner, self._kept.branch())
+
+    def close(self) -> None:
+        """Close its file. It can go on in memory; a second call does nothing."""
+        self._kept.close()

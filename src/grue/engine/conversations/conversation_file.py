@@ -1,0 +1,357 @@
+"""The file of a saved conversation: one JSON line for each step, only ever appended to, mode 600.
+
+Nothing in it is redacted, because an endpoint has to be sent the same bytes again: it holds the secrets that
+were said. So only its owner can read it, and it is not a trace.
+
+The first line is a `FileHeader`. Each further line is an entry of the conversation (`Said`, `AssistantReply`,
+`Rewritten`), what was learned about the endpoint (`Learned`), `Dropped`, `Undone`, or a `TurnMark`. A reply
+is written before its tool calls are made. The process may be killed at any time: a last line without a
+newline is ignored and taken away, and a call whose answer is missing may have taken effect.
+
+A turn that can be parked is marked in the file, because a later process may go on with it. That process reads
+in the trace how far the turn had come. The trace's last messages may be missing, since they are written
+behind the turn; then the file holds more than the trace, and `Undone` takes that back.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.errors import ConversationError, TraceError
+from grue.policies import ApprovalQuestion
+from grue.protocol.chat_wire.profile import WireProfile
+from grue.protocol.context.history import History, Ledger
+from grue.runtime.safe_open import next_line, open_regular
+from grue.runtime.trace.line_file import LineFile
+
+FORMAT = 1
+
+
+class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
+    """The first line.
+
+    Attributes:
+        format: Version of the format.
+        id: The conversation's id.
+        system: Its instructions.
+        entries: How many of the lines after it were counted before they were written here.
+        length: What the ledger had counted by then.
+        digest: The ledger's digest by then.
+        call_ids: Ids of calls that are in none of these lines any more.
+    """
+
+    format: int
+    id: str
+    system: str
+    entries: int = 0
+    length: int = 0
+    digest: str = ""
+    call_ids: tuple[m.CallId, ...] = ()
+
+
+class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
+    """The state by which a conversation's next request begins with the same bytes as the last one.
+
+    Attributes:
+        model: The model that was asked.
+        first: The profile that its endpoint began with.
+        profile: The profile after what its refusals have shown.
+        names: The wire names of the tools, by canonical name.
+        tools: The tools that were offered last.
+    """
+
+    model: str
+    first: WireProfile
+    profile: WireProfile
+    names: dict[str, str] = {}
+    tools: tuple[m.ToolDefinition, ...] = ()
+
+
+class Dropped(Struct, frozen=True, tag="dropped"):
+    """The reply in the line before is not part of the conversation: its turn had ended when it arrived."""
+
+
+class Undone(Struct, frozen=True, tag="undone"):
+    """Only the first `lines` lines before this one count, without those that were undone earlier."""
+
+    lines: int
+
+
+class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True):
+    """The state of a turn that a later process can go on with.
+
+    Attributes:
+        turn: Its number.
+        trace: The trace that tells how far it has come.
+        began: The digest of what was said before it.
+        state: It is running (or its process was killed), it is parked, or it is over.
+        questions: The questions that a parked turn waits for.
+        untold: The answers to its calls if it is given up.
+    """
+
+    turn: int
+    trace: str
+    began: str
+    state: Literal["running", "parked", "over"]
+    questions: tuple[ApprovalQuestion, ...] = ()
+    untold: tuple[m.ToolMessage, ...] = ()
+
+
+Line: TypeAlias = FileHeader | m.Said | m.AssistantReply | m.Rewritten | Learned | Dropped | Undone | TurnMark
+_LINES = msgspec.json.Decoder(Line)
+_DROPPED = msgspec.json.encode(Dropped())
+
+
+class SavedConversation(Struct):
+    """The content of a conversation's file.
+
+    Attributes:
+        learned: What was learned about the endpoint; `None`: no request was sent.
+        mark: The turn that a process can go on with; `None`: there is none.
+        lines: The lines that count, after the header.
+        cut_short: The last line was incomplete: the process was killed while it was written.
+        size: Bytes that were read.
+    """
+
+    header: FileHeader
+    history: History
+    learned: Learned | None = None
+    mark: TurnMark | None = None
+    lines: tuple[Line, ...] = ()
+    cut_short: bool = False
+    size: int = 0
+
+
+class ConversationFile:
+    """The file that a conversation is appended to. It is locked while it is open.
+
+    Args:
+        path: The file; made if it is absent.
+
+    Raises:
+        ConversationError: It cannot be opened, or another conversation is using it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = LineFile(path, "conversation file")
+        except TraceError as error:
+            raise ConversationError(str(error), path=str(path)) from error
+        if not self._file.lock():
+            self._file.close()
+            raise ConversationError(
+                f"The conversation file {path} is in use. Close the conversation that uses it, or branch it.",
+                path=str(path),
+            )
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._file.size
+
+    def begin(self, header: FileHeader, lines: Iterable[bytes] = ()) -> None:
+        """Write the first lines of a new file.
+
+        Raises:
+            ConversationError: It is not empty, or the disk is full.
+        """
+        if self.size:
+            raise ConversationError(
+                f"{self.path} is not empty. Continue what it holds with Conversation.load, or choose another"
+                " file.",
+                path=str(self.path),
+            )
+        self.append([msgspec.json.encode(header), *lines])
+
+    def cut_half_line(self) -> None:
+        """Take away a last line that is incomplete.
+
+        Raises:
+            ConversationError: It cannot be written.
+        """
+        try:
+            self._file.cut_half_line()
+        except TraceError as error:
+            raise ConversationError(str(error), path=str(self.path)) from error
+
+    def append(self, lines: list[bytes]) -> None:
+        """Append lines; an empty one says that the reply before it is dropped.
+
+        Raises:
+            ConversationError: The disk is full, or the file was deleted or closed.
+        """
+        try:
+            self._file.require_not_deleted()
+            self._file.write(*(line or _DROPPED for line in lines))
+        except (TraceError, OSError) as error:
+            raise ConversationError(
+                f"{error} What was said since is in memory only: save the conversation to another file.",
+                path=str(self.path),
+            ) from error
+
+    def close(self) -> None:
+        """Close the file and end its lock. A second call does nothing."""
+        self._file.close()
+
+
+def read_conversation(path: Path) -> SavedConversation:
+    """Read a conversation's file.
+
+    Raises:
+        ConversationError: It is missing, is not a conversation, or is damaged. Names the file and the line.
+    """
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None or not isinstance(first[1], FileHeader):
+        raise ConversationError(f"{path} is not a saved conversation.", path=str(path), line=1)
+    header = first[1]
+    if header.format > FORMAT:
+        raise ConversationError(
+            f"{path} has conversation format {header.format}; this version reads up to {FORMAT}."
+            " Upgrade grue.",
+            path=str(path),
+            line=1,
+        )
+    saved = SavedConversation(header, _first_history(header), size=first[2])
+    counting: list[tuple[int, Line]] = []
+    for number, line, size in lines:
+        saved.size = size
+        if line is None:
+            saved.cut_short = True
+        elif isinstance(line, Undone):
+            del counting[line.lines :]
+        else:
+            counting.append((number, line))
+    saved.lines = tuple(line for _, line in counting)
+    reader = _LineReader(saved)
+    for number, line in counting:
+        try:
+            reader.take(line)
+        except ValueError as error:
+            raise _damaged(path, number, str(error)) from error
+    return saved
+
+
+def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[History, int] | None:
+    """Return the history before a turn, and the number of lines that hold it; `None`: they do not.
+
+    Args:
+        saved: The conversation's file.
+        began: What was said before the turn, by reference.
+    """
+    before = SavedConversation(saved.header, _first_history(saved.header))
+    reader = _LineReader(before)
+    for number, line in enumerate(saved.lines, start=1):
+        reader.take(line)
+        if isinstance(line, TurnMark) and (line.state, line.began) == ("running", began.digest):
+            # A reply becomes an entry with the next step. Here its turn is over.
+            before.history.say(())
+            ledger = before.history.ledger
+            found = ledger is not None and (ledger.length, ledger.digest) == (began.length, began.digest)
+            return (before.history, number) if found else None
+    return None
+
+
+def _first_history(header: FileHeader) -> History:
+    ledger = Ledger()
+    ledger.length, ledger.digest = header.length, header.digest
+    history = History(ledger, {*header.call_ids})
+    history.plain = True  # until a turn says otherwise
+    return history
+
+
+class _LineReader:
+    """Builds the history from the lines, by the steps that made them."""
+
+    def __init__(self, saved: SavedConversation) -> None:
+        self._saved = saved
+        self._counted = saved.header.entries
+
+    def take(self, line: Line) -> None:
+        """Add a line.
+
+        Raises:
+            ValueError: It does not fit what is before it.
+        """
+        history = self._saved.history
+        if isinstance(line, Learned):
+            self._saved.learned = line
+        elif isinstance(line, TurnMark):
+            self._saved.mark = None if line.state == "over" else line
+        elif self._counted and isinstance(line, m.Said | m.AssistantReply):
+            self._counted -= 1
+            history.restore(line)
+        else:
+            self._step(history, line)
+
+    @staticmethod
+    def _step(history: History, line: Line) -> None:
+        match line:
+            case m.Said(items=items, answer=answer):
+                history.say(items, answer)
+            case m.AssistantReply():
+                history.say(())
+                history.keep(line)
+            case m.Rewritten():
+                history.rewrite(line)
+            case Dropped():
+                history.unread = None
+            case _:
+                raise ValueError("it is a second header")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Line | None, int]]:
+    """Yield each line with its number and where it ends; `None` for a last line that is cut short."""
+    number, size = 1, 0
+    try:
+        with open_regular(path) as file:
+            while text := next_line(file):
+                size += len(text)
+                yield number, _LINES.decode(text) if text.endswith(b"\n") else None, size
+                number += 1
+    except OSError as error:
+        why = error.strerror or error
+        raise ConversationError(
+            f"Cannot read the conversation file {path}: {why}.", path=str(path)
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(path, number, str(error)) from error
+
+
+def _damaged(path: Path, line: int, why: str) -> ConversationError:
+    return ConversationError(
+        f"{path}, line {line} is damaged ({why}). The lines before it are whole: a copy that ends there can"
+        " be loaded.",
+        path=str(path),
+        line=line,
+    )
+
+
+def lines_of(history: History) -> tuple[bytes, ...]:
+    """Return the entries of a history as lines of a new file, with a reply that waits for its results."""
+    unread = () if history.unread is None else (history.unread,)
+    return tuple(map(msgspec.json.encode, (*history.entries, *unread)))
+
+
+def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
+    """Return the lines to append so that a turn's lines in the file are `produced`.
+
+    Args:
+        saved: The conversation's file.
+        kept: How many of its lines were there before the turn.
+        produced: The lines of the turn; an empty one is `Dropped`.
+    """
+    wanted = [line or _DROPPED for line in produced]
+    same, end = 0, kept
+    for number, line in enumerate(saved.lines[kept:], start=kept + 1):
+        if isinstance(line, Learned | TurnMark):
+            continue
+        if same == len(wanted) or msgspec.json.encode(line) != wanted[same]:
+            return [msgspec.json.encode(Undone(end)), *wanted[same:]]
+        same, end = same + 1, number
+    return wanted[same:]

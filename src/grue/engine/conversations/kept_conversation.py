@@ -1,0 +1,621 @@
+"""A conversation between its turns: what was said, its encoding for the endpoint, and its file.
+
+A turn enters `turn()`, which lends the encoded conversation to the turn's LLM actor and keeps what the turn
+has added to it, however the turn ended. The rules of what is kept are in `protocol/context/history.py`.
+
+A turn that can be parked is the open turn of its conversation until it is over. `TurnMark` says where it
+stands, in the conversation's file too.
+
+| the turn | what happens | what follows |
+|---|---|---|
+| parked | a new turn | `ConversationParked`; nothing starts |
+| parked | `turn(resumed=True)` | it goes on; its reply still waits for the results of its calls |
+| parked | `abandon`, or a branch | its calls are answered "not called" |
+| resumed | it cannot begin, or its servers do not start | it is parked again |
+| running | its process is killed; then a new turn | its calls are answered "interrupted" |
+| running | its process is killed; then `catch_up` | what was said is what the trace holds; it is parked |
+"""
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import anyio.to_thread
+import msgspec
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.actors.llm import LentConversation
+from grue.engine.conversations.conversation_file import (
+    FORMAT,
+    ConversationFile,
+    FileHeader,
+    Learned,
+    TurnMark,
+    begin_of_turn,
+    lines_of,
+    lines_to_write,
+    read_conversation,
+)
+from grue.engine.llm_factories import LendingFactory, LlmFactory
+from grue.errors import ConversationBusy, ConversationError, ConversationParked, MCPError
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.profile import WireProfile
+from grue.protocol.context.history import History, Ledger, history_of
+from grue.protocol.context.ledger import sizes_of
+from grue.protocol.tools.names import WireNames
+from grue.protocol.turn.said_steps import SaidStep, take_step
+from grue.transports.llm.endpoint import LlmEndpoint
+
+_LONG = 2**20
+"""Bytes from which a thread writes them, because the event loop would be blocked for milliseconds."""
+
+
+class TurnReport(Protocol):
+    """The questions that a conversation asks a turn's actors after the turn."""
+
+    @property
+    def end(self) -> m.TurnEnd | None:
+        """How the turn ended; `None`: its agent did not report it."""
+        ...
+
+    @property
+    def last_request(self) -> m.RequestCompletion | None:
+        """The last request to the model; `None`: there was none."""
+        ...
+
+
+class TurnPast:
+    """What a turn gets of what was said before it, and what a conversation keeps of the turn.
+
+    Args:
+        history: What was said before; `None`: nothing.
+        entries: The same, whole.
+        bytes_per_token: How the endpoint counts it, if that is known.
+        llm: Makes the turn's LLM actor; `None`: as in a turn without a past.
+
+    Attributes:
+        actors: The turn's actors, as soon as there are some.
+    """
+
+    def __init__(
+        self,
+        history: m.HistoryReference | None = None,
+        entries: Sequence[m.Said | m.AssistantReply] = (),
+        bytes_per_token: float | None = None,
+        llm: LlmFactory | None = None,
+    ) -> None:
+        self.history = history
+        self.llm = llm
+        self._entries = entries
+        self._bytes_per_token = bytes_per_token
+        self.actors: TurnReport | None = None
+
+    def sized(self, command: m.RunTurn) -> m.RunTurn:
+        """Return the command with the sizes of what was said before, if the turn has a `ContextPolicy`."""
+        return with_sizes(command, self._entries, self._bytes_per_token)
+
+
+class KeptConversation:
+    """A conversation between its turns. One turn at a time continues it.
+
+    Args:
+        system: The instructions.
+        name: Its id in traces; default: a random one.
+        history: What was said before, with a ledger; default: nothing.
+        learned: What an earlier process has learned about the endpoint.
+        tools: The tools that were offered last, if nothing else is known of that process.
+        open_turn: The turn that a process can go on with; `None`: there is none.
+
+    Attributes:
+        open_turn: The same. While a turn runs, that turn.
+    """
+
+    def __init__(
+        self,
+        system: str,
+        *,
+        name: str = "",
+        history: History | None = None,
+        learned: Learned | None = None,
+        tools: tuple[m.ToolDefinition, ...] = (),
+        open_turn: TurnMark | None = None,
+    ) -> None:
+        self.open_turn = open_turn
+        self.id = m.ConversationId(name or uuid.uuid4().hex[:12])
+        self.system = system
+        self.history = History(Ledger()) if history is None else history
+        self._learned = learned
+        self._tools = tools if learned is None else learned.tools
+        self._encoded: Conversation | None = None
+        self._file: ConversationFile | None = None
+        self._unwritten: list[bytes] = []
+        self._failed: ConversationError | None = None
+        self._first: WireProfile | None = None
+        self._in_ask = threading.Lock()
+        self._in_turn = threading.Lock()
+
+    @classmethod
+    def load(cls, path: Path) -> "KeptConversation":
+        """Continue a saved conversation, and append to its file.
+
+        Raises:
+            ConversationError: The file is missing, damaged or in use.
+        """
+        # Read before it is opened for writing: a file that is not a conversation is left as it is.
+        saved = read_conversation(path)
+        file = ConversationFile(path)
+        try:
+            if file.size != saved.size:
+                saved = read_conversation(path)
+            file.cut_half_line()
+        except BaseException:
+            file.close()
+            raise
+        header = saved.header
+        kept = cls(
+            header.system,
+            name=header.id,
+            history=saved.history,
+            learned=saved.learned,
+            open_turn=saved.mark,
+        )
+        kept._append_to(file)
+        if saved.mark is None:
+            # What was being done when the process was killed has no answer in the file.
+            kept.history.close(None)
+        return kept
+
+    @property
+    def path(self) -> Path | None:
+        """The file that it is appended to; `None`: it is in memory only."""
+        return None if self._file is None else self._file.path
+
+    @property
+    def ledger(self) -> Ledger:
+        """The sizes of what was said, in tokens."""
+        assert self.history.ledger is not None, "a kept conversation has a ledger"
+        return self.history.ledger
+
+    @property
+    def said(self) -> Sequence[m.Said | m.AssistantReply]:
+        """The conversation's entries, with the reply that a parked turn has not acted upon."""
+        history, mark = self.history, self.open_turn
+        if mark is None or history.unread is None or self._in_turn.locked():
+            return history.entries
+        if mark.state == "parked":
+            return (*history.entries, history.unread)
+        closed = history.branch()
+        closed.close(None)
+        return closed.entries
+
+    @contextlib.contextmanager
+    def turn(
+        self,
+        lender: LendingFactory,
+        endpoint: LlmEndpoint | None,
+        number: int = 0,
+        *,
+        trace: Path | None = None,
+        resumed: bool = False,
+        plain: bool = True,
+    ) -> Iterator[TurnPast]:
+        """Lend the conversation to a turn, and keep the turn's entries, however it ends.
+
+        Args:
+            lender: Makes the turn's LLM actor.
+            endpoint: The endpoint that this actor asks; `None`: the host's factory knows.
+            number: The turn's number.
+            trace: The trace from which a later process can go on with the turn; `None`: it cannot.
+            resumed: It goes on with the parked turn.
+            plain: It tells the results of tools plainly (`RunTurn.plain_results`).
+
+        Raises:
+            ConversationBusy: Another turn continues it.
+            ConversationParked: A turn is parked, and this is another one.
+            ConversationError: The file cannot be written.
+        """
+        with self.held():
+            self._require_saved()
+            parked = self._parked(number) if resumed else None
+            if not resumed:
+                require_not_parked(self.open_turn, self.id)
+            lent = self._lent(lender, endpoint)
+            llm = lender.lending(lent)
+            self._begin(number, trace, parked)
+            self.history.plain = plain
+            past = TurnPast(self._reference(), self.history.entries, lent.encoded.bytes_per_token, llm)
+            try:
+                yield past
+            except BaseException as error:
+                self._close_turn(lent, past.actors, parked)
+                # A cancellation stays one.
+                if isinstance(error, MCPError):
+                    self._require_saved()
+                raise
+            self._close_turn(lent, past.actors, parked)
+            self._require_saved()
+
+    def abandon(self) -> None:
+        """Give up the open turn, if there is one. Its calls get an answer that says so.
+
+        Raises:
+            ConversationBusy: A turn continues the conversation.
+            ConversationError: The file cannot be written.
+        """
+        with self.held():
+            self._require_saved()
+            if self.open_turn is not None:
+                self._close(given_up(self.open_turn))
+                self._mark(None)
+                self._write_now()
+
+    @contextlib.contextmanager
+    def between_turns(self) -> Iterator[bool]:
+        """Keep turns from continuing the conversation meanwhile; yield whether it is ready for the next one.
+
+        It is not while a turn continues it, or while one is parked.
+        """
+        if not self._in_turn.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield self.open_turn is None and self._failed is None
+        finally:
+            self._in_turn.release()
+
+    def add(self, said: Sequence[SaidStep]) -> None:
+        """Add what was said in a turn of an earlier process; call it in `between_turns`.
+
+        Raises:
+            ConversationError: The file cannot be written.
+        """
+        for step in said:
+            take_step(self.history, step)
+            if isinstance(step, m.RequestCompletion) and isinstance(step.mode, m.OfferTools):
+                self._tools = step.mode.tools or self._tools
+        if said:
+            self._encoded = None
+            self._write_now()
+
+    def require_open(self, turn: int, began: m.HistoryReference) -> TurnMark:
+        """Return the mark of the open turn.
+
+        Raises:
+            ConversationError: This turn is not open.
+        """
+        mark = self.open_turn
+        if mark is None or (mark.turn, mark.began) != (turn, began.digest):
+            raise ConversationError(
+                f"Turn {turn} cannot be resumed: the conversation {self.id} has gone on without it."
+            )
+        return mark
+
+    def catch_up(
+        self, began: m.HistoryReference, replay: Callable[[History], None], parked: m.TurnParked
+    ) -> None:
+        """Give a turn whose process was killed the entries that its trace holds; then it is parked.
+
+        Args:
+            began: What was said before the turn, by reference.
+            replay: Adds to a history what was said in the turn.
+            parked: How far it has come.
+
+        Raises:
+            ConversationError: The file does not hold what was said before it, or cannot be written.
+        """
+        mark = self.require_open(parked.turn, began)
+        with self.held():
+            if mark.state == "running" and self._file is not None:
+                self.history, lines = taken_up(self._file, began, replay)
+                self._encoded = None
+                self._unwritten += lines
+                self._append_to(self._file)
+            elif mark.state == "running" and not (parked.calls or self.history.unread is None):
+                self.history.forget()
+            self._mark(replace(mark, state="parked", questions=parked.questions, untold=parked.untold))
+            self._write_now()
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """Keep other callers from asking meanwhile, also while the turn waits for its runner.
+
+        Raises:
+            ConversationBusy: Somebody else has asked and has no answer yet.
+        """
+        if not self._in_ask.acquire(blocking=False):
+            raise self._busy()
+        try:
+            yield
+        finally:
+            self._in_ask.release()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep turns from continuing the conversation meanwhile.
+
+        Raises:
+            ConversationBusy: A turn continues it.
+        """
+        if not self._in_turn.acquire(blocking=False):
+            raise self._busy()
+        try:
+            yield
+        finally:
+            self._in_turn.release()
+
+    def save(self, path: Path) -> None:
+        """Write all of it to a new file, and append to that file from now on.
+
+        Raises:
+            ConversationBusy: A turn continues it.
+            ConversationError: The file is not empty or cannot be written.
+        """
+        with self.held():
+            history, ledger = self.history, self.ledger
+            calls = {
+                call.call_id
+                for entry in history.entries
+                if isinstance(entry, m.AssistantReply)
+                for call in entry.tool_calls
+            }
+            header = FileHeader(
+                format=FORMAT,
+                id=self.id,
+                system=self.system,
+                entries=len(history.entries),
+                length=ledger.length,
+                digest=ledger.digest,
+                call_ids=tuple(sorted(history.call_ids - calls)),
+            )
+            rest = [msgspec.json.encode(each) for each in (self._learned, self.open_turn) if each is not None]
+            file = ConversationFile(path)
+            try:
+                file.begin(header, (*lines_of(history), *rest))
+            except BaseException:
+                file.close()
+                raise
+            self.close()
+            self._append_to(file)
+
+    def branch(self) -> "KeptConversation":
+        """Return a copy with an id of its own, which is in memory only.
+
+        Raises:
+            ConversationBusy: A turn continues it.
+        """
+        with self.held():
+            history = self.history.branch()
+            if self.open_turn is not None:
+                history.close(given_up(self.open_turn))
+            return KeptConversation(self.system, history=history, learned=self._learned)
+
+    def close(self) -> None:
+        """Close the file; later entries are in memory only. A second call does nothing."""
+        self.ledger.save = None
+        self._unwritten.clear()
+        self._failed = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _busy(self) -> ConversationBusy:
+        return ConversationBusy(
+            f"The conversation {self.id} is in the middle of a turn. Wait for its end, or continue a branch."
+        )
+
+    def _require_saved(self) -> None:
+        """Raise what happened when the file was written last, until the conversation is saved again."""
+        if self._failed is not None:
+            raise self._failed
+
+    def _parked(self, number: int) -> TurnMark:
+        mark = self.open_turn
+        if mark is None or (mark.turn, mark.state) != (number, "parked"):
+            raise ConversationError(f"Turn {number} of the conversation {self.id} was resumed already.")
+        return mark
+
+    def _begin(self, number: int, trace: Path | None, parked: TurnMark | None) -> None:
+        """Mark the turn that begins now, if a later process can go on with it."""
+        if parked is not None:
+            place = parked.trace if trace is None else str(trace)
+            self._mark(replace(parked, trace=place, state="running", questions=(), untold=()))
+        else:
+            if self.open_turn is not None:
+                self._close(None)
+                self._mark(None)
+            if trace is not None:
+                self._mark(TurnMark(turn=number, trace=str(trace), began=self.ledger.digest, state="running"))
+        if self.open_turn is not None:
+            self._write_now()
+
+    def _mark(self, mark: TurnMark | None) -> None:
+        before, self.open_turn = self.open_turn, mark
+        written = mark or (before and TurnMark(turn=before.turn, trace="", began="", state="over"))
+        if self._file is not None and written is not None:
+            self._unwritten.append(msgspec.json.encode(written))
+
+    def _close(self, end: m.TurnEnd | None) -> None:
+        if self._encoded is None:
+            self.history.close(end)
+        else:
+            self._encoded.close(end)
+
+    def _reference(self) -> m.HistoryReference:
+        """Return a reference to the history so far."""
+        path = self.path
+        return replace(self.ledger.reference(self.id), file="" if path is None else str(path.absolute()))
+
+    def _append_to(self, file: ConversationFile) -> None:
+        self._file = file
+        self.ledger.save = self._unwritten.append
+
+    def _lent(self, lender: LendingFactory, endpoint: LlmEndpoint | None) -> LentConversation:
+        """Return what is lent to the LLM actor."""
+        self._first = lender.profile if endpoint is None else endpoint.first_profile
+        if self._encoded is None:
+            self._encoded = self._encode(lender, endpoint)
+        return LentConversation(self.id, self._encoded, self._write)
+
+    def _encode(self, lender: LendingFactory, endpoint: LlmEndpoint | None) -> Conversation:
+        learned, names = self._learned, None
+        if learned is not None and learned.model == lender.model:
+            if endpoint is not None:
+                endpoint.recall(learned.first, learned.profile)
+            if learned.profile.name_style == lender.profile.name_style:
+                names = WireNames.restored(lender.profile.name_style, learned.names)
+        encoded = Conversation(lender.profile, model=lender.model, history=self.history, names=names)
+        encoded.offer(self._tools)
+        return encoded
+
+    async def _write(self) -> None:
+        if sum(map(len, self._unwritten)) < _LONG:
+            self._write_now()
+        else:
+            await anyio.to_thread.run_sync(self._write_now)
+
+    def _write_now(self) -> None:
+        if self._file is None or not self._unwritten:
+            return
+        lines = [*self._unwritten]
+        self._unwritten.clear()
+        try:
+            self._file.append(lines)
+        except ConversationError as error:
+            # The actor that wrote it ends with this error, and so does the turn. The host gets it as it is.
+            self._failed = error
+            raise
+
+    def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
+        """Keep what was said in the turn; `parked`: the turn that it has gone on with.
+
+        The LLM actor may have been cancelled before it took the last request, although the agent has sent it
+        and the trace has recorded it. What that request says is added here, so that a conversation holds the
+        same whether it was kept by this process or read from the trace.
+        """
+        encoded, asked = lent.encoded, None if actors is None else actors.last_request
+        if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
+            encoded.ask(asked.new, asked.mode)
+        end = None if actors is None else actors.end
+        if isinstance(end, m.TurnParked) and self.open_turn is not None:
+            self._mark(replace(self.open_turn, state="parked", questions=end.questions, untold=end.untold))
+        elif parked is not None and (actors is None or is_parked_still(end)):
+            self._mark(parked)
+        else:
+            if actors is not None:
+                encoded.close(end)
+            self._mark(None)
+        self._learn(encoded)
+        if self._failed is None:
+            with contextlib.suppress(ConversationError):
+                self._write_now()
+
+    def _learn(self, encoded: Conversation) -> None:
+        if self._first is None:
+            return
+        learned = Learned(
+            model=encoded.model,
+            first=self._first,
+            profile=encoded.profile,
+            names=encoded.names.known,
+            tools=encoded.tools,
+        )
+        if learned != self._learned:
+            self._learned = learned
+            if self._file is not None:
+                self._unwritten.append(msgspec.json.encode(learned))
+
+
+def given_conversation(name: str, system: str, items: Sequence[m.HistoryItem]) -> KeptConversation:
+    """Return a conversation for one turn, with what was said before as plain data.
+
+    Raises:
+        ConversationError: A tool message does not belong to a call of the reply before it.
+    """
+    try:
+        history = history_of(system, items, Ledger())
+    except ValueError as error:
+        raise ConversationError(f"The history of the turn cannot be used: {error}.") from error
+    return KeptConversation(system, name=name, history=history)
+
+
+def require_not_parked(mark: TurnMark | None, name: str) -> None:
+    """Check that another turn may begin.
+
+    Args:
+        mark: The open turn.
+        name: The conversation's id.
+
+    Raises:
+        ConversationParked: The open turn is parked.
+    """
+    if mark is not None and mark.state == "parked":
+        asked = ", ".join(dict.fromkeys(question.name for question in mark.questions))
+        what = f"waits for an approval of {asked}" if asked else "is parked"
+        raise ConversationParked(
+            f"Turn {mark.turn} of the conversation {name} {what}. Go on with it (resume), give it up"
+            " (abandon), or continue a branch.",
+            turn=mark.turn,
+            questions=mark.questions,
+        )
+
+
+def given_up(mark: TurnMark | None) -> m.TurnParked | None:
+    """Return the end of an open turn that is given up; `None`: its process was killed."""
+    if mark is None or mark.state == "running":
+        return None
+    return m.TurnParked(turn=mark.turn, untold=mark.untold)
+
+
+def is_parked_still(end: object) -> bool:
+    """Return whether a turn that was resumed has done nothing, because its servers did not start."""
+    return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
+
+
+def taken_up(
+    file: ConversationFile, began: m.HistoryReference, replay: Callable[[History], None]
+) -> tuple[History, list[bytes]]:
+    """Return the history up to a turn's end, and the lines of it that the file lacks.
+
+    Args:
+        file: The conversation's file.
+        began: What was said before the turn, by reference.
+        replay: Adds to a history what was said in the turn.
+
+    Raises:
+        ConversationError: The file cannot be read, or does not hold what was said before the turn.
+    """
+    saved = read_conversation(file.path)
+    found = begin_of_turn(saved, began)
+    if found is None:
+        raise ConversationError(
+            f"{file.path} does not hold where the turn began: it may be an older copy, or was saved later.",
+            path=str(file.path),
+        )
+    history, lines = found
+    assert history.ledger is not None, "the history of a file has a ledger"
+    produced: list[bytes] = []
+    history.ledger.save = produced.append
+    replay(history)
+    return history, lines_to_write(saved, lines, produced)
+
+
+def with_sizes(
+    command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
+) -> m.RunTurn:
+    """Return a turn's command with the sizes of what was said before it, if it has a `ContextPolicy`.
+
+    Args:
+        command: The command.
+        entries: What was said.
+        bytes_per_token: How the endpoint counts it; `None`: that is not known.
+    """
+    if command.context is None or not entries:
+        return command
+    # An endpoint can report any number of tokens.
+    known = min(max(bytes_per_token or command.context.bytes_per_token, 0.1), 100.0)
+    context = replace(command.context, bytes_per_token=known)
+    return replace(command, context=context, earlier=sizes_of(entries, known))

@@ -1,0 +1,393 @@
+"""Go on with a turn that was parked, or that was killed with its process, from its trace.
+
+The order matters. First the trace is locked, so that no other process can resume the same turn. Then it is
+read, and the turn's machine is given the recorded events again; its state says how far the turn had come.
+Then `TurnResumed` is put on file. Nothing else happens before that. If the process dies after that, the turn
+can be resumed once more: what was called then is in the trace, and is not called again.
+
+A conversation's turn needs its conversation: in this process, in its file, or in the trace. It is brought to
+what the trace holds of the turn before the turn goes on, so that file and trace agree from then on.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.actors.llm import LentConversation
+from grue.engine.answers import AnswerSpec, spec_of
+from grue.engine.approval import check_changes
+from grue.engine.conversations.kept_conversation import KeptConversation, with_sizes
+from grue.engine.conversations.recorded_conversation import resume_conversation
+from grue.engine.conversations.recorded_turn import RecordedTurn, asks_again, chosen, read_turns
+from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnSettings
+from grue.engine.turn_request import TurnRequest
+from grue.engine.wiring import Wiring
+from grue.errors import ConversationError, MCPError, TraceError
+from grue.policies import ApprovalDecision, Budget
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.context.history import History
+from grue.protocol.decisions import read_decisions
+from grue.runtime.trace.file import TraceWriter, writers_of
+from grue.runtime.trace.recorder import Recorder
+from grue.tracing.reading import TRACE_FILE, open_episode
+
+EXPIRED = "the question about it has expired"
+
+
+class ResumeRequest(Struct, frozen=True, kw_only=True):
+    """A request to resume a turn; the attributes are the arguments of `Runner.resume`."""
+
+    trace: str | PathLike[str]
+    decisions: tuple[ApprovalDecision, ...] = ()
+    turn: int | None = None
+    answer: AnswerSpec[Any] | type | None = None
+    on_delta: Callable[[m.TextDelta], None] | None = None
+    conversation: KeptConversation | None = None
+
+
+class ResumedTurn(Struct, frozen=True, kw_only=True):
+    """A turn as a later process goes on with it.
+
+    Attributes:
+        command: The message that starts it.
+        history: What was said in it.
+        tools: The tools that were offered last.
+        conversation: The conversation that it continues; `None`: none.
+    """
+
+    command: m.RunTurn
+    history: History
+    tools: tuple[m.ToolDefinition, ...]
+    conversation: KeptConversation | None = None
+
+
+def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
+    """Return the turns of a trace that wait for a person, with their questions.
+
+    Args:
+        path: The trace file, or its run folder.
+
+    Raises:
+        TraceError: It cannot be read.
+    """
+    found = (part.end for part in read_turns(path).values())
+    return [end for end in found if isinstance(end, m.TurnParked)]
+
+
+def writer_for(path: str | PathLike[str], recorder: Recorder) -> TraceWriter:
+    """Return the trace's writer, whose lock keeps other processes from resuming from it.
+
+    Raises:
+        TraceError: Another process writes it, or the recorder writes another one.
+    """
+    place, writers = _file_of(path), writers_of(recorder)
+    writer = _writer_of(place, writers)
+    if writer is not None:
+        return writer
+    if writers:
+        raise TraceError(f"The runner writes {writers[0].path}. Resume {place} with a runner of its own.")
+    reader = open_episode(place)
+    next(iter(reader), None)
+    writer = TraceWriter(place, episode=reader.header.episode, resume=True)
+    try:
+        recorder.resume(after_seq=writer.last_seq, after_t=writer.last_t)
+    except RuntimeError as error:
+        writer.close()
+        raise TraceError(f"Resume {place} with a runner that has not run a turn yet: {error}.") from error
+    recorder.add(writer)
+    return writer
+
+
+def is_recorded_by(recorder: Recorder, path: str | PathLike[str]) -> bool:
+    """Return whether this recorder writes the trace, so that its runner has counted what the turns spent."""
+    return _writer_of(_file_of(path), writers_of(recorder)) is not None
+
+
+def _file_of(path: str | PathLike[str]) -> Path:
+    place = Path(path)
+    return place / TRACE_FILE if place.is_dir() else place
+
+
+def _writer_of(place: Path, writers: Iterable[TraceWriter]) -> TraceWriter | None:
+    return next((each for each in writers if each.path.absolute() == place.absolute()), None)
+
+
+@contextlib.contextmanager
+def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettings) -> Iterator[ResumedTurn]:
+    """Read what a turn goes on with, and put on file that it does. It counts as running meanwhile.
+
+    Args:
+        asked: The turn.
+        writer: Writes its trace, which it has locked.
+        settings: Of the runner that goes on.
+
+    Raises:
+        NothingToResume: There is no such turn, or it is running.
+        TraceError: The trace cannot be read or written, or a secret was removed from the turn.
+        ConversationError: Its conversation cannot go on with it.
+        ChangeRefused: Changed arguments are not what the tool takes.
+        MCPError: The runner cannot go on with it.
+    """
+    under_way = settings.wiring.under_way
+    with contextlib.ExitStack() as running:
+        with under_way.resuming:
+            settings.wiring.recorder.settle()
+            writer.flush()
+            part = chosen(read_turns(asked.trace), asked.turn, asked.trace)
+            under_way.require_ended(part.run.turn)
+            running.enter_context(under_way.running(part.run.turn))
+        where = part.resumption(asked.trace)
+        check_fit(part.run, spec_of(asked.answer), settings)
+        check_changes(where.parked.questions, asked.decisions)
+        with conversation_of(part, where, asked.conversation, asked.trace, settings.wiring) as kept:
+            if settings.wiring.presumed is not None:
+                settings.wiring.presumed.recall(part.listings)
+            expired = _note(where, part, writer, settings)
+            yield _going_on(asked, part, where, kept, settings, expired=expired)
+
+
+def _note(where: m.Resumption, part: RecordedTurn, writer: TraceWriter, settings: TurnSettings) -> bool:
+    """Put `TurnResumed` on file, and return whether the questions have expired."""
+    recorder, number = settings.wiring.recorder, part.run.turn
+    expires_at = where.parked.expires_at
+    expired = expires_at is not None and time.time() > expires_at
+    resumed = m.TurnResumed(turn=number, after=part.last_seq, expired=expired)
+    recorder.record(resumed, sender="host", turn=number)
+    recorder.settle()
+    if not writer.flush():
+        raise TraceError(f"{writer.path} could not be written in time, so turn {number} was not resumed.")
+    return expired
+
+
+def _going_on(
+    asked: ResumeRequest,
+    part: RecordedTurn,
+    where: m.Resumption,
+    kept: KeptConversation | None,
+    settings: TurnSettings,
+    *,
+    expired: bool,
+) -> ResumedTurn:
+    decisions = read_decisions(asked.decisions)
+    if expired:
+        decisions = tuple(question.deny(EXPIRED) for question in where.parked.questions)
+    history = History() if kept is None else kept.history
+    if kept is None:
+        part.replay(history)
+        if asks_again(where):
+            history.forget()
+    command = replace(
+        part.run,
+        limits=replace(part.run.limits, turn_timeout_s=part.time_left_s),
+        tool_policy=settings.tool_policy,
+        stream=part.run.stream and asked.on_delta is not None,
+        support_check="skip",
+        binds_calls=True,
+        resumed=replace(where, decisions=decisions),
+    )
+    sized = with_sizes(command, history.entries)
+    return ResumedTurn(command=sized, history=history, tools=part.tools, conversation=kept)
+
+
+def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
+    """Check that a runner can go on with a turn.
+
+    Raises:
+        MCPError: It lacks a server of the turn, its model's actors cannot continue a conversation, or
+            `answer` has another schema.
+    """
+    missing = [name for name in command.servers if name not in settings.wiring.servers]
+    if missing:
+        raise MCPError(f"Turn {command.turn} uses servers that this runner lacks: {', '.join(missing)}.")
+    _ = settings.wiring.lender
+    if answer.schema != command.answer:
+        raise MCPError(
+            f"Turn {command.turn} was started with another form of answer. Resume it with the same `answer`."
+        )
+
+
+T = TypeVar("T")
+
+
+class ResumedRun(HostTurn[T]):
+    """One resumed turn.
+
+    Args:
+        asked: What the host asked for.
+        resumed: What the turn goes on with.
+        counted: What this process has counted of it already; `None`: nothing.
+        settings: The runner's settings.
+        memory: The episode that the turn belongs to.
+    """
+
+    is_resumed = True
+
+    def __init__(
+        self,
+        asked: ResumeRequest,
+        resumed: ResumedTurn,
+        counted: m.TurnParked | None,
+        settings: TurnSettings,
+        memory: EpisodeMemory,
+    ) -> None:
+        self._command = command = resumed.command
+        request: TurnRequest[T] = TurnRequest(
+            system=command.system,
+            user=command.user,
+            answer=asked.answer,
+            turn=command.turn,
+            on_delta=asked.on_delta,
+            json_results=not command.plain_results,
+            conversation=resumed.conversation,
+        )
+        wiring = settings.wiring
+        if resumed.conversation is None:
+            wiring = _remembering(wiring, resumed)
+        spending = _Rest(settings.spending, counted)
+        super().__init__(request, replace(settings, wiring=wiring, spending=spending), memory)
+
+    def command(
+        self,
+        number: int,
+        budget: Budget,
+        history: m.HistoryReference | None = None,
+        images: tuple[m.Attachment, ...] = (),
+    ) -> m.RunTurn:
+        """Return the message that starts this part of the turn; it has the limits that are left of it."""
+        del number, budget, history, images
+        return self._command
+
+
+@contextlib.contextmanager
+def resumed_run(
+    asked: ResumeRequest, settings: TurnSettings, memory: EpisodeMemory, writers: list[TraceWriter]
+) -> Iterator[ResumedRun[Any]]:
+    """Yield the turn that goes on.
+
+    Args:
+        asked: What the host asks for.
+        settings: The runner's settings.
+        memory: The episode that the turn belongs to.
+        writers: Gets what writes the trace, if it has to be opened for this.
+
+    Raises:
+        MCPError: As `resumed_turn`.
+    """
+    recorder = settings.wiring.recorder
+    ours = is_recorded_by(recorder, asked.trace)
+    writer = writer_for(asked.trace, recorder)
+    if not ours:
+        writers.append(writer)
+    with resumed_turn(asked, writer, settings) as resumed:
+        where = resumed.command.resumed
+        counted = where.parked if ours and where is not None else None
+        yield ResumedRun(asked, resumed, counted, settings, memory)
+
+
+def _remembering(wiring: Wiring, resumed: ResumedTurn) -> Wiring:
+    """Return the parts of a turn whose LLM actor knows what was said in it."""
+    lender = wiring.lender
+    encoded = Conversation(lender.profile, model=lender.model, history=resumed.history)
+    encoded.offer(resumed.tools)
+    name = m.ConversationId(f"turn-{resumed.command.turn}")
+    # Nothing is saved: the trace holds the turn's entries.
+    return wiring.lending(LentConversation(name, encoded))
+
+
+class _Rest(Spending):
+    """Counts what a resumed turn spends, without what this process has counted of it before."""
+
+    def __init__(self, whole: Spending, counted: m.TurnParked | None) -> None:
+        super().__init__()
+        self._whole = whole
+        self._requests = counted.requests if counted else 0
+        self._usage = counted.usage if counted else m.Usage()
+
+    def add(self, requests: int, usage: m.Usage) -> None:
+        """Add the finished turn to the runner's spending."""
+        before = self._usage
+        cost = None if usage.cost_usd is None else usage.cost_usd - (before.cost_usd or 0.0)
+        rest = m.Usage(
+            input_tokens=usage.input_tokens - before.input_tokens,
+            output_tokens=usage.output_tokens - before.output_tokens,
+            cached_tokens=usage.cached_tokens - before.cached_tokens,
+            cache_write_tokens=usage.cache_write_tokens - before.cache_write_tokens,
+            reasoning_tokens=usage.reasoning_tokens - before.reasoning_tokens,
+            cost_usd=cost,
+        )
+        self._whole.add(requests - self._requests, rest)
+
+
+@contextlib.contextmanager
+def conversation_of(
+    part: RecordedTurn,
+    where: m.Resumption,
+    given: KeptConversation | None,
+    trace: str | PathLike[str],
+    wiring: Wiring,
+) -> Iterator[KeptConversation | None]:
+    """Yield the conversation of a turn, parked; `None`: the turn belongs to none.
+
+    A file that is opened for this is closed again, so that the host can load it.
+
+    Args:
+        part: The turn.
+        where: Where it goes on.
+        given: The conversation, if the host has it.
+        trace: Where the turn was read.
+        wiring: Of the runner that goes on.
+
+    Raises:
+        ConversationError: It is missing, in use or damaged, has gone on, or does not hold what was said
+            before the turn.
+    """
+    began, number = part.run.history, part.run.turn
+    if began is None:
+        if given is not None:
+            raise ConversationError(
+                f"Turn {number} of {trace} belongs to no conversation. Use Runner.resume."
+            )
+        yield None
+        return
+    if given is not None and given.id != began.conversation:
+        raise ConversationError(
+            f"Turn {number} of {trace} belongs to the conversation {began.conversation}, not to {given.id}."
+        )
+    held = given or wiring.under_way.conversations.get(began.conversation)
+    kept = held or _found(began, number, trace)
+    try:
+        mark = kept.require_open(number, began)
+        if mark.state == "running":
+            again = asks_again(where)
+
+            def replay(history: History) -> None:
+                part.replay(history)
+                if again:
+                    history.forget()
+
+            kept.catch_up(began, replay, where.parked)
+        yield kept
+    finally:
+        if held is None:
+            kept.close()
+
+
+def _found(began: m.HistoryReference, number: int, trace: str | PathLike[str]) -> KeptConversation:
+    if not began.file:
+        return resume_conversation(trace, began.conversation).kept
+    try:
+        return KeptConversation.load(Path(began.file))
+    except ConversationError as error:
+        raise ConversationError(
+            f"Turn {number} of {trace} cannot be resumed: {error} If the file is elsewhere or in use by this"
+            f" program, pass the conversation: Conversation.load(...).resume(trace=...).",
+            path=error.path,
+            line=error.line,
+        ) from error

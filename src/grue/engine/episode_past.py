@@ -1,0 +1,235 @@
+"""Read from a trace how far a host's episode got, so that the host can resume it.
+
+`Past` knows what is the same for every host: the start, the spending, the state of the servers, and the last
+turn whose result the host has not used yet. A host derives a class from it that keeps its own facts:
+
+```python
+class DeskPast(Past[EpisodeStarted]):
+    assigned: list[Assigned] = msgspec.field(default_factory=list)
+
+    def take_fact(self, envelope: EpisodeEnvelope) -> None:
+        if isinstance(envelope.body, Assigned):
+            self.assigned.append(envelope.body)
+            self.end = None
+
+past = read_past("runs/1", DeskPast, needed=(Assigned,))
+```
+
+A turn is finished as soon as its end is in the trace; its request is not sent to the model again.
+"""
+
+from collections.abc import Container
+from os import PathLike
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from grue import messages as m
+from grue.errors import LLMError, TraceError
+from grue.protocol.turn.budget import Spent
+from grue.protocol.turn.connection import Disabled, Proven, Settled
+from grue.runtime.safe_open import read_regular
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.observers.run_folder import RESULT_FILE
+from grue.tracing.presentation import kind_of
+from grue.tracing.reading import EpisodeEnvelope, open_episode
+
+__all__ = ["FINAL_STATUSES", "Past", "TurnEnd", "ends_episode", "has_result", "read_past"]
+
+TurnEnd: TypeAlias = m.TurnCompleted | m.TurnFailed
+
+FINAL_STATUSES = frozenset({401, 402, 403, 404})
+"""HTTP statuses after which every further turn would fail too, if no reason is known."""
+
+FINAL_REASONS = frozenset({"key", "permission", "credit", "region", "model", "tools", "address"})
+"""Reasons of failures after which every further turn would fail too. Refused content may be one turn's."""
+
+
+def ends_episode(error: LLMError | m.LlmFailure, *, answered: bool) -> bool:
+    """Return whether an error ends the episode instead of one turn.
+
+    Args:
+        error: The error.
+        answered: Whether the model has answered in the episode. If the endpoint was never reached, its
+            address is most likely wrong, or it does not run, and another turn would not mend that.
+    """
+    final = error.reason in FINAL_REASONS if error.reason else error.status in FINAL_STATUSES
+    return final or (error.kind == "unreachable" and not answered)
+
+
+_LARGEST_RESULT = 64 * 2**20
+_Started = TypeVar("_Started", bound=EpisodeStarted)
+
+
+class Past(Struct, Generic[_Started], kw_only=True):
+    """The recorded part of an episode, as far as all hosts share it.
+
+    Attributes:
+        started: How the episode started.
+        end: The end of a turn after which the host has recorded nothing; `None`: there is none, or the turn
+            has to be run again.
+        spent: Requests, tokens and cost of all turns, an unfinished one included.
+        tool_calls: Number of tool calls.
+        connections: The state of the connection to each tool server, for `Runner.remember`.
+        listings: What each server listed last, for `Runner.remember`: turns may presume it.
+        ended: How the episode ended the last time, if it did.
+        conditions: The conditions, such as the model, of the last run.
+        max_turns: The turn limit of the last resume; 0: that of the start.
+        lasted_s: How long the episode has run, in seconds.
+        answered: Whether the model has given an answer.
+        parked: The turn that waits for approvals; `None`: there is none. Go on with it by `Runner.resume`,
+            not by running it again. `spent` does not count it until it has ended.
+    """
+
+    started: _Started
+    end: TurnEnd | None = None
+    spent: Spent = Spent()
+    tool_calls: int = 0
+    connections: dict[m.ServerName, Settled] = field(default_factory=dict)
+    listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = field(default_factory=dict)
+    ended: EpisodeEnded | None = None
+    conditions: dict[str, str] = field(default_factory=dict)
+    max_turns: int = 0
+    lasted_s: float = 0.0
+    answered: bool = False
+    parked: m.TurnParked | None = None
+
+    def take_fact(self, envelope: EpisodeEnvelope) -> None:
+        """Take an envelope that may hold a fact of the host; override it.
+
+        It is called for every envelope after the start, in order. Set `end` to `None` if the fact shows that
+        the host has used the turn's result.
+        """
+
+    def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
+        """Take the next envelope; return the requests and usage of the unfinished turn."""
+        self.lasted_s = envelope.t
+        unended = self._take_message(envelope, unended)
+        self.take_fact(envelope)
+        return unended
+
+    def _take_message(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
+        match envelope.body:
+            case m.RunTurn():
+                self.parked = None
+                self.spent = self.spent.plus(unended.requests, unended.usage)
+                return Spent()
+            # The end of a turn that goes on counts what its earlier part has spent.
+            case m.TurnParked() as parked:
+                self.parked = parked
+                return Spent()
+            case m.TurnResumed():
+                return Spent()
+            # A turn does not count the requests that a server makes through sampling.
+            case m.RequestCompletion() if envelope.sender == "agent":
+                return Spent(requests=unended.requests + 1, usage=unended.usage)
+            case m.CompletionReceived(usage=usage) if envelope.receiver == "agent":
+                return unended.plus(0, usage)
+            case m.TurnCompleted() | m.TurnFailed() as end:
+                self.end = end if _has_a_result(end, answered=self.answered) else None
+                self.answered = self.answered or (isinstance(end, m.TurnCompleted) and end.kind != "fallback")
+                self.tool_calls += len(end.tool_calls)
+                self.spent = self.spent.plus(end.requests, end.usage)
+                return Spent()
+            case m.SessionOpened(server=server, tools=tools) as opened:
+                self.connections[server] = Proven()
+                if not (envelope.redacted or opened.serves_unlisted):
+                    self.listings[server] = tools
+            case m.McpDisabled(server=server, reason=reason, newly=newly):
+                known = self.connections.get(server)
+                if newly:
+                    self.connections[server] = Disabled(reason, until_s=0.0)
+                elif not isinstance(known, Disabled):
+                    self.connections[server] = Disabled(reason)  # the host has disabled it
+            case EpisodeResumed(max_turns=most, conditions=conditions):
+                self.max_turns = most or self.max_turns
+                self.conditions = conditions or self.conditions
+            case EpisodeEnded() as ended:
+                self.ended = ended
+            case _:
+                pass
+        return unended
+
+
+_P = TypeVar("_P", bound=Past[Any])
+
+
+def read_past(
+    path: str | PathLike[str],
+    kind: type[_P],
+    *,
+    needed: tuple[type, ...] = (),
+    started: type[EpisodeStarted] = EpisodeStarted,
+    over: Container[str] = (),
+) -> _P:
+    """Read how far an episode got.
+
+    Args:
+        path: The run folder, or the trace in it.
+        kind: The host's class of `Past`.
+        needed: Facts that the resume needs whole. `EpisodeStarted` and the last turn's end always are.
+        started: The host's class for the start of its episodes.
+        over: Reasons for the end of an episode after which it cannot be resumed. If the result of such an end
+            was not written, it can be, which writes it.
+
+    Raises:
+        TraceError: The trace cannot be read or has no episode, another program has recorded it, it is over,
+            or a secret was removed from a message that is needed.
+    """
+    path = Path(path)
+    past: _P | None = None
+    unended = Spent()
+    last_end: EpisodeEnvelope | None = None
+    for envelope in open_episode(path):
+        if isinstance(envelope.body, (EpisodeStarted, *needed)):
+            _check_whole(path, envelope)
+        if isinstance(envelope.body, m.TurnCompleted):
+            last_end = envelope
+        if past is None and isinstance(envelope.body, EpisodeStarted):
+            past = kind(started=envelope.body, conditions=envelope.body.conditions)
+        elif past is not None:
+            unended = past.take(envelope, unended)
+    if past is None:
+        raise TraceError(f"{path} cannot be resumed: its episode had not begun. Start a new one.")
+    if past.end is not None and last_end is not None and past.end is last_end.body:
+        _check_whole(path, last_end)
+    past.spent = past.spent.plus(unended.requests, unended.usage)
+    if not isinstance(past.started, started):
+        raise TraceError(f"{path} cannot be resumed: another program has recorded its episode.")
+    if past.ended is not None and past.ended.reason in over and has_result(path, past.ended):
+        raise TraceError(f"{path} cannot be resumed: it is over ({past.ended.detail}).")
+    return past
+
+
+def _has_a_result(end: TurnEnd, *, answered: bool) -> bool:
+    """Return whether a host can go on from such an end. After other failures the turn is run again."""
+    if isinstance(end, m.TurnCompleted):
+        return True
+    if isinstance(end.failure, m.LlmFailure):
+        return not ends_episode(end.failure, answered=answered)
+    return isinstance(end.failure, m.DeadlineMissed)
+
+
+class _Result(Struct):
+    reason: str = ""
+
+
+def has_result(path: str | PathLike[str], ended: EpisodeEnded) -> bool:
+    """Return whether the run folder has the result file of this end, not one from an earlier end."""
+    path = Path(path)
+    file = (path if path.is_dir() else path.parent) / RESULT_FILE
+    try:
+        written = read_regular(file, _LARGEST_RESULT)
+        return msgspec.json.decode(written, type=_Result).reason == ended.reason
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # a damaged file is written again
+
+
+def _check_whole(path: Path, envelope: EpisodeEnvelope) -> None:
+    if envelope.redacted:
+        raise TraceError(
+            f"{path} cannot be resumed: a secret was removed from message {envelope.seq}, "
+            f"{kind_of(envelope.body)}, which is needed for it."
+        )

@@ -1,0 +1,349 @@
+"""A tool session that one task owns from connect to disconnect, while any task may use it (decision 3).
+
+The owner runs the session's actor under a supervisor, as a turn does. Other tasks put commands into the
+actor's mailbox and wait for the events that the owner reads. They never enter or leave the connection
+themselves: anyio's cancel scopes must be left in the task that entered them.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import anyio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.actors.mcp_session import SessionActor
+from grue.errors import MCPError
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.calls import unlisted_tool
+from grue.protocol.tools.policy import definition_digest
+from grue.protocol.turn.connection import ConnectionState
+from grue.runtime.actor import Note
+from grue.runtime.channel import MailboxClosed
+from grue.runtime.loops.host_code import ends_the_task
+from grue.runtime.supervisor import Supervisor
+from grue.runtime.trace.recorder import Recorder
+from grue.tool_sessions.connection import Connect, KeepsBlocks, TakesRequests, ToolConnection
+from grue.tool_sessions.failures import ToolRefusedError
+from grue.tool_sessions.wrapped_connection import WrappedConnection
+
+_ME = "host"
+_CANCELLED = -32800
+"""The error code of the Language Server Protocol for a request that the client cancelled."""
+
+
+class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like the messages
+    """The tool is not the one that the call was decided for, or is gone. Nothing was sent."""
+
+
+class CancellableConnection(WrappedConnection):
+    """A connection whose call another task can cancel through `calling`. The connection stays usable.
+
+    Attributes:
+        calling: Cancels the current call.
+        blocks: The content blocks of the last result, as the server sent them.
+    """
+
+    def __init__(self, connection: ToolConnection) -> None:
+        super().__init__(connection)
+        self.calling: anyio.CancelScope | None = None
+        self.blocks: tuple[m.JsonObject, ...] = ()
+
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
+        """Call a tool, unless `calling` is cancelled first."""
+        self.blocks = ()
+        with self.calling or anyio.CancelScope():
+            if not isinstance(self._connection, KeepsBlocks):
+                return await self._connection.call(tool, arguments, timeout_s)
+            result, self.blocks = await self._connection.call_with_blocks(tool, arguments, timeout_s)
+            return result
+        raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
+
+    async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
+        """Send a request other than a tool call.
+
+        Raises:
+            MCPError: The server is not an MCP server.
+        """
+        if not isinstance(self._connection, TakesRequests):
+            raise MCPError(f"{method}: this tool server is not an MCP server. It takes tool calls only.")
+        async with self.exclusive():
+            return await self._connection.request(method, params, timeout_s)
+
+
+class SessionWiring(Struct, frozen=True):
+    """The parts of a session.
+
+    Attributes:
+        connect: Makes a connection, not yet entered.
+        connection: The episode's state of the server.
+    """
+
+    connect: Connect
+    recorder: Recorder
+    connection: ConnectionState
+
+
+class OwnedSession:
+    """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop that is to own it.
+
+    Attributes:
+        connection: The episode's state of the server, after the connect.
+        fault: The unexpected exception that ended the session, if any; also a `BaseException`.
+        tools: The server's current tool list.
+        serves_unlisted: Whether tools that are not in that list can be called too.
+        closed: How the session was closed, after it was.
+        pid: Id of the server's process, if it has one.
+        died: Why the server died during the session; `None`: it has not.
+    """
+
+    def __init__(self, command: m.OpenSession, wiring: SessionWiring) -> None:
+        self.connection = wiring.connection
+        self.fault: BaseException | None = None
+        self.tools: tuple[m.ToolDefinition, ...] = ()
+        self.serves_unlisted = False
+        self.closed: m.SessionClosed | None = None
+        self.pid: int | None = None
+        self.died: m.ServerFailure | None = None
+        self._command = command
+        self._wiring = wiring
+        self._client: CancellableConnection | None = None
+        self._actor: SessionActor | None = None
+        self._group: Supervisor | None = None
+        self._one_call_at_a_time = asyncio.Lock()
+        self._calls = 0
+        self._loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[m.ConnectOutcome | None] = self._loop.create_future()
+        self._settled: asyncio.Future[m.Settlement | None] = self._loop.create_future()
+        self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{command.server}")
+        # Not in a `finally` of the task: if the task is cancelled before it starts, its body never runs.
+        self._owner.add_done_callback(self._ended)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the owner task still runs, in the current event loop."""
+        return self._loop is asyncio.get_running_loop() and not self._owner.done()
+
+    @property
+    def usable(self) -> bool:
+        """Whether the session is open and its process runs. Sends nothing to the server."""
+        opened = self.alive and self._opened.done() and self.died is None
+        return opened and self._client is not None and self._client.status.alive
+
+    async def opened(self) -> m.ConnectOutcome | None:
+        """Wait for the result of the connect; `None`: the owner ended first. Cancelled, end the session."""
+        try:
+            await asyncio.wait({self._opened})
+        except asyncio.CancelledError:
+            self._owner.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({self._owner})
+            raise
+        outcome = self._opened.result()
+        if not isinstance(outcome, m.SessionOpened):
+            await asyncio.wait({self._owner})
+        return outcome
+
+    async def call(
+        self,
+        tool: str,
+        arguments: m.JsonObject,
+        timeout_s: float,
+        *,
+        turn: int = 0,
+        definition: m.ToolDefinition | None = None,
+    ) -> m.ToolCallResult:
+        """Call a tool, one at a time. Cancellation cancels this call only; the session stays open.
+
+        The result has the server's content blocks in `blocks`. The trace has them only where a turn's result
+        has them too, so that a text is not recorded twice.
+
+        Args:
+            tool: Its bare name.
+            arguments: A JSON object.
+            timeout_s: Starts when the call is sent.
+            turn: The turn that the call is recorded in; 0: none.
+            definition: The definition that the call was decided for; `None`: the one in `tools`.
+
+        Raises:
+            TimeoutError: No answer within `timeout_s`.
+            NotAsDecided: The server no longer lists the tool, or lists it with another definition. `tools`
+                has what it lists now.
+            MCPError: The session has ended, or its server has died.
+        """
+        async with self._one_call_at_a_time:
+            if self.died is not None:
+                raise MCPError(self.died.cause)
+            with self._working_for(turn):
+                settlement = await self._settlement(tool, arguments, timeout_s, definition)
+            blocks = () if self._client is None else self._client.blocks
+        match settlement:
+            case m.ToolReturned(result=result):
+                return replace(result, blocks=blocks) if blocks else result
+            case m.ToolTimedOut(timeout_s=limit_s):
+                raise TimeoutError(f"Tool call timed out after {limit_s:g}s")
+            case m.ServerDied(failure=failure):
+                self.died = failure
+                raise MCPError(failure.cause)
+            case m.ToolSkipped(reason=tool_results.NOT_AS_DECIDED as reason):
+                raise NotAsDecided(reason)
+            case m.ToolSkipped(reason=reason, refused=True):
+                return tool_results.call_failed(reason)
+            case m.ToolSkipped(reason=reason):
+                raise MCPError(reason)
+            case None:
+                if self.fault is not None and not isinstance(self.fault, Exception):
+                    raise self.fault
+                raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
+
+    async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
+        """Send a request other than a tool call, after the current call, and return the raw result.
+
+        Cancellation cancels the request; the session stays open.
+
+        Raises:
+            ToolTimedOutError: No answer within `timeout_s`.
+            ToolRefusedError: The server answered with an error.
+            ServerFailed: The server died or the connection broke.
+            MCPError: The session has ended, or the server is not an MCP server.
+        """
+        async with self._one_call_at_a_time:
+            if not self.usable or self._client is None:
+                raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
+            return await self._client.request(method, params, timeout_s)
+
+    async def close(self, *, hurried: bool = False) -> None:
+        """Close the session in any state, and wait until its process has ended.
+
+        If this is cancelled, it stops waiting, and the owner still closes the session.
+
+        Args:
+            hurried: Give the server only as much time as a cancellation does.
+        """
+        if not self.alive:
+            return
+        self._take_back_call()
+        if hurried or self._actor is None or not self._opened.done():
+            self._owner.cancel()
+        else:
+            close = m.CloseSession(server=self._command.server)
+            with contextlib.suppress(MailboxClosed):  # then the session is ending already
+                await self._actor.mailbox.send(close, sender=_ME)
+        await asyncio.wait({self._owner})
+
+    @contextlib.contextmanager
+    def _working_for(self, turn: int) -> Iterator[None]:
+        """Record what happens in the session meanwhile in a turn."""
+        if self._group is None:
+            yield
+            return
+        before, self._group.turn = self._group.turn, turn or self._group.turn
+        try:
+            yield
+        finally:
+            self._group.turn = before
+
+    async def _settlement(
+        self, tool: str, arguments: m.JsonObject, timeout_s: float, definition: m.ToolDefinition | None
+    ) -> m.Settlement | None:
+        if not self.alive or self._actor is None or self._client is None:
+            return None
+        self._calls += 1
+        decided = definition or self._definition(tool)
+        call = m.ServerCall(
+            call_id=m.CallId(f"call_{self._calls}"),
+            tool=tool,
+            arguments=arguments,
+            definition=definition_digest(decided),
+        )
+        batch = m.CallTools(
+            server=self._command.server, batch=m.BatchId(self._calls), calls=(call,), timeout_s=timeout_s
+        )
+        self._settled = self._loop.create_future()
+        self._client.calling = anyio.CancelScope()
+        try:
+            await self._actor.mailbox.send(batch, sender=_ME)
+            await asyncio.wait({self._settled})
+        except MailboxClosed:
+            return None
+        except asyncio.CancelledError:
+            self._take_back_call()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({self._settled})
+            raise
+        return self._settled.result()
+
+    def _definition(self, tool: str) -> m.ToolDefinition:
+        """Return a tool's definition. One that is neither listed nor served unlisted is refused later."""
+        listed = next((each for each in self.tools if each.tool == tool), None)
+        return unlisted_tool(self._command.server, tool) if listed is None else listed
+
+    def _take_back_call(self) -> None:
+        if self._client is not None and self._client.calling is not None:
+            self._client.calling.cancel()
+
+    async def _own(self) -> None:
+        try:
+            await self._run()
+        except BaseException as error:
+            # `call` raises it in the task that uses the session. Raised here, a KeyboardInterrupt of the
+            # host's own code would stop the whole event loop.
+            if ends_the_task(error):
+                raise
+            self.fault = error
+
+    def _ended(self, owner: "asyncio.Task[None]") -> None:
+        del owner
+        for waited_for in (self._opened, self._settled):
+            if not waited_for.done():
+                waited_for.set_result(None)
+
+    async def _run(self) -> None:
+        server, wiring = self._command.server, self._wiring
+        async with Supervisor(wiring.recorder, turn=self._command.turn) as supervisor:
+            self._group = supervisor
+            inbox = supervisor.mailbox(_ME)
+            self._actor = SessionActor(
+                supervisor.mailbox(server),
+                agent=inbox,
+                connect=self._connect,
+                note=supervisor.note,
+                connection=self.connection,
+            )
+            supervisor.start(self._actor)
+            await self._actor.mailbox.send(self._command, sender=_ME)
+            going_on = True
+            while going_on:
+                event = (await inbox.receive()).body
+                # The host gets a result only after it is in the trace.
+                await wiring.recorder.shown()
+                going_on = self._take(event)
+
+    def _connect(self, note: Note) -> CancellableConnection:
+        self._client = CancellableConnection(self._wiring.connect(note))
+        return self._client
+
+    def _take(self, event: m.TurnEvent) -> bool:
+        """Pass an event to the task that waits for it. Return whether the session goes on."""
+        assert self._actor is not None, "events come from the actor"
+        match event:
+            case m.SessionOpened() | m.McpDisabled() | m.StartupFailed():
+                self.connection = self._actor.connection
+                self.tools = event.tools if isinstance(event, m.SessionOpened) else ()
+                self.serves_unlisted = isinstance(event, m.SessionOpened) and event.serves_unlisted
+                self.pid = event.pid if isinstance(event, m.SessionOpened) else None
+                self._opened.set_result(event)
+                return isinstance(event, m.SessionOpened)
+            case m.ToolsChanged(tools=tools):
+                self.tools = tools
+                return True
+            case m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied():
+                self._settled.set_result(event)
+                return True
+            case m.SessionClosed():
+                self.closed = event
+                return False
+            case _:
+                raise RuntimeError(f"a session does not say {type(event).__name__}")

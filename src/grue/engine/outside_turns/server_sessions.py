@@ -1,0 +1,481 @@
+"""`ServerSessions`: sessions with tool servers outside turns, for tool calls and other requests of the host.
+
+`ToolClient` keeps one open until its block is left. A `Runner` makes one for each of its calls. A session
+itself is an `OwnedSession`.
+"""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Generic, TypeAlias, TypeVar
+
+import anyio
+from msgspec import Struct
+
+from grue import messages as m
+from grue.engine.outside_turns.owned_session import NotAsDecided, OwnedSession, SessionWiring
+from grue.engine.tool_servers import startup_limits
+from grue.engine.turn import TurnSettings, refuse_inside_turn
+from grue.engine.turn_actors import TurnResources
+from grue.engine.turn_errors import error_for
+from grue.engine.wiring import connect_fresh
+from grue.errors import (
+    MCPError,
+    MCPRequestError,
+    MCPRequestTimedOut,
+    MCPToolCallError,
+    ToolCallDenied,
+    ToolCallTimedOut,
+    ToolChanged,
+    ToolNotFound,
+    ToolServerDied,
+)
+from grue.policies import ToolPolicy, TurnLimits
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.calls import tool_of
+from grue.protocol.tools.names import split_known, split_name
+from grue.protocol.tools.policy import judge
+from grue.protocol.turn.connection import Untried
+from grue.runtime.loops.host_code import ends_the_task
+from grue.runtime.trace.recorder import Recorder
+from grue.tool_sessions.connection import Connect
+from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.tool_sessions.server_specs import McpServer
+from grue.tool_sessions.session_pool import SessionPool
+from grue.tool_sessions.shared_session import SharedSession
+
+T = TypeVar("T")
+
+_OWN_METHODS = {
+    "tools/call": "Use `call`, which applies the tool policy.",
+    "initialize": "The session is initialized when it is opened.",
+}
+"""Requests that are not sent as they are, with what to do instead."""
+
+_SUBSCRIBING = frozenset(("resources/subscribe", "subscriptions/listen"))
+"""Requests whose effect ends with the session."""
+
+_PAGED = {
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+    "tools/list": "tools",
+}
+"""Requests with several pages, and the member of a page that has its items."""
+
+_MAX_PAGES = 100
+_MAX_JUDGEMENTS = 3
+"""How often a call is judged, if its server changes the tool again and again."""
+
+
+class SessionSources(Struct, frozen=True, kw_only=True):
+    """How sessions are opened, and what limits their use.
+
+    Attributes:
+        connect: Makes a connection to a server, by the server's name.
+        recorder: Records the sessions' messages.
+        limits: Only those for the start of a server are used.
+        max_reconnects: How often a server that has died is connected again, before the next call or request
+            to it; `None`: without limit.
+        tool_policy: Its denials hold. Its questions do not apply, since the host itself makes the call.
+        lasting: The sessions stay open after a request, so that subscriptions make sense.
+    """
+
+    connect: Mapping[m.ServerName, Connect]
+    recorder: Recorder
+    limits: TurnLimits
+    max_reconnects: int | None = 0
+    tool_policy: ToolPolicy = ToolPolicy()
+    lasting: bool = False
+
+
+class ServerSessions:
+    """At most one session per server, opened when it is first needed. Use it in one asyncio event loop.
+
+    Calls to one server run one at a time, and calls to different servers run in parallel.
+
+    Args:
+        sources: How sessions are opened.
+    """
+
+    def __init__(self, sources: SessionSources) -> None:
+        self._sources = sources
+        self._states = {name: _ServerState() for name in sources.connect}
+
+    @property
+    def closed(self) -> Mapping[str, m.SessionClosed]:
+        """How each closed session ended."""
+        sessions = {name: state.session for name, state in self._states.items()}
+        return {name: each.closed for name, each in sessions.items() if each is not None and each.closed}
+
+    async def connect(
+        self, names: Sequence[m.ServerName]
+    ) -> dict[m.ServerName, m.SessionOpened | m.ServerFailure]:
+        """Connect to servers in parallel and return the result for each. A session that has died is replaced.
+
+        Raises:
+            MCPError: A session crashed.
+        """
+        outcomes: dict[m.ServerName, m.SessionOpened | m.ServerFailure] = {}
+        crashes: list[BaseException] = []
+
+        async def connect(name: m.ServerName) -> None:
+            try:
+                outcomes[name] = await self._connected(name, anew=True)
+            except BaseException as error:  # the task group would wrap it in an exception group
+                if ends_the_task(error):
+                    raise
+                crashes.append(error)
+
+        async with anyio.create_task_group() as group:
+            for name in names:
+                group.start_soon(connect, name)
+        if crashes:
+            raise crashes[0]
+        return {name: outcomes[name] for name in names}
+
+    async def tools(self) -> tuple[m.ToolDefinition, ...]:
+        """Return the tools of all servers. Connects to servers for which no connect was tried yet.
+
+        Raises:
+            MCPServerStartupError: A server that this call connects to could not be started.
+        """
+        untried = [name for name, state in self._states.items() if not state.attempts]
+        for outcome in (await self.connect(untried)).values():
+            if isinstance(outcome, m.ServerFailure):
+                raise error_for(m.TurnFailed(turn=0, failure=outcome))
+        sessions = [state.session for state in self._states.values() if state.session is not None]
+        return tuple(tool for session in sessions for tool in session.tools)
+
+    async def tool(self, name: str) -> m.ToolDefinition | None:
+        """Return the definition of a tool, or `None` if the server does not list it.
+
+        Raises:
+            MCPError: There is no such server.
+            MCPServerStartupError: The server could not be started.
+        """
+        server, _ = self._split(name)
+        session = await self._session(server)
+        return next((tool for tool in session.tools if tool.name == name), None)
+
+    async def call(
+        self,
+        name: str,
+        arguments: m.JsonObject,
+        timeout_s: float,
+        *,
+        turn: int = 0,
+        definition: m.ToolDefinition | None = None,
+    ) -> m.ToolCallResult:
+        """Call a tool and return its result.
+
+        If the server has changed the tool, the policy judges the call again, by the tool as it is now.
+
+        Args:
+            name: `SERVER.TOOL`.
+            arguments: A JSON object.
+            timeout_s: Starts when the call is sent.
+            turn: The turn that the call is recorded in; 0: none.
+            definition: The definition that the call was decided for; with another one it is not made. `None`:
+                the caller has named a tool only.
+
+        Raises:
+            MCPToolCallError: The call failed; its subclasses say why. It has the result for the caller.
+            MCPError: There is no such server, or its session crashed.
+            MCPServerStartupError: The server could not be started.
+        """
+        server, tool = self._split(name)
+        for _ in range(_MAX_JUDGEMENTS):
+            session = await self._session(server, again=True)
+            judged = self._judged(session, server, tool, name)
+            try:
+                result = await session.call(
+                    tool, arguments, timeout_s, turn=turn, definition=definition or judged
+                )
+                break
+            except NotAsDecided as error:
+                if definition is not None:
+                    raise _failed(ToolChanged, name, tool_results.call_failed(str(error))) from error
+            except TimeoutError as error:
+                raise _failed(ToolCallTimedOut, name, tool_results.timed_out(timeout_s)) from error
+            except MCPError as error:
+                raise _failed(ToolServerDied, name, tool_results.call_failed(str(error))) from error
+        else:
+            raise _failed(ToolChanged, name, tool_results.call_failed(tool_results.NOT_AS_DECIDED))
+        if result.is_error:
+            raise _failed(MCPToolCallError, name, result)
+        return result
+
+    def _judged(self, session: OwnedSession, server: m.ServerName, tool: str, name: str) -> m.ToolDefinition:
+        """Return the definition of a tool that the policy allows to call.
+
+        Raises:
+            ToolNotFound: The server does not list the tool.
+            ToolCallDenied: The policy denies the call.
+        """
+        unlisted = (server,) if session.serves_unlisted else ()
+        definition = tool_of(name, {each.name: each for each in session.tools}, unlisted)
+        if definition is None:
+            known = ", ".join(each.name for each in session.tools) or "none"
+            text = f"Unknown MCP tool: {server}.{tool}. Available tools: {known}"
+            raise _failed(ToolNotFound, name, tool_results.failure(text))
+        (terms,), _ = judge(self._sources.tool_policy, [definition], {})
+        if terms.verdict == "deny":
+            why = f"The call was denied: {terms.reason}. A rule of the tool policy says so"
+            raise _failed(ToolCallDenied, name, tool_results.failure(why))
+        return definition
+
+    async def request(self, server: str, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
+        """Send a request other than a tool call and return the server's raw result.
+
+        Raises:
+            MCPRequestError: The server refused it, did not answer in time, or has died.
+            MCPError: There is no such server, or this request cannot be sent.
+            MCPServerStartupError: The server could not be started.
+        """
+        name = self._known(server)
+        self._refuse(method)
+        session = await self._session(name, again=True)
+        started, error = anyio.current_time(), ""
+        try:
+            return await session.request(method, params, timeout_s)
+        except (ToolTimedOutError, ToolRefusedError, ServerFailed) as failed:
+            raised = _request_error(failed, name, method)
+            error = str(raised)
+            raise raised from failed
+        finally:
+            duration_s = anyio.current_time() - started
+            note = m.ServerRequested(
+                server=name, method=method, params=params, error=error, duration_s=duration_s
+            )
+            self._sources.recorder.record(note, sender="host")
+
+    async def request_all(
+        self, server: str, method: str, params: m.JsonObject, timeout_s: float
+    ) -> tuple[m.JsonObject, ...]:
+        """Send a listing request for each of its pages and return the items of all pages.
+
+        A repeated cursor ends the listing, and so does the 100th page.
+
+        Raises:
+            ValueError: The method is not a listing.
+            MCPError: As `request` does.
+        """
+        member = _PAGED.get(method)
+        if member is None:
+            raise ValueError(f"{method!r} has no pages. Requests with pages: {', '.join(_PAGED)}.")
+        items: list[m.JsonObject] = []
+        seen: set[str] = set()
+        for _ in range(_MAX_PAGES):
+            page = await self.request(server, method, params, timeout_s)
+            listed = page.get(member)
+            items += [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+            cursor = page.get("nextCursor")
+            if not isinstance(cursor, str) or cursor in seen:
+                break
+            seen.add(cursor)
+            params = {**params, "cursor": cursor}
+        return tuple(items)
+
+    async def close(self, *, hurried: bool = False) -> None:
+        """Close all sessions in parallel, and wait until their processes have ended.
+
+        Args:
+            hurried: Give the servers only as much time as a cancellation does.
+        """
+        sessions = [state.session for state in self._states.values() if state.session is not None]
+        async with anyio.create_task_group() as group:
+            for session in sessions:
+                group.start_soon(functools.partial(session.close, hurried=hurried))
+
+    def _known(self, server: str) -> m.ServerName:
+        if server not in self._states:
+            known = ", ".join(self._states) or "none"
+            raise MCPError(f"There is no MCP server {server!r}. Configured: {known}.")
+        return m.ServerName(server)
+
+    def _split(self, name: str) -> tuple[m.ServerName, str]:
+        known = split_known(name, self._states)
+        if known is not None:
+            return m.ServerName(known[0]), known[1]
+        try:
+            server, tool = split_name(name)
+        except ValueError as error:
+            raise MCPError(f"{name!r} names no tool: a tool's full name is SERVER.TOOL.") from error
+        return self._known(server), tool
+
+    def _refuse(self, method: str) -> None:
+        if method in _OWN_METHODS:
+            raise MCPError(f"{method} cannot be sent as a request. {_OWN_METHODS[method]}")
+        if method in _SUBSCRIBING and not self._sources.lasting:
+            raise MCPError(
+                f"{method} needs a session that stays open: use a ToolClient, or a runner with "
+                'lifetime="episode" and keep_sessions=True.'
+            )
+
+    async def _session(self, server: m.ServerName, *, again: bool = False) -> OwnedSession:
+        """Return a server's session, opened if necessary.
+
+        Args:
+            server: The server's name.
+            again: Replace a session whose server has died, as far as the limit allows.
+        """
+        state, most = self._states[server], self._sources.max_reconnects
+        outcome = state.outcome if state.reconnects else None
+        if not isinstance(outcome, m.ServerFailure) or most is None:
+            died = again and state.session is not None and not state.session.usable
+            anew = died and (most is None or state.reconnects < most)
+            state.reconnects += anew
+            outcome = await self._connected(server, anew=anew)
+        session = state.session
+        if isinstance(outcome, m.ServerFailure) or session is None:
+            assert isinstance(outcome, m.ServerFailure), "an opened session is kept"
+            raise error_for(m.TurnFailed(turn=0, failure=outcome))
+        return session
+
+    async def _connected(
+        self, name: m.ServerName, *, anew: bool = False
+    ) -> m.SessionOpened | m.ServerFailure:
+        """Connect, or return the result of a connect that is running or has ended.
+
+        Args:
+            name: The server's name.
+            anew: If the server of an earlier session has died, replace the session.
+        """
+        state = self._states[name]
+        seen = state.attempts
+        async with state.lock:
+            if state.attempts > seen and state.outcome is not None:
+                return state.outcome  # of another caller's attempt, which this one waited for
+            if state.session is not None and isinstance(state.outcome, m.SessionOpened):
+                if state.session.usable or not anew:
+                    return state.outcome
+                await state.session.close()
+            state.outcome, session = await self._open(name)
+            state.session = session or state.session
+            state.attempts += 1
+            return state.outcome
+
+    async def _open(
+        self, name: m.ServerName
+    ) -> tuple[m.SessionOpened | m.ServerFailure, OwnedSession | None]:
+        sources = self._sources
+        command = m.OpenSession(server=name, turn=0, timeout_s=sources.limits.startup_timeout_s(name))
+        session = OwnedSession(command, SessionWiring(sources.connect[name], sources.recorder, Untried()))
+        outcome = await session.opened()
+        match outcome:
+            case m.SessionOpened():
+                return outcome, session
+            case m.StartupFailed(failure=failure):
+                return failure, None
+            case _:
+                if session.fault is not None and not isinstance(session.fault, Exception):
+                    raise session.fault
+                raise MCPError(
+                    f"The session with MCP server '{name}' ended: {session.fault or 'it was closed'}"
+                ) from session.fault
+
+
+class _ServerState:
+    """The state of one server.
+
+    Attributes:
+        lock: Held while its session is opened.
+        attempts: Number of finished connect attempts.
+        reconnects: How often it was connected again after it had died.
+        outcome: Result of the last attempt.
+        session: The last session that was opened.
+    """
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.attempts = 0
+        self.reconnects = 0
+        self.outcome: m.SessionOpened | m.ServerFailure | None = None
+        self.session: OwnedSession | None = None
+
+
+SessionWork: TypeAlias = Callable[[ServerSessions], Awaitable[T]]
+"""Something to do with sessions outside turns."""
+
+
+async def with_sessions(sources: SessionSources, work: SessionWork[T]) -> T:
+    """Run `work` with sessions of its own, which are closed at the end, also after a cancellation."""
+    sessions = ServerSessions(sources)
+    hurried = True
+    try:
+        result = await work(sessions)
+        hurried = False
+        return result
+    except Exception:
+        hurried = False
+        raise
+    finally:
+        with anyio.CancelScope(shield=True):
+            await sessions.close(hurried=hurried)
+
+
+def _failed(error: type[MCPToolCallError], name: str, result: m.ToolCallResult) -> MCPToolCallError:
+    return error(f"{name}: {result.error_message}", tool=name, result=result)
+
+
+def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRequestError:
+    match failed:
+        case ToolTimedOutError(timeout_s=timeout_s):
+            text = f"MCP server '{server}' did not answer {method} within {timeout_s:g} s."
+            return MCPRequestTimedOut(text, server=server, method=method)
+        case ToolRefusedError(code=code):
+            text = f"MCP server '{server}' refused {method}: {failed} ({code})"
+            return MCPRequestError(text, server=server, method=method, code=code)
+        case _:
+            return MCPRequestError(str(failed), server=server, method=method)
+
+
+class OutsideTurns(Generic[T]):
+    """Calls of a runner outside its turns, in the session that it chooses. `run` makes them, once.
+
+    If the episode keeps its sessions, they are used, between the batches of a turn that runs meanwhile.
+    Otherwise new sessions are opened and closed again. A prewarmed session is never used: it belongs to the
+    next turn, which expects it without any memory of earlier calls.
+
+    Args:
+        settings: The runner's settings.
+        work: The calls.
+
+    Raises:
+        MCPError: The caller is inside a turn of the same runner.
+    """
+
+    def __init__(self, settings: TurnSettings, work: SessionWork[T]) -> None:
+        refuse_inside_turn(settings.wiring)
+        self._settings = settings
+        self._work = work
+
+    async def run(self, resources: TurnResources) -> T:
+        """Make the calls and return their result. Cancellation cancels them.
+
+        Args:
+            resources: The processes and sessions that the calls may use.
+        """
+        settings, pool = self._settings, resources.pool
+        keeping = pool if pool is not None and pool.sessions == "kept" else None
+        servers = settings.wiring.servers
+        sources = SessionSources(
+            connect={name: self._connect(name, resources, keeping) for name in servers},
+            recorder=settings.wiring.recorder,
+            limits=startup_limits(settings.limits, servers),
+            tool_policy=settings.tool_policy,
+            lasting=keeping is not None,
+        )
+        return await with_sessions(sources, self._work)
+
+    def _connect(self, name: m.ServerName, resources: TurnResources, keeping: SessionPool | None) -> Connect:
+        settings, sample = self._settings, None
+        drift = settings.policy.on_tool_drift
+        if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
+            return connect_fresh(settings.wiring, name, resources.registry, drift)
+        if settings.limits.max_samplings > 0:
+            # A session that is opened here serves later turns too, so it offers what a turn's session does.
+            sample = resources.sampling.on_behalf_of(name)
+        connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
+        return lambda _: SharedSession(keeping, name, connect)

@@ -1,0 +1,468 @@
+"""`Runner`: the public entry for running turns. It holds the settings and passes each turn to an event loop.
+
+Which event loop that is depends on the lifetime: a new one in the calling thread (`run_blocking`), the
+caller's own (`run_turn_async`), or the loop of an episode in a background thread (`CurrentEpisode`). In each
+case the loop gets `HostTurn.run`, which does the rest (`engine/turn.py`). Between turns the runner keeps
+plain data only: the turn's number, the state of each server, what was spent.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.engine.answers import AnswerSpec
+from grue.engine.approval import Approval, Approve, Parking
+from grue.engine.argument_checks import refuse_other_kinds, settings_or_default
+from grue.engine.batch import Batch, BatchItem, CompletedTurns, run_batch, with_bar
+from grue.engine.conversations.conversation import Conversation
+from grue.engine.conversations.kept_conversation import KeptConversation
+from grue.engine.conversations.resume import ResumeRequest, resumed_run
+from grue.engine.current_episode import CurrentEpisode
+from grue.engine.episode import Episode, SpawnAhead, sessions_of
+from grue.engine.llm_factories import LlmFactory
+from grue.engine.outside_turns.server_sessions import OutsideTurns, SessionWork
+from grue.engine.outside_turns.tool_access import AsyncToolAccess
+from grue.engine.presumed_listings import PresumedListings
+from grue.engine.tool_servers import load_sessions, usable_policy
+from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnSettings
+from grue.engine.turn_actors import TurnResources
+from grue.engine.turn_handle import TurnHandle
+from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
+from grue.engine.wiring import OwnTrace, wire
+from grue.policies import ApprovalDecision, Budget, ContextPolicy, FailurePolicy, ToolPolicy, TurnLimits
+from grue.protocol.tools.lock import ToolLock
+from grue.protocol.turn.budget import Spent
+from grue.protocol.turn.connection import Settled, Untried
+from grue.runtime.loops.closing import Closing
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Recorder
+from grue.tool_sessions.host_tools import ToolServer
+from grue.tool_sessions.server_options import PresumeTools
+from grue.tool_sessions.server_requests import Elicit
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+
+__all__ = ["LlmFactory", "Runner", "TurnOutcome", "TurnRequest", "outcome_of"]
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Runner(AsyncToolAccess, Closing):
+    """Run the turns of one episode.
+
+    Use it as a context manager, or call `close`. Thread-safe: with `lifetime="turn"` the turns of several
+    threads run in parallel, each in its own event loop. With `lifetime="episode"` they run one at a time.
+
+    Args:
+        llm: The model: an endpoint, its settings, or a factory for an actor of your own. A factory can have a
+            method `support_check`, which returns when the actor gets `CheckToolSupport`.
+        servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
+        limits: How much a turn may use.
+        policy: What to do after a failure.
+        recorder: Records all messages; `None`: a new one without observers.
+        trace: Where to write the trace until `close`: a file that ends in `.jsonl`, or a folder in which each
+            runner creates a run folder of its own. `None`: it is not written.
+        process_limits: How server processes are ended.
+        elicit: Asks the user a server's question; `None`: always declined.
+        tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
+            any others. `None`: all tools that the servers list are accepted.
+        tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
+        approve: Asked about the tool calls that the policy asks about, all of a reply at once. A plain
+            function, which gets a thread of its own, or a coroutine function. The wait counts against the
+            turn's limit. `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
+        context: How turns stay within the model's context window; `None`: nothing is cleared.
+        budget: For the model, for all turns together. The budget of a single turn is `limits.budget`.
+        lifetime: `turn`: one `anyio.run` per turn, and nothing stays alive after it. `episode`: one event
+            loop in a background thread, from the first turn to `close`; connections to the model stay open.
+        spawn_ahead: With `lifetime="episode"`: prewarm the next turn's sessions while the host does something
+            else. Only that turn uses them, and they are ended in the background. At a turn's first tool call
+            no older process is alive. `beside`: prewarm them while this turn waits for its model, also in
+            `map`, with any lifetime. Such a process has not seen what this turn's calls change.
+        keep_sessions: With `lifetime="episode"`: all turns share one session per server. In `map` each worker
+            has its own.
+        presume_tools: When a turn's first request may offer the tools that a server listed before, while the
+            server starts. `locked`: if the tool lock has its listing. `seen`: also if it was seen before, by
+            this runner, in the trace that is resumed, or in the user's cache. `never`. A server's own option
+            takes precedence. No call is made before all servers have listed their tools; a reply that calls a
+            tool which has changed is dropped, and costs a request.
+
+    Raises:
+        MCPConfigError: A server name, `lifetime`, `spawn_ahead` or `tool_policy` is invalid. Or
+            `spawn_ahead=True` or `keep_sessions` is set without `lifetime="episode"`, or both are set.
+        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
+    """
+
+    def __init__(
+        self,
+        *,
+        llm: LlmSettings | LlmEndpoint | LlmFactory,
+        servers: Mapping[str, ToolServer] | None = None,
+        limits: TurnLimits | None = None,
+        policy: FailurePolicy | None = None,
+        recorder: Recorder | None = None,
+        trace: str | PathLike[str] | None = None,
+        process_limits: ProcessLimits | None = None,
+        elicit: Elicit | None = None,
+        tool_lock: ToolLock | None = None,
+        tool_policy: ToolPolicy | None = None,
+        approve: Approve | None = None,
+        context: ContextPolicy | None = None,
+        budget: Budget | None = None,
+        lifetime: Literal["turn", "episode"] = "turn",
+        spawn_ahead: SpawnAhead = False,
+        keep_sessions: bool = False,
+        presume_tools: PresumeTools = "locked",
+    ) -> None:
+        refuse_other_kinds(
+            recorder=recorder,
+            trace=trace,
+            approve=approve,
+            elicit=elicit,
+            process_limits=process_limits,
+            tool_lock=tool_lock,
+        )
+        self.recorder = recorder or Recorder()
+        self.limits = settings_or_default("limits", limits, TurnLimits())
+        self.policy = settings_or_default("policy", policy, FailurePolicy())
+        self.context = None if context is None else settings_or_default("context", context, ContextPolicy())
+        self.budget = settings_or_default("budget", budget, Budget())
+        self._wiring = wire(
+            llm,
+            servers or {},
+            recorder=self.recorder,
+            process_limits=process_limits,
+            elicit=elicit,
+            tool_lock=tool_lock,
+        )
+        self._presumed = presumed = PresumedListings(self._wiring.servers, tool_lock, presume_tools)
+        self.tool_policy = usable_policy(tool_policy, self._wiring.servers)
+        parking = Parking(self.recorder) if self.tool_policy.parking else None
+        self._wiring = replace(self._wiring, approval=Approval(approve, parking), presumed=presumed)
+        self._memory = EpisodeMemory()
+        self._traces: list[TraceWriter] = []
+        self._spending = Spending()
+        sessions = sessions_of(lifetime, spawn_ahead=spawn_ahead, keep_sessions=keep_sessions)
+        self._episode = CurrentEpisode(
+            self._wiring.endpoint, self.recorder, sessions, lasting=lifetime == "episode"
+        )
+        self._batches: weakref.WeakSet[Episode] = weakref.WeakSet()
+        self._trace = None if trace is None else OwnTrace(trace, self.recorder)
+
+    @classmethod
+    def from_toml(
+        cls,
+        path: str | PathLike[str] = "pyproject.toml",
+        *,
+        recorder: Recorder | None = None,
+        trace: str | PathLike[str] | None = None,
+        approve: Approve | None = None,
+        lifetime: Literal["turn", "episode"] = "turn",
+        spawn_ahead: SpawnAhead = False,
+        keep_sessions: bool = False,
+    ) -> Self:
+        """Make a runner from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file.
+
+        With MCP enabled, it has all configured servers. The key comes from the environment: `GRUE_API_KEY`,
+        `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. Lifetimes are arguments, not settings in the file, because
+        they depend on the program.
+
+        Raises:
+            MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
+        """
+        from grue.config.wiring import from_configuration
+
+        configured = from_configuration(path)
+        return cls(
+            llm=configured.llm,
+            servers=configured.servers,
+            limits=configured.limits,
+            policy=configured.policy,
+            recorder=recorder,
+            trace=trace,
+            tool_lock=configured.tool_lock,
+            tool_policy=configured.tool_policy,
+            context=configured.context,
+            approve=approve,
+            budget=configured.budget,
+            lifetime=lifetime,
+            spawn_ahead=spawn_ahead,
+            keep_sessions=keep_sessions,
+            presume_tools=configured.presume_tools,
+        )
+
+    def close(self) -> None:
+        """End the episode's sessions and event loop within seconds. A second call does nothing.
+
+        Running turns and batches are cancelled. A later turn starts a new loop, unless there is a `trace`.
+        """
+        for batch in list(self._batches):
+            batch.close()
+        self._episode.close()
+        while self._traces:
+            self._traces.pop().close()
+        if self._trace is not None:
+            self._trace.close()
+
+    @property
+    def trace(self) -> Path | None:
+        """The trace file or the run folder that the runner writes; `None`: neither."""
+        return None if self._trace is None else self._trace.path
+
+    @property
+    def servers(self) -> Sequence[str]:
+        """Names of the tool servers, in order."""
+        return tuple(self._wiring.servers)
+
+    @property
+    def turn(self) -> int:
+        """Number of the last turn; 0: none was started yet."""
+        return self._memory.turn
+
+    @property
+    def spent(self) -> Spent:
+        """The cost of the finished turns for the model. Set it to continue an earlier episode."""
+        return self._spending.spent
+
+    @spent.setter
+    def spent(self, spent: Spent) -> None:
+        self._spending.spent = spent
+
+    @property
+    def budget_spent(self) -> str:
+        """The limit of the episode's budget that is reached, as a phrase; empty: none, turns can be run."""
+        return self.spent.reached(self.budget)
+
+    @property
+    def disabled(self) -> Mapping[str, str]:
+        """Servers that are disabled for the rest of the episode, with the reason."""
+        return self._memory.disabled()
+
+    def connection(self, server: str) -> Settled:
+        """Return the episode's state of a server, as plain data that can be stored."""
+        return self._memory.connections.get(m.ServerName(server), Untried())
+
+    def remember(
+        self, server: str, connection: Settled | None, listing: Sequence[m.ToolDefinition] = ()
+    ) -> None:
+        """Restore the state of a server (`None`: keep it), and what it listed last, from an earlier part."""
+        self._memory.learn({} if connection is None else {m.ServerName(server): connection})
+        self._presumed.recall({m.ServerName(server): tuple(listing)})
+
+    def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
+        """Run a turn and return its outcome, blocking.
+
+        With `lifetime="turn"` this is one `anyio.run`. When it returns or raises, no process of this turn is
+        alive. With `lifetime="episode"` the turn runs in the episode's loop. With `spawn_ahead` its processes
+        are ended in the background, before the next turn's first tool call.
+
+        It also works inside a running event loop, with a warning. If a signal handler raises, the turn ends.
+
+        Raises:
+            MCPServerStartupError: The first connect of the episode failed.
+            LLMError: The model gave no completion, after all retries.
+            ApprovalPending: The policy asks about a tool call, and the turn was parked.
+            BudgetSpent: The episode's budget is used up. Nothing was started.
+            MCPError: The model cannot call tools. Or the caller is a turn of this episode, a forked process,
+                or a signal handler that interrupted grue or an import. Or no descriptors or threads are left.
+            TurnTimedOut: The turn's limit passed.
+            AnswerError: No acceptable answer, and no fallback.
+            ActorCrashed: An unexpected exception, which is its cause.
+            SystemExit: A callback of the host raised it, or another BaseException that is not an Exception.
+            TurnCancelled: Another thread closed the runner.
+            KeyboardInterrupt: Ctrl-C was pressed. Raised within seconds, after the clean-up.
+
+        Source: R6.1, R10.1, P39
+        """
+        return self._episode.run(self._turn(request).run)
+
+    async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
+        """Run a turn as `run_turn` does, in the caller's event loop. Cancellation ends the turn.
+
+        With `lifetime="episode"` the turn runs in the episode's loop, and the caller awaits it.
+        """
+        return await self._episode.run_async(self._turn(request).run)
+
+    def start_turn(self, request: TurnRequest[T]) -> TurnHandle[TurnOutcome[T]]:
+        """Start a turn and return at once, for loops that must not block (of a game or a GUI).
+
+        Turns of one runner run one after the other. With `lifetime="turn"` they run in a background thread
+        that ends with the last of them. Call `warm_up` first: the imports of the first turn block all
+        threads.
+
+        Raises:
+            MCPError: The runner is being closed, or belongs to the parent process.
+        """
+        turn = self._turn(request)
+        return TurnHandle(self._episode.submit(turn.run), turn.progress)
+
+    def resume(
+        self,
+        trace: str | PathLike[str],
+        decisions: Iterable[ApprovalDecision] = (),
+        *,
+        answer: AnswerSpec[T] | None = None,
+        turn: int | None = None,
+        on_delta: Callable[[m.TextDelta], None] | None = None,
+        conversation: KeptConversation | None = None,
+    ) -> TurnOutcome[T]:
+        """Go on with a turn that was parked, in this process or another one, and return its outcome.
+
+        The servers are started and listed again. A question whose tool has another definition by now is asked
+        again. Iterations, tokens, cost and the rest of the time limit are carried over; the time in which the
+        turn was parked does not count. The trace is continued, and locked until the runner is closed.
+
+        It also goes on with a turn whose process was killed, if its policy parks turns. A call that was sent
+        and not answered may have taken effect: it is not sent again, and the model reads why.
+
+        Args:
+            trace: The trace file, or its run folder.
+            decisions: The answers to the questions (`parked_turns`). One that is missing is asked for again.
+            answer: As in the turn's request. A trace cannot hold it.
+            turn: Number of the turn; `None`: the only one that can be resumed.
+            on_delta: As in the turn's request.
+            conversation: Set by `Conversation.resume`. `None`: a conversation's turn goes on with what this
+                runner, the conversation's file or the trace holds of it.
+
+        Raises:
+            NothingToResume: No turn waits: none was parked, or it was resumed already.
+            ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
+            ChangeRefused: Changed arguments are not what the tool's input schema says. Nothing was started.
+            TraceError: The trace cannot be read or written, another process writes it, or a secret was
+                removed from the turn.
+            MCPError: As `run_turn`; or this runner lacks a server of the turn, or `answer` has another form.
+        """
+        asked = {"answer": answer, "turn": turn, "on_delta": on_delta, "conversation": conversation}
+        with self._resumed(trace, decisions, asked) as resumed:
+            return self._episode.run(resumed.run)
+
+    async def resume_async(
+        self,
+        trace: str | PathLike[str],
+        decisions: Iterable[ApprovalDecision] = (),
+        *,
+        answer: AnswerSpec[T] | None = None,
+        turn: int | None = None,
+        on_delta: Callable[[m.TextDelta], None] | None = None,
+        conversation: KeptConversation | None = None,
+    ) -> TurnOutcome[T]:
+        """Go on with a turn as `resume` does, in the caller's event loop. Cancellation ends the turn."""
+        asked = {"answer": answer, "turn": turn, "on_delta": on_delta, "conversation": conversation}
+        with self._resumed(trace, decisions, asked) as resumed:
+            return await self._episode.run_async(resumed.run)
+
+    def _resumed(
+        self, trace: str | PathLike[str], decisions: Iterable[ApprovalDecision], asked: dict[str, Any]
+    ) -> AbstractContextManager[HostTurn[Any]]:
+        request = ResumeRequest(trace=trace, decisions=tuple(decisions), **asked)
+        return resumed_run(request, self._settings(), self._memory, self._traces)
+
+    def conversation(
+        self, system: str = "", *, path: str | PathLike[str] | None = None, name: str = ""
+    ) -> Conversation:
+        """Start a conversation: turns that follow each other and know what was said before.
+
+        `Conversation.load` and `Conversation.from_trace` continue an earlier one.
+
+        Args:
+            system: Its instructions.
+            path: A new file to which each turn is appended, mode 600; `None`: it is in memory only.
+            name: Its id in traces; default: a random one.
+
+        Raises:
+            ConversationError: The file is not empty, or cannot be written.
+        """
+        return Conversation.start(self, system, path=path, name=name)
+
+    def map(
+        self,
+        requests: Iterable[TurnRequest[T]],
+        *,
+        concurrency: int = 8,
+        resume_from: str | PathLike[str] | None = None,
+        progress: bool = False,
+        total: int | None = None,
+    ) -> Iterator[BatchItem[TurnOutcome[T]]]:
+        """Run many turns in parallel and yield the result of each, in order.
+
+        Each turn is a separate episode with its own sessions. Its number is its position, from 1. With
+        `spawn_ahead` sessions for at most `concurrency` further turns are prewarmed, with `True` as with
+        `"beside"`. With `keep_sessions` each of the `concurrency` workers keeps one session per server for
+        all its turns. The turns share the model's endpoint, the recorder and the runner's budget; turns
+        that are running when it is used up may exceed it. A failed turn yields an item with its error. At
+        most twice `concurrency` requests are read ahead. An exception of `requests` ends the batch. Closing
+        the iterator cancels the running turns.
+
+        Args:
+            requests: Any number. Read lazily, in the thread that iterates over the results.
+            concurrency: Number of turns that run in parallel; at least 1. Each has its own server processes.
+            resume_from: The trace of an earlier run of the same batch. A turn that it completed is not run
+                again, unless its texts, servers or answer schema have changed.
+            progress: Show a progress bar on standard error, at a terminal or in a notebook.
+            total: Number of requests for the bar, if `requests` has no length, as a generator.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed while waiting for the next item.
+            TraceError: `resume_from` cannot be read.
+            ValueError: `concurrency` is not a whole number, or less than 1.
+        """
+        if not isinstance(concurrency, int) or concurrency < 1:
+            raise ValueError(f"concurrency is a whole number, at least 1, not {concurrency!r}")
+
+        def begin() -> Episode:
+            sessions = self._episode.batch_sessions
+            episode = Episode(self._wiring.endpoint, self.recorder, sessions, at_once=concurrency)
+            self._batches.add(episode)
+            return episode
+
+        batch = Batch(
+            begin=begin,
+            settings=self._settings(),
+            resume_from=None if resume_from is None else CompletedTurns(resume_from),
+            concurrency=concurrency,
+        )
+        items = run_batch(requests, batch)
+        return with_bar(items, requests, total) if progress else items
+
+    def warm_up(self) -> None:
+        """Import the modules that the first turn needs, in advance.
+
+        It blocks for about a second in a new process. No server is started, and nothing is sent.
+
+        Raises:
+            MissingDependencyError: `mcp` is absent or too old.
+            MCPError: It was called by a turn of this runner, or the episode is the parent process's.
+            KeyboardInterrupt: Ctrl-C.
+        """
+        load_sessions(self._wiring.servers.values())
+        self._episode.run_beside(self._prepare_endpoint)
+
+    def _outside_turns(self, work: SessionWork[V]) -> V:
+        return self._episode.run_outside_turns(OutsideTurns(self._settings(), work).run)
+
+    async def _outside_turns_async(self, work: SessionWork[V]) -> V:
+        return await self._episode.run_outside_turns_async(OutsideTurns(self._settings(), work).run)
+
+    async def _prepare_endpoint(self, _: TurnResources) -> None:
+        if self._wiring.endpoint is not None:
+            await self._wiring.endpoint.prepare()
+
+    def _turn(self, request: TurnRequest[T]) -> HostTurn[T]:
+        refuse_another_kind(request)
+        return HostTurn(request, self._settings(), self._memory)
+
+    def _settings(self) -> TurnSettings:
+        return TurnSettings(
+            wiring=self._wiring,
+            limits=self.limits,
+            policy=self.policy,
+            tool_policy=self.tool_policy,
+            context=self.context,
+            budget=self.budget,
+            spending=self._spending,
+        )

@@ -1,0 +1,209 @@
+"""The input and the result of a turn, as a host sees them: `TurnRequest` and `TurnOutcome`.
+
+`read_images` checks the images of a request, because one bad image makes an endpoint refuse the request.
+"""
+
+import base64
+import os
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+import anyio.to_thread
+from msgspec import Struct
+
+from grue import messages as m
+from grue.engine.answers import AnswerSpec, spec_of, unusable_answer
+from grue.engine.conversations.kept_conversation import KeptConversation
+from grue.errors import MCPConfigError, MCPError
+from grue.policies import ContextPolicy, TurnLimits
+from grue.protocol.tools.media import MediaRoom
+from grue.runtime.safe_open import read_regular
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    T = TypeVarWithDefault("T", default=str)
+else:
+    T = TypeVar("T")
+
+Image: TypeAlias = str | PathLike[str] | bytes
+"""An image for the model: the path of a file, or its content."""
+
+
+class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
+    """The input of one turn.
+
+    Attributes:
+        user: The situation or question that the model is to answer.
+        system: Instructions; empty: none.
+        answer: The type of the answer: a pydantic model, msgspec Struct, dataclass, TypedDict, `list[int]`,
+            `int`, an enum. Or an `AnswerSpec`, with a check or a fallback; `AnswerSpec.of(...)` makes one of
+            any type, `Literal` included. `None`: any text.
+        turn_timeout_s: Limit for the whole turn, teardown included; `None`: the runner's.
+        turn: Its number in the episode; `None`: one more than the last.
+        tools: Offer the runner's tools; `False`: no tools in this turn. Or the names of those to offer, which
+            may be patterns: `("files.read", "web.*")`.
+        context: How to stay within the model's context window; `None`: as the runner says, which by default
+            clears nothing.
+        user_stub: What may take the place of `user` in the history, if a later turn of the conversation has
+            no room for it; empty: it stays.
+        on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
+            ends the turn. A delta with `restart` means that the request is retried: discard the earlier
+            pieces of that reply. `None`: replies are not streamed.
+        final_request: The text that asks for the final answer, after the last iteration or a failure.
+        repair_request: The text that asks for another answer after one was refused. `{reason}` stands for the
+            reason.
+        images: Images that belong to the user's text: paths of files, or their bytes. PNG, JPEG, GIF, WebP.
+        history: What was said before, oldest first: `UserText`, `AssistantReply`, `ToolMessage`. The trace
+            holds a digest of it only. It is encoded for each turn; `Runner.conversation` encodes it once.
+        json_results: The model reads every tool result as the JSON of `ToolCallResult.to_dict()`. Otherwise a
+            text reaches it as it is, other content as JSON, and an error as `Error: ...`.
+        conversation: Set by `Conversation.request`: the turn continues that conversation.
+    """
+
+    user: str
+    system: str = ""
+    answer: AnswerSpec[T] | type[T] | None = None
+    turn_timeout_s: float | None = None
+    turn: int | None = None
+    tools: bool | tuple[str, ...] = True
+    context: ContextPolicy | None = None
+    user_stub: str = ""
+    on_delta: Callable[[m.TextDelta], None] | None = None
+    final_request: str = m.FINAL_REQUEST
+    repair_request: str = m.REPAIR_REQUEST
+    images: Sequence[Image] = ()
+    history: Sequence[m.HistoryItem] = ()
+    json_results: bool = False
+    conversation: KeptConversation | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what a field cannot be, with the right form."""
+        form = _right_form(self)
+        if form:
+            raise MCPConfigError(f"TurnRequest: {form}.")
+
+    @property
+    def answer_spec(self) -> AnswerSpec[T]:
+        """How to validate and parse the answer."""
+        return spec_of(self.answer)
+
+
+class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
+    """The result of a turn that has an answer.
+
+    Attributes:
+        kind: `answered`; `forced` (the model was told to finish); `degraded` (configured tools were not
+            available); `fallback` (the host's own value, because the model gave no acceptable answer).
+        response: The answer.
+        reason: Why the kind is not `answered`; empty otherwise.
+        raw_response: The text that the answer was parsed from, or the last one that was refused.
+        tool_calls: All tool calls, in order, with their results.
+        iterations: Replies with tool calls.
+        requests: Requested completions.
+        duration_s: Duration of the whole turn.
+    """
+
+    turn: int
+    kind: m.OutcomeKind
+    response: T
+    reason: str
+    raw_response: str | None
+    tool_calls: tuple[m.ToolCallRecord, ...]
+    iterations: int
+    requests: int
+    usage: m.Usage
+    duration_s: float
+
+
+def refuse_another_kind(request: object) -> None:
+    """Refuse a value that is not a `TurnRequest`.
+
+    Raises:
+        MCPConfigError: It is something else. The text says what to write.
+    """
+    if not isinstance(request, TurnRequest):
+        text = f"{request!r:.60}" if isinstance(request, str) else "..."
+        raise MCPConfigError(
+            f"A turn wants TurnRequest(user={text}), not {type(request).__name__} {request!r:.60}."
+        )
+
+
+def _right_form(request: TurnRequest[Any]) -> str:
+    """Return the advice for a field with a wrong value; empty: every field has a value of its type."""
+    given: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
+    for name in ("user", "system"):
+        if not isinstance(given[name], str):
+            return f"{name}= wants a text, {name}='...', not a {type(given[name]).__name__}"
+    if isinstance(given["images"], str | bytes | PathLike):
+        return "images= wants a list, images=['picture.png']"
+    if not isinstance(given["tools"], bool | list | tuple):
+        return f"tools= wants True, False or the tools' names, tools=({given['tools']!r:.60},)"
+    if not all(isinstance(item, m.UserText | m.AssistantReply | m.ToolMessage) for item in given["history"]):
+        return "history= wants what grue.messages has: UserText('...'), AssistantReply(...), ToolMessage(...)"
+    for name, kind in (("turn", int), ("turn_timeout_s", int | float)):
+        if not isinstance(given[name], kind | None):
+            return f"{name}= wants a number, not {given[name]!r:.60}"
+    if given["on_delta"] is not None and not callable(given["on_delta"]):
+        return "on_delta= wants a function, on_delta=lambda delta: print(delta.text, end='')"
+    return unusable_answer(given["answer"])
+
+
+def outcome_of(end: m.TurnCompleted, response: Any, duration_s: float) -> TurnOutcome[Any]:
+    """Return the outcome of a completed turn for the host."""
+    return TurnOutcome(
+        turn=end.turn,
+        kind=end.kind,
+        response=response,
+        reason=end.reason,
+        raw_response=end.raw_response,
+        tool_calls=end.tool_calls,
+        iterations=end.iterations,
+        requests=end.requests,
+        usage=end.usage,
+        duration_s=duration_s,
+    )
+
+
+async def images_for(request: TurnRequest[Any], limits: TurnLimits) -> tuple[m.Attachment, ...]:
+    """Read the images of a request in a thread.
+
+    Raises:
+        MCPError: As `read_images`.
+    """
+    if not request.images:
+        return ()
+    return await anyio.to_thread.run_sync(read_images, request.images, limits)
+
+
+def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
+    """Return images as they are sent to the model.
+
+    Args:
+        images: Paths of files, or their bytes.
+        limits: How large an image, and all of them together, may be.
+
+    Raises:
+        MCPError: A file cannot be read, is not an image that models take, or is too large. Names the image.
+    """
+    room = MediaRoom(limits)
+    for number, image in enumerate(images):
+        what = f"Image {number + 1}" if isinstance(image, bytes) else f"The image {os.fspath(image)}"
+        content = _content(image, what, limits)
+        refused = room.attach("image", base64.b64encode(content).decode())
+        if refused:
+            raise MCPError(f"{what} cannot be shown to the model: {refused}.")
+        if room.attachments[-1].kind != "image":
+            raise MCPError(f"{what} is not an image: its content is {room.attachments[-1].mime}.")
+    return tuple(room.attachments)
+
+
+def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
+    if isinstance(image, bytes):
+        return image
+    try:
+        return read_regular(Path(image), max_bytes=limits.max_image_bytes)
+    except OSError as error:
+        raise MCPError(f"{what} cannot be read: {error.strerror or error}.") from error

@@ -1,0 +1,464 @@
+"""Compare two sets of episodes, case by case: is B better than A, worse, or can it not be told?
+
+    results of A ─┐                                    ┌─ better | worse   the interval leaves 0 out
+                  ├─ pair by case ─ mean of each case ─┤
+    results of B ─┘                                    └─ cannot be told   how much would have been found,
+                                                                           and what it takes to find more
+A setting that has one value in all episodes of A and another one in all of B is what is compared. The other
+settings of the sweep name the case. A case that only one side has played counts on neither.
+
+A failed episode is a result: it counts with a score of its own, 0 unless told otherwise, since leaving it out
+would flatter whoever fails most. An episode that was given up, not paid for or not scored is missing: it
+counts on neither side, and is shown.
+"""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.errors import FleetError
+from grue.fleet.folder import MANIFEST
+from grue.fleet.results import Result, results
+from grue.fleet.statistics import (
+    LEAST_CASES,
+    Interval,
+    mean_intervals,
+    pass_all,
+    pass_at,
+    smallest_detectable,
+    times_more,
+)
+
+Verdict: TypeAlias = Literal["better", "worse", "cannot be told"]
+
+_SELECTED = re.compile(r"(.*?)(?::([A-Za-z_][\w.-]*=.*))?", re.DOTALL)
+_NEXT_SETTING = re.compile(r",(?=[A-Za-z_][\w.-]*=)")
+_MOST_NAMED = 8
+_NONE_OF = 3.0
+"""If none of n cases differs, at most about 3/n of all cases do, at 95 %."""
+
+
+class TooFewCasesError(FleetError):
+    """A comparison was refused: with so few cases no interval holds what it promises."""
+
+
+class Cell(Struct, frozen=True):
+    """A fleet, or the part of it that has certain settings.
+
+    Attributes:
+        fleet: Its folder.
+        wanted: The settings, by name; as text, or as JSON for what is no text.
+    """
+
+    fleet: Path
+    wanted: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
+        """Read `DIR`, `DIR:SETTING=VALUE,...` or, for the folder of the other cell, `:SETTING=VALUE,...`.
+
+        Raises:
+            FleetError: There is no fleet.
+        """
+        match = _SELECTED.fullmatch(written)
+        place, settings = (match[1], match[2] or "") if match else (written, "")
+        fleet = other.fleet if other is not None and not place else Path(place)
+        if not (fleet / MANIFEST).is_file():
+            raise FleetError(f"There is no fleet in {fleet}: it has no {MANIFEST}.")
+        parts = _NEXT_SETTING.split(settings) if settings else []
+        return cls(fleet, dict(part.split("=", 1) for part in parts))
+
+    @property
+    def label(self) -> str:
+        """The cell as it is written."""
+        chosen = ",".join(f"{name}={value}" for name, value in self.wanted.items())
+        return f"{self.fleet}:{chosen}" if chosen else str(self.fleet)
+
+    def of_these(self, everything: Sequence[Result]) -> list[Result]:
+        """Return its episodes, of those of the fleet.
+
+        Raises:
+            FleetError: It has none; the text names the values that there are.
+        """
+        found = [each for each in everything if self._has(each)]
+        if not found:
+            raise FleetError(f"No episode is in {self.label}. {self._values(everything)}".rstrip())
+        return found
+
+    def _has(self, result: Result) -> bool:
+        return all(_word(_setting(result, name)) == value for name, value in self.wanted.items())
+
+    def _values(self, everything: Sequence[Result]) -> str:
+        said = []
+        for name in self.wanted:
+            there = list(dict.fromkeys(_word(_setting(each, name)) for each in everything))
+            more = f" and {len(there) - _MOST_NAMED} others" if len(there) > _MOST_NAMED else ""
+            said.append(f"The values of {name} are {', '.join(map(repr, there[:_MOST_NAMED]))}{more}.")
+        return " ".join(said)
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How to compare.
+
+    Attributes:
+        score: Name of the score; `None`: `score`, or the only one that there is.
+        lower_is_better: A smaller score is the better one.
+        failed_as: The score of a failed episode.
+        passing: The least score of an episode that passes; `None`: 1, if all scores are from 0 to 1.
+        cluster: Settings whose values make groups of cases that depend on each other; empty: each case is
+            independent of the others.
+        margin: The loss that matters; `None`: what was seen.
+    """
+
+    score: str | None = None
+    lower_is_better: bool = False
+    failed_as: float = 0.0
+    passing: float | None = None
+    cluster: tuple[str, ...] = ()
+    margin: float | None = None
+
+
+class Side(Struct, frozen=True, kw_only=True):
+    """One of the two sets of episodes.
+
+    Attributes:
+        label: The cell as it was written.
+        episodes: Episodes that count.
+        failed: Those of them that failed.
+        missing: Episodes that do not count, by outcome; `unscored`: the score is not there.
+        unpaired: Cases that the other side has not.
+    """
+
+    label: str
+    episodes: int
+    failed: int
+    missing: dict[str, int]
+    unpaired: int
+
+
+class Measure(Struct, frozen=True, kw_only=True):
+    """One figure on both sides: the mean over cases, and the mean of the differences with its interval."""
+
+    name: str
+    a: float
+    b: float
+    difference: Interval
+
+
+class CaseChange(Struct, frozen=True, kw_only=True):
+    """A case with its mean scores and the ids of its episodes."""
+
+    case: m.JsonObject
+    a: float
+    b: float
+    a_ids: list[str]
+    b_ids: list[str]
+
+    @property
+    def difference(self) -> float:
+        """B minus A."""
+        return self.b - self.a
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """What a comparison has found.
+
+    Attributes:
+        a: The first set.
+        b: The second one.
+        compared: The settings in which they differ: the value of A, and that of B.
+        score: Name of the score.
+        cases: Cases that both have played.
+        groups: Groups of cases that do not depend on each other.
+        verdict: Whether B is better.
+        measures: The score first; then pass@k and pass^k, cost, time and calls as far as they are known.
+        detectable: The smallest true difference that four of five such comparisons would find.
+        more_cases: About how many more cases would tell a difference of `target`; `None`: nobody can say.
+        more_episodes: How many episodes that is.
+        target: The difference that `more_cases` is about: the margin, or what was seen.
+        changes: All cases, those that lost most first.
+    """
+
+    a: Side
+    b: Side
+    compared: dict[str, tuple[Any, Any]]
+    score: str
+    cases: int
+    groups: int
+    verdict: Verdict
+    measures: list[Measure]
+    detectable: float
+    target: float
+    more_cases: int | None = None
+    more_episodes: int | None = None
+    changes: list[CaseChange] = field(default_factory=list)
+
+    def is_worse(self, margin: float, *, lower_is_better: bool = False) -> bool | None:
+        """Return whether B has lost at least `margin`; `None`: there are too few episodes to tell.
+
+        `True`: the interval leaves 0 out, and the mean loss is at least the margin. `False`: the interval
+        leaves a loss of the margin out.
+        """
+        found = _turned(self.measures[0].difference, lower_is_better)
+        if found.high < 0 and found.mean <= -margin:
+            return True
+        return False if found.low > -margin else None
+
+
+def compare(a: Cell, b: Cell, options: Options) -> Comparison:
+    """Compare two cells.
+
+    Raises:
+        TooFewCasesError: Fewer than 15 cases, or groups of them, were played on both sides.
+        FleetError: A cell has no episodes, no case in common with the other one, or not the score.
+        MissingDependencyError: numpy or scipy is not installed.
+    """
+    everything = list(results(a.fleet))
+    others = everything if b.fleet == a.fleet else list(results(b.fleet))
+    return compare_results(a.of_these(everything), b.of_these(others), options, labels=(a.label, b.label))
+
+
+def compare_results(
+    first: Sequence[Result], second: Sequence[Result], options: Options, *, labels: tuple[str, str]
+) -> Comparison:
+    """Compare two sets of episodes. Raises what `compare` raises."""
+    score = options.score or _only_score((*first, *second))
+    compared = _compared(first, second)
+    sides = tuple(_Cases(each, score, options, set(compared)) for each in (first, second))
+    keys = [key for key in sides[0].by_case if key in sides[1].by_case]
+    _require_cases(keys, sides, compared, score)
+    groups = _groups(keys, options.cluster)
+    count = len(keys) if groups is None else len(set(groups))
+    if count < LEAST_CASES:
+        what = "cases" if groups is None else f"groups of {', '.join(options.cluster)}"
+        raise TooFewCasesError(
+            f"Only {count} {what} were played on both sides; a comparison needs {LEAST_CASES}. More"
+            " repetitions of the same cases do not help: add cases."
+        )
+    measures = _measures(sides, keys, groups, options)
+    found = _turned(measures[0].difference, options.lower_is_better)
+    told = "better" if found.low > 0 else "worse" if found.high < 0 else "cannot be told"
+    target = options.margin or abs(found.mean)
+    detectable = smallest_detectable(found) if found.error else found.high - found.mean
+    more = times_more(replace(found, error=max(found.error, detectable / 3)), target) - 1
+    enough = more <= 0 or told != "cannot be told"
+    known = not enough and more < 1000
+    a_label, b_label = labels
+    return Comparison(
+        a=sides[0].side(a_label, keys),
+        b=sides[1].side(b_label, keys),
+        compared=compared,
+        score=score,
+        cases=len(keys),
+        groups=count,
+        verdict=told,  # type: ignore[arg-type]  # the expression above has no other value
+        measures=measures,
+        detectable=detectable,
+        target=target,
+        more_cases=round(more * len(keys)) + 1 if known else None,
+        more_episodes=round(more * sum(side.counted(keys) for side in sides)) + 1 if known else None,
+        changes=sorted(_changes(sides, keys), key=lambda each: (each.difference, str(each.case))),
+    )
+
+
+class _Cases:
+    """The episodes of one side that count, by case."""
+
+    def __init__(self, found: Sequence[Result], score: str, options: Options, compared: set[str]) -> None:
+        self.by_case: dict[str, list[Result]] = {}
+        self.score: Callable[[Result], float | None] = lambda each: _score(each, score, options.failed_as)
+        missing: Counter[str] = Counter()
+        for result in found:
+            if not result.played:
+                missing[result.outcome] += 1
+            elif self.score(result) is None:
+                missing["unscored"] += 1
+            else:
+                key = _case_key(result, compared)
+                self.by_case.setdefault(key, []).append(result)
+        self._missing = dict(missing)
+
+    def counted(self, keys: Sequence[str]) -> int:
+        return sum(len(self.by_case[key]) for key in keys)
+
+    def side(self, label: str, keys: Sequence[str]) -> Side:
+        return Side(
+            label=label,
+            episodes=self.counted(keys),
+            failed=sum(each.outcome == "failed" for key in keys for each in self.by_case[key]),
+            missing=self._missing,
+            unpaired=len(self.by_case) - len(keys),
+        )
+
+    def means(self, keys: Sequence[str], of: Callable[[Result], float | None]) -> list[float] | None:
+        """Return the mean of a figure in each case; `None`: it is not known everywhere."""
+        means = []
+        for key in keys:
+            values = [of(each) for each in self.by_case[key]]
+            known = [value for value in values if value is not None]
+            if len(known) < len(values):
+                return None
+            means.append(sum(known) / len(known))
+        return means
+
+
+_Sides: TypeAlias = tuple[_Cases, ...]
+
+
+def _measures(
+    sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options
+) -> list[Measure]:
+    scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
+    figures: list[tuple[str, list[list[float] | None]]] = [
+        ("score", [side.means(keys, side.score) for side in sides]),
+        *_passes(sides, keys, scores, options),
+        *((name, [side.means(keys, of) for side in sides]) for name, of in _BESIDE),
+    ]
+    known = [
+        (name, a, b)
+        for name, (a, b) in figures
+        if a is not None and b is not None and (name == "score" or any((*a, *b)))
+    ]
+    differences = mean_intervals([[y - x for x, y in zip(a, b, strict=True)] for _, a, b in known], groups)
+    score = differences[0]
+    if not score.error and not score.mean:
+        span = 1.0 if min(scores) >= 0 and max(scores) <= 1 else max(scores) - min(scores)
+        wide = _NONE_OF / score.groups * span
+        differences[0] = replace(score, low=-wide, high=wide)
+    return [
+        Measure(name=name, a=sum(a) / len(a), b=sum(b) / len(b), difference=difference)
+        for (name, a, b), difference in zip(known, differences, strict=True)
+    ]
+
+
+_BESIDE: tuple[tuple[str, Callable[[Result], float | None]], ...] = (
+    ("money_usd", lambda each: each.end.spent.money_usd if each.end else None),
+    ("tokens", lambda each: each.end.spent.tokens if each.end else None),
+    ("requests", lambda each: each.end.spent.requests if each.end else None),
+    ("seconds", lambda each: each.end.duration_s if each.end else None),
+    ("turns", lambda each: each.end.course.turns if each.end and each.end.course else None),
+    ("tool_calls", lambda each: each.end.course.tool_calls if each.end and each.end.course else None),
+)
+
+
+def _passes(
+    sides: _Sides, keys: Sequence[str], scores: Sequence[float], options: Options
+) -> list[tuple[str, list[list[float] | None]]]:
+    if options.passing is None and not all(0 <= score <= 1 for score in scores):
+        return []
+    least, lower = options.passing, options.lower_is_better
+    if least is None:
+        least = 0.0 if lower else 1.0
+    tries = min(len(side.by_case[key]) for side in sides for key in keys)
+    if tries < 2:
+        return []
+
+    def of(side: _Cases, chance: Callable[[int, int, int], float]) -> list[float]:
+        found = []
+        for key in keys:
+            values = [side.score(each) or 0.0 for each in side.by_case[key]]
+            passed = sum(value <= least if lower else value >= least for value in values)
+            found.append(chance(passed, len(values), tries))
+        return found
+
+    return [
+        (f"pass@{tries}", [of(side, pass_at) for side in sides]),
+        (f"pass^{tries}", [of(side, pass_all) for side in sides]),
+    ]
+
+
+def _changes(sides: _Sides, keys: Sequence[str]) -> Iterable[CaseChange]:
+    a, b = sides
+    means = zip(keys, a.means(keys, a.score) or (), b.means(keys, b.score) or (), strict=True)
+    for key, one, other in means:
+        yield CaseChange(
+            case=json.loads(key),
+            a=one,
+            b=other,
+            a_ids=[each.id for each in a.by_case[key]],
+            b_ids=[each.id for each in b.by_case[key]],
+        )
+
+
+def _require_cases(keys: Sequence[str], sides: _Sides, compared: dict[str, Any], score: str) -> None:
+    for side, name in zip(sides, "AB", strict=True):
+        if not side.by_case:
+            raise FleetError(f"No episode of {name} has the score {score!r}.")
+    if not keys:
+        one, other = (json.loads(next(iter(side.by_case))) for side in sides)
+        raise FleetError(
+            f"A and B have no case in common. Compared: {', '.join(compared) or 'nothing'}. A case of A is"
+            f" {json.dumps(one)}, one of B is {json.dumps(other)}."
+        )
+
+
+def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that have one value in all of A and another one in all of B."""
+    values: list[defaultdict[str, dict[str, Any]]] = []
+    for side in (first, second):
+        there: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        names = dict.fromkeys(name for each in (*first, *second) for name in each.planned)
+        for each in side:
+            if each.outcome != "damaged":
+                for name in names:
+                    value = each.planned.get(name)
+                    there[name][_word(value)] = value
+        values.append(there)
+    a, b = values
+    single = (name for name in a if len(a[name]) == len(b[name]) == 1 and a[name].keys() != b[name].keys())
+    return {name: (next(iter(a[name].values())), next(iter(b[name].values()))) for name in single}
+
+
+def _case_key(result: Result, compared: set[str]) -> str:
+    case = {name: value for name, value in result.planned.items() if name not in compared}
+    return msgspec.json.encode(case, order="deterministic").decode()
+
+
+def _groups(keys: Sequence[str], cluster: Sequence[str]) -> list[int] | None:
+    if not cluster:
+        return None
+    numbers: dict[str, int] = {}
+    groups = []
+    for key in keys:
+        case = json.loads(key)
+        for name in cluster:
+            if name not in case:
+                raise FleetError(f"The cases have no setting {name!r}; they have {', '.join(case)}.")
+        groups.append(numbers.setdefault(_word([case[name] for name in cluster]), len(numbers)))
+    return groups
+
+
+def _score(result: Result, name: str, failed_as: float) -> float | None:
+    return failed_as if result.outcome == "failed" else result.scores.get(name)
+
+
+def _only_score(found: Iterable[Result]) -> str:
+    names = dict.fromkeys(name for each in found for name in each.scores)
+    if "score" in names or not names:
+        return "score"
+    bare = [name for name in names if "@" not in name]
+    if len(bare) == 1:
+        return bare[0]
+    raise FleetError(f"Which score? The episodes have {', '.join(bare)}: name one with --score.")
+
+
+def _setting(result: Result, name: str) -> Any:
+    return result.planned.get(name, result.settings.get(name))
+
+
+def _turned(found: Interval, lower_is_better: bool) -> Interval:
+    if not lower_is_better:
+        return found
+    return replace(found, mean=-found.mean, low=-found.high, high=-found.low)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

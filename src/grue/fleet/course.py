@@ -1,0 +1,146 @@
+"""What the trace of an attempt says of it: how its last turn ended, and what went wrong on the way.
+
+It is read once, when the attempt has ended, and becomes part of the result, so that thousands of episodes can
+be compared and grouped without their traces.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.errors import TraceError
+from grue.runtime.safe_text import printable
+from grue.tracing.facts import EpisodeEnded
+from grue.tracing.presentation import summarize
+from grue.tracing.reading import open_episode
+
+_MOST_BYTES = 512 * 2**20
+_MOST_TEXT = 500
+_MOST_ANSWER = 2**20
+
+
+class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The course of an attempt in figures. All texts are printable.
+
+    Attributes:
+        turns: Turns that were begun.
+        requests: Requests to the model in the turns that have ended.
+        tool_calls: Tool calls in the turns that have ended.
+        refused_calls: Calls that were not sent: unknown tools, wrong arguments, or denied by the policy.
+        failed_calls: Calls that were sent and failed, timed out or lost their server.
+        outcome: How the last turn ended: `failed`, or the kind of its outcome; empty: it has not.
+        host_reason: Why the host ended the episode, in a word; empty: it does not say.
+        error: The last thing that went wrong, in a line; empty: nothing did.
+        error_kind: The kind of message that says so.
+        turn: The turn of that message.
+        message: Its number in the trace; 0: nothing went wrong.
+    """
+
+    turns: int = 0
+    requests: int = 0
+    tool_calls: int = 0
+    refused_calls: int = 0
+    failed_calls: int = 0
+    outcome: str = ""
+    host_reason: str = ""
+    error: str = ""
+    error_kind: str = ""
+    turn: int = 0
+    message: int = 0
+
+
+class Said(Struct, frozen=True):
+    """What was said last in an episode: the user's text of the last turn, and the answer to it."""
+
+    question: str = ""
+    answer: str = ""
+
+
+_REFUSED = ("ToolRejected", "ToolDenied")
+_FAILED = ("ToolTimedOut", "ServerDied")
+_READ = frozenset(
+    {*_REFUSED, *_FAILED, "ToolReturned", "ToolSkipped", "CompletionFailed", "TurnFailed", "TurnCompleted"}
+)
+
+
+def read_course(trace: Path) -> Course | None:
+    """Read the course of an episode from its trace; `None`: there is none that can be read."""
+    found: dict[str, Any] = {}
+    try:
+        if not trace.is_file() or trace.stat().st_size > _MOST_BYTES:
+            return None
+        reader = open_episode(trace)
+        for line in reader.lines():
+            tag = line.tag
+            if tag == "RunTurn":
+                found["turns"] = found.get("turns", 0) + 1
+            elif tag in _READ or issubclass(reader.kinds.get(tag, type(None)), EpisodeEnded):
+                _take(found, line.envelope())
+    except (TraceError, OSError):
+        pass  # what comes before the damage counts
+    return Course(**found)
+
+
+def _take(found: dict[str, Any], envelope: Any) -> None:
+    body, error = envelope.body, ""
+    match body:
+        case m.TurnCompleted():
+            _add(found, requests=body.requests, tool_calls=len(body.tool_calls))
+            found["outcome"] = body.kind
+            error = body.reason if body.kind == "fallback" else ""
+        case m.TurnFailed():
+            _add(found, requests=body.requests, tool_calls=len(body.tool_calls))
+            found["outcome"], error = "failed", summarize(body)
+        case m.ToolRejected() | m.ToolDenied() | m.ToolSkipped(refused=True):
+            _add(found, refused_calls=1)
+            error = summarize(body)
+        case m.ToolTimedOut() | m.ServerDied():
+            _add(found, failed_calls=1)
+            error = summarize(body)
+        case m.ToolReturned(result=result) if result.is_error:
+            _add(found, failed_calls=1)
+            error = result.error_message or "the tool reported an error"
+        case m.CompletionFailed():
+            error = summarize(body)
+        case EpisodeEnded():
+            found["host_reason"] = printable(body.reason, 100)
+            error = body.detail if body.failed else ""
+    if error:
+        found |= {
+            "error": printable(error.strip().split("\n", 1)[0], _MOST_TEXT),
+            "error_kind": type(body).__name__ if not isinstance(body, EpisodeEnded) else "EpisodeEnded",
+            "turn": envelope.turn,
+            "message": envelope.seq,
+        }
+
+
+def _add(found: dict[str, Any], **counts: int) -> None:
+    for name, count in counts.items():
+        found[name] = found.get(name, 0) + count
+
+
+def read_said(trace: Path) -> Said:
+    """Return the last question and the last answer of a trace.
+
+    A structured answer is returned as JSON. Texts of more than 1 MiB are cut.
+
+    Raises:
+        TraceError: The trace cannot be read.
+    """
+    question = answer = ""
+    for line in open_episode(trace).lines():
+        if line.tag == "RunTurn":
+            body = line.envelope().body
+            question, answer = (body.user if isinstance(body, m.RunTurn) else ""), ""
+        elif line.tag == "TurnCompleted":
+            body = line.envelope().body
+            if isinstance(body, m.TurnCompleted):
+                answer = _text(body.answer if body.answer is not None else body.raw_response or "")
+    return Said(question[:_MOST_ANSWER], answer[:_MOST_ANSWER])
+
+
+def _text(answer: object) -> str:
+    return answer if isinstance(answer, str) else msgspec.json.encode(answer).decode()

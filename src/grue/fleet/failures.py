@@ -1,0 +1,171 @@
+"""Group the episodes of a fleet by what went wrong, most frequent first.
+
+| kind | an episode is of this kind if |
+|---|---|
+| `damaged`, `interrupted`, `unpaid`, `infrastructure` | it has no result; as in `Result.outcome` |
+| `timed_out` | it took longer than the fleet allows |
+| `model` | the endpoint of the model failed or refused |
+| `work` | the work raised something else |
+| `turn` | it has a score below the passing one, and its last turn failed |
+| `refused_call` | likewise, and the last thing that went wrong is a call that was not sent |
+| `failed_call` | likewise, and the last thing that went wrong is a call that failed |
+| `scorer` | likewise, and its scorer has given a reason |
+| `low_score` | likewise, and nothing is known to have gone wrong |
+
+The first row that fits counts. Within a kind, episodes are in one group if they say the same apart from
+numbers, ids and what stands in quotes.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from grue.fleet.results import Result, has_trace
+
+FailureKind: TypeAlias = Literal[
+    "damaged",
+    "interrupted",
+    "unpaid",
+    "infrastructure",
+    "timed_out",
+    "model",
+    "work",
+    "turn",
+    "refused_call",
+    "failed_call",
+    "scorer",
+    "low_score",
+]
+
+WORDS: dict[FailureKind, str] = {
+    "damaged": "its files cannot be read",
+    "interrupted": "interrupted, or still running",
+    "unpaid": "not paid for",
+    "infrastructure": "the machine, the network or a server failed",
+    "timed_out": "took too long",
+    "model": "the model's endpoint failed",
+    "work": "the work failed",
+    "turn": "the last turn failed",
+    "refused_call": "a tool call was refused",
+    "failed_call": "a tool call failed",
+    "scorer": "the scorer says why",
+    "low_score": "a low score, and nothing else went wrong",
+}
+
+_REFUSED = frozenset({"ToolRejected", "ToolDenied", "ToolSkipped"})
+_CALLED = frozenset({"ToolReturned", "ToolTimedOut", "ServerDied"})
+_MOST_TEXT = 160
+_VARIES = (
+    (re.compile(r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,200}`"), "'…'"),
+    (re.compile(r"\b[0-9a-f]{8,}\b|\b0x[0-9a-f]+\b", re.IGNORECASE), "#"),
+    (re.compile(r"\d+(?:[.,]\d+)*"), "#"),
+)
+
+
+class Failure(Struct, frozen=True):
+    """What went wrong in an episode: the kind, and a line about it."""
+
+    kind: FailureKind
+    text: str = ""
+
+
+class FailedEpisode(Struct, frozen=True, kw_only=True):
+    """An episode of a group: its id, the line about it, and the message that says so, by number; 0: none."""
+
+    id: str
+    text: str
+    message: int = 0
+
+
+class FailureGroup(Struct, frozen=True, kw_only=True):
+    """Episodes with which the same went wrong.
+
+    Attributes:
+        kind: The kind.
+        text: What they say, with placeholders for what differs.
+        episodes: The episodes, by id.
+    """
+
+    kind: FailureKind
+    text: str
+    episodes: list[FailedEpisode]
+
+
+def failure_of(result: Result, score: str = "score", passing: float | None = 1.0) -> Failure | None:
+    """Return the failure of an episode; `None`: it has none, or it lacks this score.
+
+    Args:
+        result: The episode.
+        score: The score that has to be high enough.
+        passing: The least score that is; `None`: any.
+    """
+    end = result.end
+    match result.outcome:
+        case "interrupted":
+            return Failure("interrupted")
+        case "damaged" | "unpaid" | "infrastructure" as kind:
+            return Failure(kind, result.error)
+        case "failed" if end is not None:
+            named: FailureKind = "model" if end.kind.startswith("LLMError") else "work"
+            return Failure("timed_out" if end.kind == "timed_out" else named, end.error)
+    value = result.scores.get(score)
+    if value is None or passing is None or value >= passing:
+        return None
+    course = None if end is None else end.course
+    if course is not None and course.outcome == "failed":
+        return Failure("turn", course.error)
+    if course is not None and course.error_kind in _REFUSED:
+        return Failure("refused_call", course.error)
+    if course is not None and course.error_kind in _CALLED:
+        return Failure("failed_call", course.error)
+    reason = next((mark.reason for mark in result.marks if score in (mark.scorer, mark.name)), "")
+    return Failure("scorer", reason) if reason else Failure("low_score")
+
+
+def passing_score(found: Iterable[Result], score: str) -> float | None:
+    """Return 1 if all scores are from 0 to 1; otherwise nobody can say what passes."""
+    values = [value for each in found if (value := each.scores.get(score)) is not None]
+    return 1.0 if values and all(0 <= value <= 1 for value in values) else None
+
+
+def group_failures(found: Iterable[Result], score: str, passing: float | None) -> list[FailureGroup]:
+    """Return the groups, the largest first."""
+    groups: dict[tuple[FailureKind, str], list[FailedEpisode]] = {}
+    for result in found:
+        failure = failure_of(result, score, passing)
+        if failure is None:
+            continue
+        course = None if result.end is None else result.end.course
+        episode = FailedEpisode(
+            id=result.id, text=failure.text, message=0 if course is None else course.message
+        )
+        groups.setdefault((failure.kind, _pattern(failure.text)), []).append(episode)
+    made = (FailureGroup(kind=kind, text=text, episodes=each) for (kind, text), each in groups.items())
+    return sorted(made, key=lambda group: (-len(group.episodes), group.kind, group.text))
+
+
+def _pattern(text: str) -> str:
+    line = " ".join(text[: 4 * _MOST_TEXT].split())
+    for varies, placeholder in _VARIES:
+        line = varies.sub(placeholder, line)
+    return line[:_MOST_TEXT]
+
+
+def trace_command(result: Result, fleet: Path) -> list[str]:
+    """Return the words of the command that opens an episode's trace at the message that says what went wrong.
+
+    An episode without a trace is shown by `grue fleet show`.
+    """
+    if not has_trace(result, fleet):
+        return ["grue", "fleet", "show", str(fleet), result.id[:10]]
+    course = None if result.end is None else result.end.course
+    near = [] if course is None or not course.message else ["--message", around(course.message)]
+    return ["grue", "trace", "show", str(result.run(fleet)), *near]
+
+
+def around(message: int) -> str:
+    """Return the range of messages that shows one with what came before it."""
+    return f"{max(1, message - 4)}-{message + 1}"

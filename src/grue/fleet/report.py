@@ -1,0 +1,248 @@
+"""Write a fleet as one HTML page without network: cells, costs, cases, distributions, failures.
+
+The page holds every episode as a row of numbers, so that each point of it opens its episode; texts are held
+once. Ten thousand episodes make about one megabyte. `tracing/viewer_page/report.*` draw it, and
+`tracing/page_file.py` says why what models and tools wrote cannot run as code there.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
+
+from grue.errors import FleetError
+from grue.fleet.compare import Options, compare_results
+from grue.fleet.failures import WORDS, around, group_failures, passing_score
+from grue.fleet.folder import MANIFEST
+from grue.fleet.results import Result, results
+from grue.fleet.statistics import LEAST_CASES, mean_interval
+from grue.runtime.safe_text import printable
+from grue.runtime.whole_file import replacing
+from grue.tracing.page_file import embedded, page_parts, refuse_foreign
+
+REPORT = "report.html"
+_MOST_CELLS = 12
+_MOST_GROUPS = 200
+_MOST_LABEL = 160
+_MOST_NAME = 300
+_NO_CELL = frozenset({"seed"})
+
+
+class _CellRow(Struct, frozen=True, kw_only=True):
+    """A cell in figures; `low` and `high` only where there are enough cases."""
+
+    name: str
+    episodes: int
+    failed: int
+    missing: int
+    cases: int
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class _Report(Struct, kw_only=True):
+    """The data of the page. The lists under `episodes` have one entry for each episode."""
+
+    title: str
+    fleet: str
+    score: str
+    passing: float | None
+    cells: list[_CellRow]
+    verdicts: list[str]
+    cases: list[str]
+    groups: list[dict[str, Any]]
+    episodes: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def write_report(
+    fleet: Path,
+    target: Path,
+    *,
+    score: str = "score",
+    passing: float | None = None,
+    by: Sequence[str] | None = None,
+) -> int:
+    """Write the page, and return how many episodes it holds. An existing report is replaced.
+
+    Args:
+        fleet: The fleet's folder.
+        target: The page.
+        score: The score to report.
+        passing: The least score of an episode that passes; `None`: 1, if all scores are from 0 to 1.
+        by: The settings that make a cell; `None`: those with the fewest values.
+
+    Raises:
+        FleetError: There is no fleet, it has no episodes, or the page cannot be written.
+        MissingDependencyError: numpy or scipy is not installed.
+    """
+    if not (fleet / MANIFEST).is_file():
+        raise FleetError(f"There is no fleet in {fleet}: it has no {MANIFEST}.")
+    refuse_foreign(target, "report")
+    found = list(results(fleet))
+    if not found:
+        raise FleetError(f"No episode of {fleet} has begun.")
+    report = _report(found, fleet, score, passing, by)
+    before, after = page_parts("report", report.title, style=("viewer", "report"), scripts=("dom", "report"))
+    try:
+        with replacing(target) as page:
+            page.write(before)
+            page.write(embedded(report))
+            page.write(after)
+    except OSError as error:
+        raise FleetError(f"Cannot write the page {target}: {error.strerror}.") from error
+    return len(found)
+
+
+def _report(
+    found: list[Result], fleet: Path, score: str, passing: float | None, by: Sequence[str] | None
+) -> _Report:
+    axes = _axes(found) if by is None else list(by)
+    least = passing_score(found, score) if passing is None else passing
+    cells: dict[str, list[Result]] = {}
+    for each in found:
+        cells.setdefault(_label(each, axes), []).append(each)
+    names = sorted(cells)
+    groups = group_failures(found, score, least)
+    report = _Report(
+        title=f"Fleet {printable(fleet.name or str(fleet), _MOST_NAME)}",
+        fleet=printable(str(fleet), _MOST_NAME),
+        score=printable(score, _MOST_NAME),
+        passing=least,
+        cells=[_cell(name, cells[name], score, axes) for name in names],
+        verdicts=_verdicts(names, cells, score, passing),
+        cases=[],
+        groups=[
+            {"what": WORDS[group.kind], "text": printable(group.text, _MOST_LABEL) if group.text else ""}
+            for group in groups[:_MOST_GROUPS]
+        ],
+    )
+    group_of = {
+        episode.id: min(number, _MOST_GROUPS - 1)
+        for number, group in enumerate(groups)
+        for episode in group.episodes
+    }
+    report.episodes, report.cases = _columns(found, axes, names, score, group_of)
+    return report
+
+
+def _columns(
+    found: list[Result], axes: list[str], names: list[str], score: str, group_of: dict[str, int]
+) -> tuple[dict[str, list[Any]], list[str]]:
+    cell_of = {name: number for number, name in enumerate(names)}
+    cases: dict[str, int] = {}
+    rows = []
+    for each in found:
+        end = each.end
+        course = None if end is None else end.course
+        case = printable(_case(each, axes), _MOST_LABEL)
+        value = 0.0 if each.outcome == "failed" else each.scores.get(score)
+        message = 0 if course is None else course.message
+        rows.append(
+            (
+                each.id,
+                each.attempt,
+                cell_of[_label(each, axes)],
+                cases.setdefault(case, len(cases)),
+                each.outcome,
+                None if value is None or not each.played else value,
+                None if end is None else round(end.spent.money_usd, 8),
+                None if end is None else end.spent.tokens,
+                None if end is None else end.duration_s,
+                None if course is None else course.turns,
+                None if course is None else course.tool_calls,
+                group_of.get(each.id, -1),
+                around(message) if message else "",
+            )
+        )
+    columns = (
+        "id", "attempt", "cell", "case", "outcome", "score", "usd", "tokens", "seconds", "turns", "calls",
+        "group", "message",
+    )  # fmt: skip
+    return {name: list(column) for name, column in zip(columns, zip(*rows, strict=True), strict=True)}, list(
+        cases
+    )
+
+
+def _cell(name: str, found: list[Result], score: str, axes: list[str]) -> _CellRow:
+    by_case: dict[str, list[float]] = {}
+    for each in found:
+        value = 0.0 if each.outcome == "failed" else each.scores.get(score)
+        if each.played and value is not None:
+            by_case.setdefault(_case(each, axes), []).append(value)
+    means = [sum(values) / len(values) for values in by_case.values()]
+    failed = sum(each.outcome == "failed" for each in found)
+    row = _CellRow(
+        name=printable(name, _MOST_LABEL) if name else "all episodes",
+        episodes=sum(each.played for each in found),
+        failed=failed,
+        missing=sum(not each.played for each in found),
+        cases=len(means),
+        mean=sum(means) / len(means) if means else None,
+    )
+    if len(means) < LEAST_CASES:
+        return row
+    interval = mean_interval(means)
+    return _CellRow(
+        name=row.name,
+        episodes=row.episodes,
+        failed=failed,
+        missing=row.missing,
+        cases=row.cases,
+        mean=interval.mean,
+        low=interval.low,
+        high=interval.high,
+    )
+
+
+def _verdicts(
+    names: list[str], cells: dict[str, list[Result]], score: str, passing: float | None
+) -> list[str]:
+    """Return, for each cell but the first, whether it is better than the first."""
+    said = []
+    for name in names[1 : _MOST_CELLS + 1]:
+        options = Options(score=score, passing=passing)
+        try:
+            found = compare_results(cells[names[0]], cells[name], options, labels=(names[0], name))
+        except FleetError as error:
+            said.append(f"{name}: not compared with {names[0]}. {error}")
+            continue
+        difference = found.measures[0].difference
+        between = f"{difference.mean:+.3g} ({difference.low:+.3g} to {difference.high:+.3g})"
+        verdict = f"{found.verdict} than {names[0]}"
+        if found.verdict == "cannot be told":
+            verdict = f"cannot be told from {names[0]}"
+        said.append(f"{name}: {verdict} in {score}, {between}, over {found.cases:,} cases")
+    return [printable(each, 2 * _MOST_NAME) for each in said]
+
+
+def _axes(found: list[Result]) -> list[str]:
+    """Return the settings that make the cells: of those that differ, the ones with the fewest values."""
+    values: dict[str, set[str]] = {}
+    for each in found:
+        for name, value in each.planned.items():
+            values.setdefault(name, set()).add(_word(value))
+    differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]
+    axes: list[str] = []
+    cells = 1
+    for name in sorted(differing, key=lambda name: len(values[name])):
+        cells *= len(values[name])
+        if cells > _MOST_CELLS or (axes and len(values[name]) > _MOST_CELLS // 2):
+            break
+        axes.append(name)
+    return [name for name in differing if name in axes]
+
+
+def _label(result: Result, axes: Sequence[str]) -> str:
+    return ", ".join(f"{name}={_word(result.planned.get(name))}" for name in axes)
+
+
+def _case(result: Result, axes: Sequence[str]) -> str:
+    rest = {name: value for name, value in result.planned.items() if name not in axes}
+    return ", ".join(f"{name}={_word(value)}" for name, value in rest.items())
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -1,0 +1,225 @@
+"""The one reader of a fleet's results: each episode with its case, its outcome and its scores.
+
+    for result in results(folder): ...
+
+Thousands of small files take seconds to read, so what was read is kept in `results.jsonl`, an index of the
+committed episodes. The driver adds a line whenever an episode is committed, and a reader adds what it had to
+read. The index is never the truth: a line counts only if the episode's `commit.json` and its `scores` folder
+are as they were when the line was written, and without the index the same results are read from the files.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.errors import FleetError
+from grue.fleet.folder import COMMIT, TRACE, AttemptEnd, EpisodeFolder, FleetFolder
+from grue.runtime.safe_open import next_line, open_regular
+from grue.tracing.marks import SCORES, Mark, read_marks
+
+INDEX = "results.jsonl"
+_MOST_LINE = 2**20
+
+ResultOutcome: TypeAlias = Literal["scored", "failed", "infrastructure", "unpaid", "interrupted", "damaged"]
+"""`scored` and `failed` are results. The others are missing: `infrastructure`: the machine, the network or a
+server failed, so far; `unpaid`: the budget refused it; `interrupted`: it was cut off, or still runs;
+`damaged`: its files cannot be read."""
+
+_Stamp: TypeAlias = tuple[int, int, int]
+
+
+class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An episode of a fleet.
+
+    Attributes:
+        id: Its id.
+        outcome: What became of it.
+        work: The work.
+        settings: The settings that the work got.
+        planned: The settings that the sweep gave, before the work added its own.
+        repetition: Counts the episodes with equal settings, from 0.
+        attempt: Number of the attempt that counts, or of the last one; 0: there is none.
+        end: How it ended; `None`: it has not, or nobody can read it.
+        trouble: Why its files cannot be read, if they cannot.
+        trace_bytes: Size of its trace; `None`: it has none, or is not committed.
+        grue: The version of grue that played it.
+        marks: What scorers and people have given it since. Those of other attempts are left out.
+    """
+
+    id: str
+    outcome: ResultOutcome
+    work: str = ""
+    settings: m.JsonObject = {}
+    planned: m.JsonObject = {}
+    repetition: int = 0
+    attempt: int = 0
+    end: AttemptEnd | None = None
+    trouble: str = ""
+    trace_bytes: int | None = None
+    grue: str = ""
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def played(self) -> bool:
+        """Whether it has a result."""
+        return self.outcome in ("scored", "failed")
+
+    @property
+    def error(self) -> str:
+        """What went wrong, as a sentence; empty: nothing did."""
+        return self.trouble or ("" if self.end is None else self.end.error)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The scores by name: the work's own, then `SCORER@VERSION`, and `SCORER` for its newest version.
+
+        If the work has a score of the same name as a scorer, the bare name is the work's.
+        """
+        found = dict(self.end.scores) if self.end is not None and self.outcome == "scored" else {}
+        for mark in sorted(self.marks, key=lambda mark: _in_order(mark.version), reverse=True):
+            found.setdefault(mark.scorer, mark.score)
+            found.setdefault(mark.name, mark.score)
+        return found
+
+    def folder(self, fleet: Path) -> Path:
+        """Return its folder."""
+        return FleetFolder(fleet).episode(self.id).path
+
+    def run(self, fleet: Path) -> Path:
+        """Return the folder of the attempt that counts; it need not exist."""
+        return self.folder(fleet) / f"attempt-{self.attempt}"
+
+
+class _IndexLine(Struct, frozen=True):
+    """A line of the index: what the files were like, and what was read from them."""
+
+    stamp: _Stamp
+    result: Result
+
+
+_LINES = msgspec.json.Decoder(_IndexLine)
+
+
+def results(fleet: Path) -> Iterator[Result]:
+    """Yield the episodes of a fleet that were begun, by id. What the index lacks is added to it."""
+    known, read = _read_index(fleet / INDEX), []
+    for episode in FleetFolder(fleet).episodes():
+        stamp = _stamp(episode.path)
+        line = known.pop(episode.id, None)
+        if line is not None and line.stamp == stamp:
+            yield line.result
+            continue
+        result = _read_result(episode)
+        if stamp is not None and result.played:
+            read.append(_IndexLine(stamp, result))
+        yield result
+    _append(fleet, read)
+
+
+def note_result(fleet: Path, episode: Path) -> None:
+    """Add a committed episode to the index. Nothing happens if it cannot be read or written."""
+    stamp = _stamp(episode)
+    if stamp is not None:
+        result = _read_result(EpisodeFolder(episode))
+        if result.played:
+            _append(fleet, [_IndexLine(stamp, result)])
+
+
+def _read_result(episode: EpisodeFolder) -> Result:
+    result = Result(id=episode.id, outcome="interrupted")
+    try:
+        commit = episode.commit
+        result = replace(result, end=None if commit is None else commit.end)
+        case = episode.case
+    except FleetError as error:
+        return replace(result, outcome="damaged", trouble=str(error))
+    if case is not None:
+        result = replace(
+            result,
+            work=case.work,
+            settings=case.settings,
+            planned=case.settings if case.planned is None else case.planned,
+            repetition=case.repetition,
+        )
+    if commit is None:
+        return _unfinished(episode, result)
+    marks = tuple(mark for mark in read_marks(episode.path) if mark.attempt in (0, commit.attempt))
+    return replace(
+        result,
+        outcome=commit.end.outcome,
+        attempt=commit.attempt,
+        trace_bytes=commit.trace_bytes,
+        grue=commit.version,
+        marks=marks,
+    )
+
+
+def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
+    attempts = episode.attempts()
+    if not attempts:
+        return result
+    number, path = attempts[-1]
+    end = episode.end_of(path)
+    if end is None:
+        return replace(result, attempt=number)
+    # A result that was not committed is none: another one was, or its commit was put aside.
+    missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
+    return replace(result, attempt=number, outcome=missing, end=end)
+
+
+def _stamp(episode: Path) -> _Stamp | None:
+    """Return a value that changes when the commit or a mark does; `None`: there is no commit."""
+    place = str(episode)
+    try:
+        commit = os.stat(f"{place}/{COMMIT}")  # noqa: PTH116 - twenty thousand of them
+    except OSError:
+        try:
+            commit = os.stat(f"{place}/commit/{COMMIT}")  # noqa: PTH116
+        except OSError:
+            return None
+    try:
+        marked = os.stat(f"{place}/{SCORES}").st_mtime_ns  # noqa: PTH116
+    except OSError:
+        marked = 0
+    return commit.st_mtime_ns, commit.st_size, marked
+
+
+def _read_index(path: Path) -> dict[str, _IndexLine]:
+    known: dict[str, _IndexLine] = {}
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        while text := next_line(file, _MOST_LINE):
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                line = _LINES.decode(text)
+                known[line.result.id] = line
+    return known
+
+
+def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
+    # The newline comes first too, so that a line that was cut short by a kill spoils no other one.
+    written = b"".join(b"\n" + msgspec.json.encode(line) + b"\n" for line in lines)
+    if not written:
+        return
+    with contextlib.suppress(OSError):  # somebody else's folder, or a full disk: the index is not needed
+        descriptor = os.open(fleet / INDEX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            file.write(written)
+
+
+def _in_order(version: str) -> list[tuple[int, str]]:
+    """Return a key that sorts version 10 after version 9."""
+    return [
+        (int(part[:18]), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", version)
+    ]
+
+
+def has_trace(result: Result, fleet: Path) -> bool:
+    """Whether the trace of an episode is still there."""
+    return (result.run(fleet) / TRACE).is_file()

@@ -1,0 +1,287 @@
+"""Run scorers over the finished episodes of a fleet, on the same engines that play.
+
+    without a mark ──▶ running ──▶ marked            written once; never made again for this version
+                          │
+                          └─ failed, timed out, unpaid ─▶ without a mark   the same command tries again
+
+Episodes that are not finished, or whose trace was not kept, are left out and counted. What scorers cost is
+in a ledger of their own, `DIR/scores/ledger.jsonl`, so that judging does not use up the budget of playing.
+"""
+
+import queue
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from grue.config.documents import read_config_text
+from grue.errors import FleetError, LLMError
+from grue.fleet.attempt import Attempted, Task, text_of
+from grue.fleet.broker import Amount, FleetBudget, Limits, Rate
+from grue.fleet.engine import Engine, Lost
+from grue.fleet.folder import TRACE, AttemptEnd, DriverLock, FleetFolder
+from grue.fleet.local import LocalEngine, default_workers
+from grue.fleet.request_count import requests_counted
+from grue.fleet.results import Result, has_trace, results
+from grue.fleet.scorers import FinishedEpisode, Scorer, score, scorers_of
+from grue.fleet.work import find_function
+from grue.protocol.turn.prices import Price
+from grue.tracing.marks import MOST_REASON, SCORES, Mark, write_mark
+
+_JUDGED = "judged"
+_LOOK_S = 0.2
+_MOST_TROUBLES = 5
+
+
+class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of scorers.
+
+    Attributes:
+        scorer: The scorers by name.
+        budget: What all judges may cost together.
+        rate: How fast requests may be sent.
+        workers: Episodes at one time; 0: as many as the machine has cores.
+        timeout_s: Time limit for the scorers of one episode.
+    """
+
+    scorer: dict[str, Scorer]
+    budget: FleetBudget = FleetBudget()
+    rate: Rate = Rate()
+    workers: int = 0
+    timeout_s: float = 300.0
+
+
+def read_scoring(written: str) -> Scoring:
+    """Return the scorers of a TOML file, or the one that `module:function` names.
+
+    Raises:
+        MCPConfigError: The file is missing or not UTF-8.
+        FleetError: It is not TOML, a key is wrong, or a scorer cannot be used.
+    """
+    if not written.endswith(".toml") and ":" in written:
+        scoring = Scoring(scorer={written.rpartition(":")[2]: Scorer(function=written)})
+    else:
+        scoring = _read_file(Path(written))
+    if not scoring.scorer:
+        raise FleetError(f"{written} has no scorer: add a table [scorer.NAME].")
+    scorers_of(scoring.scorer)
+    return scoring
+
+
+def _read_file(path: Path) -> Scoring:
+    text = read_config_text(
+        path, if_missing=f"There is no file {path}. Name a TOML file of scorers, or module:function."
+    )
+    try:
+        return msgspec.convert(tomllib.loads(text), Scoring)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FleetError(f"{path} is not valid TOML: {error}.") from error
+    except (msgspec.ValidationError, ValueError) as error:
+        raise FleetError(f"{path}: {error}.") from error
+
+
+class ScoreTask(Task, frozen=True, kw_only=True):
+    """The scorers to run over one episode, as a worker gets it.
+
+    Attributes:
+        attempt: Number of the attempt that counts.
+        settings: The settings of the case.
+        scores: The scores that the work returned.
+        scorers: The scorers by name.
+        cache: Folder of what judges have said.
+        prices: Prices by model.
+    """
+
+    attempt: int
+    settings: dict[str, Any]
+    scores: dict[str, float]
+    scorers: dict[str, Scorer]
+    cache: Path
+    prices: dict[str, Price] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """Import the scorers' functions."""
+        for scorer in self.scorers.values():
+            if scorer.function is not None:
+                find_function(scorer.function)
+
+    def make(self) -> Attempted:
+        """Run the scorers, and write a mark for each. What one of them raises does not concern the others."""
+        run = self.folder / f"attempt-{self.attempt}"
+        troubles, spent, refused = [], Amount(), ""
+        for name, scorer in self.scorers.items():
+            with requests_counted(self.prices) as count:
+                try:
+                    self._mark(name, scorer, run / TRACE, count)
+                except BaseException as error:  # noqa: BLE001 - scorers are somebody else's code
+                    troubles.append((name, error))
+            spent += count.spent
+            refused = refused or count.refused
+        if refused:
+            end = AttemptEnd(outcome="unpaid", kind="budget", error=refused, spent=spent)
+        elif troubles:
+            name, raised = troubles[0]
+            kind = f"LLMError: {raised.kind}" if isinstance(raised, LLMError) else "exception"
+            end = AttemptEnd(outcome="failed", kind=kind, error=f"{name}: {text_of(raised)}", spent=spent)
+        else:
+            end = AttemptEnd(outcome="scored", spent=spent)
+        return Attempted(end=end, attempt=run.name)
+
+    def _mark(self, name: str, scorer: Scorer, trace: Path, count: Any) -> None:
+        finished = FinishedEpisode.read(
+            trace, id_=self.folder.name, settings=self.settings, scores=self.scores
+        )
+        given = score(name, scorer, finished, self.cache, count)
+        write_mark(
+            self.folder,
+            Mark(
+                scorer=name,
+                version=scorer.version,
+                score=given.score,
+                reason=_plain(given.reason),
+                attempt=self.attempt,
+                requests=given.spent.requests,
+                tokens=given.spent.tokens,
+                money_usd=given.spent.money_usd,
+            ),
+        )
+
+
+def _plain(text: str) -> str:
+    return text[:MOST_REASON].encode("utf-8", "backslashreplace").decode()
+
+
+class ScoreTally(Struct):
+    """The counts of a run of scorers.
+
+    Attributes:
+        total: Episodes that need a score.
+        done: Those that have all of them now.
+        before: Episodes that had all of them before.
+        failed: Episodes for which a scorer failed.
+        unpaid: Episodes for which the budget has refused a request.
+        without_trace: FinishedEpisode episodes whose trace was not kept.
+        unfinished: Episodes that have no result.
+        spent: What the judges have cost.
+        troubles: The first few failures, with the episodes' ids.
+    """
+
+    total: int = 0
+    done: int = 0
+    before: int = 0
+    failed: int = 0
+    unpaid: int = 0
+    without_trace: int = 0
+    unfinished: int = 0
+    spent: Amount = Amount()
+    troubles: list[str] = field(default_factory=list)
+
+
+def score_fleet(
+    fleet: Path, scoring: Scoring, *, again: bool = False, watch: Callable[[ScoreTally], None] | None = None
+) -> ScoreTally:
+    """Run the scorers over the episodes that have no mark of theirs. Blocks.
+
+    The first Ctrl-C raises `KeyboardInterrupt`; marks that were written stay.
+
+    Args:
+        fleet: The fleet's folder.
+        scoring: The scorers.
+        again: Also over those that have one.
+        watch: Called with the counts a few times a second.
+
+    Raises:
+        FleetError: The folder cannot be written, another run of scorers has it, or no worker can be started.
+    """
+    place = FleetFolder(fleet.absolute() / SCORES)
+    tally = ScoreTally()
+    tasks = list(_tasks(fleet.absolute(), scoring, tally, again=again))
+    tally.total = len(tasks)
+    if not tasks:
+        return tally
+    with DriverLock(place):
+        limits = Limits(scoring.budget, scoring.rate)
+        workers = min(scoring.workers or default_workers(), len(tasks))
+        engine = LocalEngine(place, limits, workers, episode_timeout_s=scoring.timeout_s)
+        try:
+            _run(engine, iter(tasks), tally, watch)
+        finally:
+            engine.close()
+    return tally
+
+
+def _tasks(fleet: Path, scoring: Scoring, tally: ScoreTally, *, again: bool) -> Iterator[ScoreTask]:
+    for result in results(fleet):
+        missing = {
+            name: scorer
+            for name, scorer in scoring.scorer.items()
+            if again or f"{name}@{scorer.version}" not in {mark.name for mark in result.marks}
+        }
+        if not result.played:
+            tally.unfinished += 1
+        elif not missing:
+            tally.before += 1
+        elif not has_trace(result, fleet):
+            tally.without_trace += 1
+        else:
+            yield _task(fleet, result, missing, scoring)
+
+
+def _task(fleet: Path, result: Result, missing: dict[str, Scorer], scoring: Scoring) -> ScoreTask:
+    return ScoreTask(
+        folder=result.folder(fleet),
+        attempt=result.attempt,
+        settings={**result.settings, **result.planned},
+        scores={} if result.end is None else result.end.scores,
+        scorers=missing,
+        cache=fleet / SCORES / _JUDGED,
+        prices=scoring.budget.prices,
+    )
+
+
+def _run(
+    engine: Engine, tasks: Iterator[ScoreTask], tally: ScoreTally, watch: Callable[[ScoreTally], None] | None
+) -> None:
+    running, more, shown = 0, True, 0.0
+    while more or running:
+        while more and running < 2 * engine.slots and not tally.unpaid:
+            task = next(tasks, None)
+            if task is None:
+                more = False
+                break
+            engine.submit(task)
+            running += 1
+        if tally.unpaid:
+            more = False
+        try:
+            task_ended, ended = engine.ended.get(timeout=_LOOK_S)
+        except queue.Empty:
+            pass
+        else:
+            running -= 1
+            _take(task_ended.folder.name, ended, tally)
+        if watch is not None and time.monotonic() - shown > _LOOK_S:
+            shown = time.monotonic()
+            watch(tally)
+
+
+def _take(id_: str, ended: Attempted | Lost, tally: ScoreTally) -> None:
+    if isinstance(ended, Lost):
+        if ended.kind == "unable":
+            raise FleetError(ended.why)
+        end = AttemptEnd(outcome="failed", kind=ended.kind, error=ended.why)
+    else:
+        end = ended.end
+    tally.spent += end.spent
+    if end.outcome == "scored":
+        tally.done += 1
+    elif end.outcome == "unpaid":
+        tally.unpaid += 1
+    else:
+        tally.failed += 1
+    if end.outcome != "scored" and len(tally.troubles) < _MOST_TROUBLES:
+        tally.troubles.append(f"{id_[:10]}: {end.error}")

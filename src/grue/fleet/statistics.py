@@ -1,0 +1,167 @@
+"""The statistics of a comparison: arrays in, numbers out. No files, no clock, and no chance that varies.
+
+A comparison is about cases, not episodes: the episodes of one case depend on each other, so each case counts
+once, with the mean of its repetitions. Where cases depend on each other too, such as questions about one
+document, the groups are resampled instead of the cases.
+
+The interval of a mean is the bootstrap's, bias-corrected and accelerated (BCa), with its quantiles moved
+outward for few cases, as Student's distribution is wider than the normal one. In 2,000 simulated sweeps that
+alone held 89-91 % of the time where the scores have heavy tails, and Student's interval 92 % where they are
+skewed. So the interval is never narrower than Student's on either side; the two together hold 93-97 %.
+
+numpy and scipy come with the extra `evaluate`. They are imported when the first interval is computed.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from grue.errors import MissingDependencyError
+
+LEAST_CASES = 15
+"""With fewer cases (or groups of them) no interval holds what it promises."""
+
+LEVEL = 0.95
+POWER = 0.8
+"""A difference counts as detectable if this share of the sweeps would find it."""
+
+_RESAMPLES = 2000
+_SEED = 20_260_101
+_DRAWN_AT_ONCE = 250_000
+_TINY = 1e-12
+
+
+class Interval(Struct, frozen=True):
+    """A mean with its interval, at 95 %.
+
+    Attributes:
+        mean: The mean over cases.
+        low: The lower end.
+        high: The upper end.
+        error: The standard error of the mean.
+        groups: The number of independent groups of cases.
+    """
+
+    mean: float
+    low: float
+    high: float
+    error: float
+    groups: int
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import numpy as np
+        from scipy import special
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Comparisons need numpy and scipy: pip install 'grue[evaluate]'"
+        ) from error
+    return np, special
+
+
+def mean_interval(values: Sequence[float], groups: Sequence[int] | None = None) -> Interval:
+    """Return the mean of one figure with its interval; see `mean_intervals`."""
+    return mean_intervals([values], groups)[0]
+
+
+def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | None = None) -> list[Interval]:
+    """Return the mean of each figure over the cases, with its interval. The same values give the same ones.
+
+    Args:
+        figures: For each figure, its value in each case.
+        groups: The group of each case, counted from 0; `None`: each case is its own.
+
+    Raises:
+        MissingDependencyError: numpy or scipy is not installed.
+        ValueError: There are fewer than two groups.
+    """
+    np, special = _libraries()
+    each = np.asarray(figures, dtype=float)
+    if groups is None:
+        sums, sizes = each, np.ones(each.shape[1])
+    else:
+        sizes = np.bincount(groups).astype(float)
+        sums = np.array([np.bincount(groups, weights=row)[sizes > 0] for row in each])
+        sizes = sizes[sizes > 0]
+    count = len(sizes)
+    if count < 2:
+        raise ValueError("an interval needs two cases that do not depend on each other")
+    means = sums.sum(axis=1) / sizes.sum()
+    # What each group contributes to the mean, as a ratio of two sums.
+    pulls = (sums - means[:, None] * sizes) / sizes.mean()
+    student = float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
+    drawn = _resampled(np, sums, sizes)
+    found = []
+    for mean, pull, samples in zip(means.tolist(), pulls, drawn.T, strict=True):
+        error = float(math.sqrt((pull**2).sum() / (count - 1) / count))
+        if error <= _TINY * max(1.0, abs(mean)):
+            found.append(Interval(mean, mean, mean, 0.0, count))
+            continue
+        low, high = _bca(np, special, samples, mean, pull, student)
+        reach = student * error
+        found.append(Interval(mean, min(low, mean - reach), max(high, mean + reach), error, count))
+    return found
+
+
+def _bca(np: Any, special: Any, samples: Any, mean: float, pulls: Any, student: float) -> tuple[float, float]:
+    count = len(pulls)
+    below = ((samples < mean - _TINY).sum() + (samples <= mean + _TINY).sum()) / 2 / len(samples)
+    bias = special.ndtri(min(max(below, 1 / len(samples)), 1 - 1 / len(samples)))
+    acceleration = float((pulls**3).sum() / (6 * (pulls**2).sum() ** 1.5))
+    outward = math.sqrt(count / (count - 1)) * student
+    ends = bias + np.array([-outward, outward])
+    quantiles = special.ndtr(bias + ends / np.maximum(1 - acceleration * ends, _TINY))
+    low, high = np.quantile(samples, quantiles)
+    return float(low), float(high)
+
+
+def _resampled(np: Any, sums: Any, sizes: Any) -> Any:
+    """Return the means of the bootstrap's samples, a column for each figure."""
+    random, count = np.random.default_rng(_SEED), len(sizes)
+    at_once = max(1, _DRAWN_AT_ONCE // count)
+    columns = np.vstack((sums, sizes)).T
+    means = []
+    for start in range(0, _RESAMPLES, at_once):
+        rows = min(at_once, _RESAMPLES - start)
+        drawn = random.integers(0, count, (rows, count))
+        drawn += np.arange(rows)[:, None] * count
+        # How often each group was drawn in each sample: one product then gives the sums of all figures.
+        often = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
+        totals = often.astype(float) @ columns
+        means.append(totals[:, :-1] / totals[:, -1:])
+    return np.concatenate(means)
+
+
+def smallest_detectable(interval: Interval) -> float:
+    """Return the smallest true difference that four of five such comparisons would find."""
+    _, special = _libraries()
+    freedom = interval.groups - 1
+    return float(special.stdtrit(freedom, (1 + LEVEL) / 2) + special.stdtrit(freedom, POWER)) * interval.error
+
+
+def times_more(interval: Interval, difference: float) -> float:
+    """Return how many times as many cases four of five comparisons would need to find a difference.
+
+    Args:
+        interval: The interval of the comparison that was made.
+        difference: The true difference that is to be found; its sign does not matter.
+    """
+    if not difference:
+        return math.inf
+    return (smallest_detectable(interval) / abs(difference)) ** 2
+
+
+def pass_at(passed: int, played: int, tries: int) -> float:
+    """Return the chance that at least one of `tries` episodes passes, out of those that were played.
+
+    This is the estimate without bias: the share of the ways to draw `tries` of `played` with one that passed.
+    """
+    return 1.0 - math.comb(played - passed, tries) / math.comb(played, tries)
+
+
+def pass_all(passed: int, played: int, tries: int) -> float:
+    """Return the chance that all of `tries` episodes pass, estimated in the same way."""
+    return math.comb(passed, tries) / math.comb(played, tries)

@@ -1,0 +1,168 @@
+"""A worker process of the local engine: makes one attempt after another, on its main thread.
+
+The work runs in the same process and may leave it in any state: another working directory, no descriptors,
+threads and children that stay. What the next episode would notice is compared before and after each attempt,
+and a worker that is not what it was says so and is replaced. `local.py` starts, replaces and ends workers.
+"""
+
+import contextlib
+import itertools
+import multiprocessing.connection
+import os
+import resource
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from grue.fleet.attempt import Attempted, Task, text_of
+from grue.fleet.broker import Limits
+from grue.runtime.loops.interrupts import ignore_interrupts
+from grue.runtime.processes.guard import guard_pid
+from grue.runtime.processes.process_table import live_members
+
+EPISODES_A_WORKER = 200
+"""A worker is replaced after so many episodes, so that what a work leaks does not add up."""
+
+READY = b"\n"
+"""The first line that a worker says. Each later one is a `WorkerSaid` as JSON."""
+
+_LIMITS = sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
+
+
+class WorkerSaid(Struct, frozen=True, omit_defaults=True):
+    """What a worker says of an attempt.
+
+    Attributes:
+        ended: How it ended; `None`: it could not be made.
+        error: Why it could not be made.
+        fit: Whether the worker can make another one.
+    """
+
+    ended: Attempted | None = None
+    error: str = ""
+    fit: bool = False
+
+
+class Place(Struct, frozen=True):
+    """Where workers work: the broker's address, the limits, `sys.path` and the working directory."""
+
+    address: str
+    limits: Limits
+    path: list[str]
+    folder: str
+
+
+def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
+    """Make the attempts that come through a channel, until it ends."""
+    with contextlib.suppress(OSError):
+        os.setsid()  # a group of its own, so that what the work has forked can be ended with it
+    _begin(place)
+    descriptor = channel.fileno()
+    ours = os.fstat(descriptor)
+    _say(descriptor, READY)
+    _keep_from_the_display()
+    for made in itertools.count(1):
+        try:
+            job: Task = channel.recv()
+        except (EOFError, OSError):
+            return
+        said = msgspec.json.encode(_made(job, last=made >= EPISODES_A_WORKER)) + b"\n"
+        if not os.path.samestat(os.fstat(descriptor), ours):
+            os._exit(1)  # the work has closed the channel, and another file has its number
+        _say(descriptor, said)
+
+
+def _made(job: Task, *, last: bool) -> WorkerSaid:
+    try:
+        job.prepare()
+        before = _marks()
+        ended = job.make()
+    except BaseException as error:  # noqa: BLE001 - also what a signal handler of the work's raises here
+        return WorkerSaid(error=text_of(error))
+    try:
+        return WorkerSaid(ended, fit=not last and _holds(before, _marks()))
+    except Exception:  # noqa: BLE001 - the working directory is gone, no descriptor is left, ...
+        return WorkerSaid(ended)
+
+
+class _Marks(Struct, frozen=True):
+    """What an episode can notice of the ones before it in the same process."""
+
+    plain: list[object]
+    descriptors: set[tuple[int, int, int]]
+
+
+def _marks() -> _Marks:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    plain: list[object] = [
+        Path.cwd(),
+        umask,
+        dict(os.environ),
+        list(sys.path),
+        sys.getrecursionlimit(),
+        sys.gettrace(),
+        os.nice(0),
+        signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        [signal.getsignal(number) for number in sorted(signal.valid_signals())],
+        signal.getitimer(signal.ITIMER_REAL),
+        [resource.getrlimit(limit) for limit in _LIMITS],
+        {thread.ident for thread in threading.enumerate()},
+        {pid for pid in live_members(os.getpid()) if pid != guard_pid()},
+    ]
+    return _Marks(plain, _descriptors())
+
+
+def _descriptors() -> set[tuple[int, int, int]]:
+    found = set()
+    for entry in Path("/dev/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists the folder
+            status = os.fstat(int(entry.name))
+            found.add((int(entry.name), status.st_dev, status.st_ino))
+    return found
+
+
+def _holds(before: _Marks, now: _Marks) -> bool:
+    """Whether nothing has changed. Descriptors that were left open are only a leak."""
+    return before.plain == now.plain and before.descriptors <= now.descriptors
+
+
+def _begin(place: Place) -> None:
+    """Connect to the broker, and see to it that this process ends when the driver is gone."""
+    from grue.fleet.broker_link import BrokerLink
+    from grue.runtime.processes.server_gate import set_server_gate
+    from grue.transports.llm.request_gate import set_request_gate
+
+    sys.path[:] = place.path
+    os.chdir(place.folder)
+    # Ctrl-C at a terminal reaches all processes. The driver decides what it means.
+    ignore_interrupts()
+    link = BrokerLink(place.address, on_loss=_leave)
+    set_request_gate(link if place.limits.on_requests else None)
+    set_server_gate(link.servers if place.limits.servers.at_once is not None else None)
+    _links.append(link)
+
+
+_links: list[object] = []
+
+
+def _leave() -> None:
+    # The guard of each server process ends it when this process is gone.
+    os._exit(1)
+
+
+def _keep_from_the_display() -> None:
+    """Let what a work writes past Python's streams go nowhere; `run_attempt` keeps what it prints."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for standard in (1, 2):
+        os.dup2(nowhere, standard)
+    os.close(nowhere)
+
+
+def _say(descriptor: int, line: bytes) -> None:
+    while line:
+        line = line[os.write(descriptor, line) :]

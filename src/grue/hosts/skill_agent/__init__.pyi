@@ -1,0 +1,10 @@
+from grue.hosts.skill_agent.actions import ActionContext as ActionContext
+from grue.hosts.skill_agent.actions import ActionRegistry as ActionRegistry
+from grue.hosts.skill_agent.configuration import AgentConfig as AgentConfig
+from grue.hosts.skill_agent.configuration import RunLimits as RunLimits
+from grue.hosts.skill_agent.configuration import load_config as load_config
+from grue.hosts.skill_agent.mcp_manager import McpCallResult as McpCallResult
+from grue.hosts.skill_agent.mcp_manager import McpManager as McpManager
+from grue.hosts.skill_agent.mcp_manager import McpToolInfo as McpToolInfo
+from grue.hosts.skill_agent.orchestrator import Orchestrator as Orchestrator
+from grue.hosts.skill_agent.orchestrator import RunResult as RunResult

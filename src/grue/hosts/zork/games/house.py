@@ -1,0 +1,181 @@
+"""The House: the embedded text adventure, in plain Python, without interpreter or story file.
+
+It has sixteen rooms and exactly 100 points. The rules that matter to a host:
+
+* The seed determines the vault's number, the clues to it and some small talk; everything else is fixed.
+* The first death puts the player back at the gate with everything they carried (`died`, not `done`). The
+  second death ends the game (`died` and `done`). Points are never lost.
+* INVENTORY, SCORE, HELP and commands that are not understood take no turn. Every other command takes one.
+"""
+
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import GameError
+from grue.hosts.zork.games.game import Observation
+from grue.hosts.zork.games.house_case import case_for
+from grue.hosts.zork.games.house_parser import Phrase, parse
+from grue.hosts.zork.games.house_rules import play_verb
+from grue.hosts.zork.games.house_state import (
+    RefusalError,
+    State,
+    describe,
+    fault_of,
+    inventory,
+    is_dark,
+    score,
+)
+from grue.hosts.zork.games.house_turn import Turn
+from grue.hosts.zork.games.house_world import (
+    MAX_SCORE,
+    NO_LIFE_LEFT,
+    OPENING,
+    ROOMS,
+    SPARE_LIFE,
+    STEPS_IN_THE_DARK,
+)
+
+_OVER: Final = "The story is over. It was a good one."
+
+
+class _PlayedHouse(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a snapshot, which is written as JSON."""
+
+    game: Literal["house"]
+    version: Literal[1]
+    state: State
+
+
+class HouseGame:
+    """The embedded text adventure: a `Game` whose observations have a value in every field."""
+
+    name: Final = "The House"
+
+    def __init__(self) -> None:
+        self._begin(State(seed=0))
+
+    def _begin(self, state: State) -> None:
+        self._state = state
+        self._case = case_for(state.seed)
+
+    @property
+    def fingerprint(self) -> str:
+        """The game's name and version."""
+        return "house 1"
+
+    def reset(self, seed: int = 0) -> Observation:
+        """Start a new game in the seed's variation of the house."""
+        self._begin(State(seed=seed))
+        return self._observe(f"{OPENING}\n\n{describe(self._state, self._case)}")
+
+    def step(self, command: str) -> Observation:
+        """Play one command. No command is an error; after the end of the game, none has an effect."""
+        if self._state.ending:
+            return self._observe(_OVER)
+        turn = Turn(self._state, self._case, self._understand(command))
+        try:
+            said = [play_verb(turn)]
+        except RefusalError as refusal:
+            self._state.asked = refusal.asks
+            return self._observe(str(refusal))
+        if turn.takes_time:
+            self._state.moves += 1
+            said += _dark_falls(turn)
+        if turn.gains:
+            said.append(f"(Your score has gone up by {turn.gains} points.)")
+        if turn.killed_by:
+            said += self._die()
+        said += self._applause()
+        return self._observe("\n\n".join(said), died=bool(turn.killed_by))
+
+    def _applause(self) -> list[str]:
+        if self._state.ending != "won":
+            return []
+        return [f"*** You have won ***\nYou have {score(self._state)} out of {MAX_SCORE} points."]
+
+    def _understand(self, command: str) -> Phrase:
+        state, asked = self._state, self._state.asked
+        state.asked = ""
+        phrase = parse(command)
+        if phrase.verb == "again":
+            return parse(state.last)
+        if asked and not phrase.verb:
+            # The phrase has no verb, so it answers the game's question ("Take what?" "The key.").
+            command = f"{asked} {command}"
+            phrase = parse(command)
+        state.last = command
+        return phrase
+
+    def _die(self) -> list[str]:
+        state = self._state
+        state.deaths += 1
+        state.dark_turns = 0
+        if state.deaths > 1:
+            state.ending = "died"
+            return ["*** You have died ***", NO_LIFE_LEFT]
+        state.room = "gate"
+        return ["*** You have died ***", SPARE_LIFE, describe(state, self._case)]
+
+    def _observe(self, text: str, *, died: bool = False) -> Observation:
+        state = self._state
+        return Observation(
+            text=text,
+            location=ROOMS[state.room].name,
+            score=score(state),
+            max_score=MAX_SCORE,
+            moves=state.moves,
+            inventory=inventory(state),
+            died=died,
+            won=state.ending == "won",
+            done=bool(state.ending),
+        )
+
+    def snapshot(self) -> bytes:
+        """Return the whole state as JSON; the same state always gives the same bytes."""
+        return msgspec.json.encode(_PlayedHouse("house", 1, self._state), order="deterministic")
+
+    def restore(self, snapshot: bytes) -> Observation:
+        """Go back to a snapshot and describe the room, which takes no turn.
+
+        Raises:
+            GameError: The bytes are not a snapshot of this game, or describe an impossible state.
+        """
+        try:
+            state = msgspec.json.decode(snapshot, type=_PlayedHouse).state
+        except msgspec.DecodeError as error:
+            raise GameError(f"This is not a snapshot of the house: {error}.") from error
+        fault = fault_of(state)
+        if fault is not None:
+            raise GameError(f"This snapshot of the house is damaged: {fault}.")
+        self._begin(state)
+        return self._observe(_OVER if state.ending else describe(state, self._case))
+
+    def close(self) -> None:
+        """Do nothing: the house has no process and no files."""
+
+
+def _dark_falls(turn: Turn) -> list[str]:
+    """Count a turn in the dark. The fourth in a row kills, unless the grue has heard its tune."""
+    state = turn.state
+    if turn.killed_by or not is_dark(state) or turn.happened("grue_content"):
+        state.dark_turns = 0
+        return []
+    state.dark_turns += 1
+    if state.dark_turns > len(STEPS_IN_THE_DARK):
+        return [turn.kill("lingering")]
+    return [step for step in (STEPS_IN_THE_DARK[state.dark_turns - 1],) if step]
+
+
+def walkthrough(seed: int) -> tuple[str, ...]:
+    """Return the 44 commands that win the seed's house with all 100 points."""
+    route = (
+        "north. north. open door. north. north. examine sampler. east. take lantern. take sardines. open "
+        "teapot. take key. west. give sardines to cat. south. west. examine painting. east. up. west. read "
+        "bible. east. east. read postcard. unlock desk with key. read letter. west. up. look through "
+        "telescope. down. down. north. "
+        f"light lantern. down. east. dial {case_for(seed).answer}. north. take deed. take music box. south. "
+        "wind music box. west. up. south. give deed to pym"
+    )
+    return tuple(route.split(". "))

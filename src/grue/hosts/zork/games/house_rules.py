@@ -1,0 +1,459 @@
+"""The rules of the house: one function for each verb.
+
+A rule takes a `Turn`, and the thing to act on if there is one. It changes the state and returns the text to
+print. If the command is impossible, it raises `RefusalError`, and no turn passes. The tables at the end
+assign rules to verbs.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from grue.hosts.zork.games.house_folk import feed_cat, gift_and_receiver, give, hand_over, talk, wind
+from grue.hosts.zork.games.house_parser import DIRECTION_NAMES, Phrase, Words
+from grue.hosts.zork.games.house_state import (
+    PLAYER,
+    RefusalError,
+    State,
+    a_list,
+    describe,
+    find,
+    inventory,
+    is_dark,
+    score,
+    the,
+    things_at,
+    upper_first,
+    within_reach,
+)
+from grue.hosts.zork.games.house_things import PORTABLE, THINGS
+from grue.hosts.zork.games.house_turn import TOO_DARK, Turn, hazard
+from grue.hosts.zork.games.house_world import (
+    AWARDS,
+    BARRIERS,
+    HELP,
+    MAX_SCORE,
+    RANKS,
+    REFUSED_EXITS,
+    ROOMS,
+    WRONG_NUMBERS,
+)
+
+ThingRule = Callable[[Turn, str], str]
+PlainRule = Callable[[Turn], str]
+
+
+def _go(turn: Turn) -> str:
+    state, direction = turn.state, turn.phrase.direction
+    if not direction:
+        raise RefusalError("Which way? A direction would help.", asks="go")
+    if (state.room, direction) == ("garden", "d"):
+        return hazard(turn, "well")
+    target = ROOMS[state.room].exits.get(direction)
+    if target == "balcony":
+        return hazard(turn, "balcony")
+    if is_dark(state) and not turn.happened("grue_content") and (target is None or ROOMS[target].dark):
+        return turn.kill("grue")
+    if target is None:
+        ways = " or ".join(
+            DIRECTION_NAMES[way] for way in ROOMS[state.room].exits if way not in ("in", "out")
+        )
+        raise RefusalError(
+            REFUSED_EXITS.get(state.room, "There is no going there.") + f" You could go {ways}."
+        )
+    flag, obstacle = BARRIERS.get((state.room, target), ("", ""))
+    if flag and not turn.happened(flag):
+        return turn.fill(obstacle)
+    state.room = target
+    if target == "hall":
+        turn.award("hall")
+    return _look(turn)
+
+
+def _look(turn: Turn) -> str:
+    if turn.state.room == "cellar" and not is_dark(turn.state):
+        turn.award("cellar")
+    return describe(turn.state, turn.case)
+
+
+def _examine(turn: Turn, name: str) -> str:
+    if is_dark(turn.state) and name != "grue":
+        raise RefusalError(TOO_DARK)
+    thing = THINGS[name]
+    text = thing.text
+    if thing.later is not None and turn.happened(thing.later[0]):
+        text = thing.later[1]
+    if name == "telescope":
+        turn.award("telescope")
+    if name == "letter":
+        turn.award("letter")
+    if turn.happened(f"{name}_open") and things_at(turn.state, name):
+        text += f" In it: {a_list(things_at(turn.state, name))}."
+    return turn.fill(f"{text}\n{thing.reading}" if thing.reading else text)
+
+
+def _take(turn: Turn, name: str) -> str:
+    state = turn.state
+    if name == "plant":
+        return hazard(turn, "plant")
+    if name == "cat":
+        return turn.fill("The {cat} becomes, without moving, much heavier.")
+    if name not in PORTABLE:
+        raise RefusalError(f"There is no taking {the(name)}; the house would miss it.")
+    if state.places[name] == PLAYER:
+        raise RefusalError("You have that already.")
+    state.places[name] = PLAYER
+    if name in AWARDS:
+        turn.award(name)
+    return "Taken."
+
+
+def _drop(turn: Turn, name: str) -> str:
+    state = turn.state
+    if state.places.get(name) != PLAYER:
+        raise RefusalError("You are not carrying that.")
+    if name == "sardines" and state.room == "kitchen" and not turn.happened("cat_fed"):
+        return feed_cat(turn)
+    state.places[name] = state.room
+    return "Dropped."
+
+
+def _put(turn: Turn, name: str) -> str:
+    if not turn.phrase.second:
+        raise RefusalError(f"Put {the(name)} where?")
+    target = find(turn.state, turn.phrase.second)
+    if target == "cat" or target == "notary":
+        return hand_over(turn, name, target)
+    if not THINGS[target].holds:
+        raise RefusalError(f"{upper_first(the(target))} is no place for it.")
+    if turn.state.places.get(name) != PLAYER:
+        raise RefusalError("You are not carrying that.")
+    if not turn.happened(f"{target}_open"):
+        raise RefusalError(f"{upper_first(the(target))} is shut.")
+    if name == target or (target == "teapot" and not PORTABLE[name].small):
+        raise RefusalError("It does not fit, and the teapot has its pride.")
+    turn.state.places[name] = target
+    return "Done."
+
+
+def _open(turn: Turn, name: str) -> str:
+    state = turn.state
+    match name:
+        case "desk" if not turn.happened("desk_open"):
+            if state.places["key"] == PLAYER:
+                return _unlock(turn, name)
+            return "The desk is locked. It has a small brass keyhole, and an air of having been asked before."
+        case "teapot" if not turn.happened("teapot_open"):
+            state.flags.add("teapot_open")
+            inside = things_at(state, "teapot")
+            return f"In the teapot: {a_list(inside)}." if inside else "You take off the lid. Tea, once."
+        case "door" if not turn.happened("door_open"):
+            state.flags.add("door_open")
+            return "You try the handle. The door, which has been waiting for somebody to, swings open."
+        case "trapdoor" if not turn.happened("cat_fed"):
+            return turn.fill(BARRIERS["kitchen", "cellar"][1])
+        case "trapdoor":
+            return "It lifts easily. The dark looks up. You could go DOWN."
+        case "vaultdoor" if not turn.happened("vault_open"):
+            return "It has no handle, only the three dials. It would have to be a number of three figures."
+        case "musicbox":
+            return wind(turn, name)
+        case "balcony":
+            return hazard(turn, "balcony")
+        case "sardines" | "biscuits" | "deed" | "letter" | "volume" | "bible":
+            return _examine(turn, name)
+        case "desk" | "teapot" | "door" | "vaultdoor":
+            raise RefusalError("It is open.")
+        case _:
+            raise RefusalError(f"There is nothing about {the(name)} to open.")
+
+
+def _close(_turn: Turn, _name: str) -> str:
+    raise RefusalError("You leave it as it is. The house likes a little air.")
+
+
+def _unlock(turn: Turn, name: str) -> str:
+    state = turn.state
+    if name == "vaultdoor":
+        raise RefusalError("No key will do. It wants three figures on its dials.")
+    if name != "desk":
+        raise RefusalError("It has no lock, only manners.")
+    if turn.happened("desk_open"):
+        raise RefusalError("It is open already.")
+    if state.places["key"] != PLAYER:
+        raise RefusalError("You would need the key to it.")
+    if turn.phrase.second and find(state, turn.phrase.second) != "key":
+        raise RefusalError("That is not a key.")
+    state.flags.add("desk_open")
+    turn.award("desk")
+    inside = things_at(state, "desk")
+    return f"The key turns and the lid flies up with a noise like applause. In the desk: {a_list(inside)}."
+
+
+def _light(turn: Turn, name: str) -> str:
+    if name != "lantern":
+        raise RefusalError(f"{upper_first(the(name))} would not thank you for that.")
+    if turn.happened("lantern_lit"):
+        raise RefusalError("It is lit.")
+    was_dark = is_dark(turn.state)
+    turn.state.flags.add("lantern_lit")
+    said = "The lantern catches, and puts on a warm yellow light."
+    return f"{said} Something draws in its elbows.\n\n{_look(turn)}" if was_dark else said
+
+
+def _douse(turn: Turn, name: str) -> str:
+    if name != "lantern" or not turn.happened("lantern_lit"):
+        raise RefusalError("It is not lit.")
+    turn.state.flags.discard("lantern_lit")
+    return "The lantern goes out." + (" So does everything else." if is_dark(turn.state) else "")
+
+
+def _dial(turn: Turn) -> str:
+    state = turn.state
+    if state.room != "passage":
+        raise RefusalError("There is nothing here to dial.")
+    if is_dark(state):
+        raise RefusalError(TOO_DARK)
+    if turn.happened("vault_open"):
+        raise RefusalError("The vault is open. The dials have retired.")
+    if len(turn.phrase.number) != len(turn.case.answer):
+        raise RefusalError("There are three dials, so it takes a number of three figures, such as DIAL 123.")
+    if turn.phrase.number == turn.case.answer:
+        state.flags.add("vault_open")
+        turn.award("vault")
+        return "Click, click, click. The door sighs like someone let off early, and swings open to the north."
+    state.wrong_numbers += 1
+    if state.wrong_numbers > len(WRONG_NUMBERS):
+        state.wrong_numbers = 0
+        return turn.kill("pianola")
+    return WRONG_NUMBERS[state.wrong_numbers - 1]
+
+
+def _turn(turn: Turn, name: str) -> str:
+    if name in ("dials", "vaultdoor"):
+        raise RefusalError("To what? DIAL and a number of three figures would do it.")
+    return wind(turn, name)
+
+
+def _enter(turn: Turn, name: str) -> str:
+    ways = {"house": "n", "door": "in", "trapdoor": "d", "vaultdoor": "n", "hedge": "n"}
+    if name in ("well", "balcony"):
+        return hazard(turn, name)
+    if name not in ways:
+        raise RefusalError(f"{upper_first(the(name))} is not a thing to get into.")
+    way = ways[name]
+    if way not in ROOMS[turn.state.room].exits:
+        way = "out"
+    turn.phrase = Phrase(verb="go", direction=way)
+    return _go(turn)
+
+
+def _climb(turn: Turn, name: str) -> str:
+    if name == "well":
+        return hazard(turn, name)
+    raise RefusalError("You are an heir, not a chamois.")
+
+
+def _touch(turn: Turn, name: str) -> str:
+    if name == "plant":
+        return hazard(turn, name)
+    if name == "cat":
+        return turn.fill("The {cat} permits it.")
+    if name == "dials":
+        return _turn(turn, name)
+    if name == "notary":
+        return talk(turn, name)
+    return f"{upper_first(the(name))} feels much as one would expect."
+
+
+def _attack(turn: Turn, name: str) -> str:
+    if name == "plant":
+        return hazard(turn, name)
+    return "You were better brought up than that, and so was the house."
+
+
+def _eat(turn: Turn, name: str) -> str:
+    if name == "plant":
+        return hazard(turn, name)
+    if name == "sardines":
+        return "They are for persuasion, and you are persuaded already."
+    if name != "biscuits":
+        raise RefusalError("Not even with jam.")
+    if turn.happened("biscuit_eaten"):
+        return "The tin is empty. It still rattles a little, from habit."
+    turn.state.flags.add("biscuit_eaten")
+    return "You eat the biscuit that is always left. It was left for a reason, but you feel braver."
+
+
+def _smell(turn: Turn, name: str) -> str:
+    return (
+        hazard(turn, name) if name == "plant" else f"{upper_first(the(name))} smells of itself, and of wax."
+    )
+
+
+def _use(turn: Turn, name: str) -> str:
+    if name == "key" and not turn.phrase.second:
+        return _unlock(turn, find(turn.state, ("desk",)))
+    if turn.phrase.second and name in PORTABLE:
+        target = find(turn.state, turn.phrase.second)
+        if name == "key":
+            turn.phrase = Phrase(verb="unlock")
+            return _unlock(turn, target)
+        return hand_over(turn, name, target)
+    rules: dict[str, ThingRule] = {
+        "lantern": _light,
+        "telescope": _examine,
+        "musicbox": wind,
+        "dials": _turn,
+    }
+    if name not in rules:
+        raise RefusalError(f"Use {the(name)} how? A plainer verb would help.")
+    return rules[name](turn, name)
+
+
+def _listen(turn: Turn) -> str:
+    if turn.state.room in ("cellar", "passage"):
+        return talk(turn, "grue")
+    if turn.state.room == "hall" and not turn.happened("pym_awake"):
+        return turn.fill("You listen. Mr Pym sleeps on, with a sound like {snore}.")
+    return "You listen. The house creaks in an interested way."
+
+
+def _inventory(turn: Turn) -> str:
+    turn.takes_time = False
+    held = inventory(turn.state)
+    return "\n  ".join(("You are carrying:", *held)) if held else "You are empty-handed."
+
+
+def _score(turn: Turn) -> str:
+    turn.takes_time = False
+    points, moves = score(turn.state), turn.state.moves
+    rank = next(rank for least, rank in RANKS if points >= least)
+    turns = "1 turn" if moves == 1 else f"{moves} turns"
+    return f"You have {points} out of {MAX_SCORE} points, after {turns}. That makes you {rank}."
+
+
+def _help(turn: Turn) -> str:
+    turn.takes_time = False
+    return HELP
+
+
+def _saying(text: str) -> PlainRule:
+    return lambda _turn: text
+
+
+# Rules for verbs that need one thing to act on; the first two accept several.
+THING_RULES: Final[dict[str, ThingRule]] = {
+    "take": _take,
+    "drop": _drop,
+    "examine": _examine,
+    "read": _examine,
+    "put": _put,
+    "open": _open,
+    "close": _close,
+    "unlock": _unlock,
+    "lock": _close,
+    "light": _light,
+    "douse": _douse,
+    "give": give,
+    "feed": give,
+    "talk": talk,
+    "wind": wind,
+    "turn": _turn,
+    "enter": _enter,
+    "climb": _climb,
+    "touch": _touch,
+    "attack": _attack,
+    "eat": _eat,
+    "smell": _smell,
+    "use": _use,
+}
+# Rules for verbs without a thing. "go" and "dial" find the direction and the number in the phrase.
+PLAIN_RULES: Final[dict[str, PlainRule]] = {
+    "go": _go,
+    "look": _look,
+    "dial": _dial,
+    "listen": _listen,
+    "inventory": _inventory,
+    "score": _score,
+    "help": _help,
+    "wait": _saying("Time passes. The clock in the hall declines to say how much."),
+    "jump": _saying("You jump. The house is kind enough not to have seen."),
+    "knock": _saying("You knock. It is, in a manner of speaking, your own house: nobody answers but you."),
+    "sing": _saying("You sing a little. Somewhere a window is closed, gently."),
+}
+# The thing that a verb refers to when it is used alone, if it is within reach.
+IMPLIED: Final[dict[str, Words]] = {
+    "talk": ("pym",),
+    "light": ("lantern",),
+    "douse": ("lantern",),
+    "wind": ("music",),
+}
+
+
+def play_verb(turn: Turn) -> str:
+    """Find the rule for a phrase and the thing to act on, and apply the rule.
+
+    Raises:
+        RefusalError: The command is impossible, or was not understood; the text says which.
+    """
+    phrase = turn.phrase
+    if phrase.verb in PLAIN_RULES:
+        return PLAIN_RULES[phrase.verb](turn)
+    if phrase.verb not in THING_RULES:
+        raise RefusalError(_not_a_verb(turn))
+    nouns = phrase.nouns or ((IMPLIED[phrase.verb],) if phrase.verb in IMPLIED else ())
+    if not nouns:
+        if phrase.verb == "climb":
+            turn.phrase = Phrase(verb="go", direction="u")
+            return _go(turn)
+        raise RefusalError(f"{phrase.said.capitalize()} what?", asks=phrase.said)
+    if phrase.verb in ("take", "drop"):
+        return _several(turn, nouns)
+    if nouns == (("all",),) or len(nouns) > 1:
+        raise RefusalError("One thing at a time, please.")
+    if phrase.verb in ("give", "feed") and not phrase.second:
+        pair = gift_and_receiver(turn.state, nouns[0])
+        if pair is not None:
+            return hand_over(turn, *pair)
+    return THING_RULES[phrase.verb](turn, _meant(turn, nouns[0]))
+
+
+def _not_a_verb(turn: Turn) -> str:
+    if not turn.phrase.said:
+        return "I beg your pardon?"
+    words = (turn.phrase.said, *(word for noun in turn.phrase.nouns for word in noun))
+    if any(set(words) <= set(thing.words.split()) for thing in THINGS.values()):
+        return f"Something about the {' '.join(words)}, no doubt; but what? Try a verb."
+    return (
+        f'"{turn.phrase.said.capitalize()}" is not a word that the house knows as a verb. (HELP lists some.)'
+    )
+
+
+def _meant(turn: Turn, words: Words) -> str:
+    name = find(turn.state, words, asks=turn.phrase.said)
+    turn.state.it = name
+    return name
+
+
+def _several(turn: Turn, nouns: tuple[Words, ...]) -> str:
+    rule = THING_RULES[turn.phrase.verb]
+    if nouns == (("all",),):
+        names = things_at(turn.state, PLAYER) if turn.phrase.verb == "drop" else _takeable(turn.state)
+        if not names:
+            raise RefusalError("There is nothing here to do that with.")
+    else:
+        names = [_meant(turn, words) for words in nouns]
+    if len(names) == 1:
+        return rule(turn, names[0])
+    return "\n".join(f"{THINGS[name].name}: {_attempt(turn, rule, name)}" for name in names)
+
+
+def _takeable(state: State) -> list[str]:
+    return [name for name in within_reach(state) if name in PORTABLE and state.places[name] != PLAYER]
+
+
+def _attempt(turn: Turn, rule: ThingRule, name: str) -> str:
+    try:
+        return rule(turn, name)
+    except RefusalError as refusal:
+        return str(refusal)

@@ -1,0 +1,220 @@
+"""Play Z-machine story files with an interpreter: `dfrotz`, or `fernz` from pip."""
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import GameError
+from grue.hosts.zork.games import story_text
+from grue.hosts.zork.games.game import Observation
+from grue.hosts.zork.games.interpreter_process import InterpreterProcess
+from grue.hosts.zork.games.interpreters import choose_interpreter, find_interpreter
+from grue.hosts.zork.games.story_file import open_story
+
+_AGAIN: Final = ("g", "again")
+_OVER: Final = "The story has ended."
+
+
+class _Replay(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a snapshot, which is written as JSON."""
+
+    game: Literal["zmachine"]
+    version: Literal[1]
+    story: str
+    seed: int
+    commands: list[str]
+    interpreter: str = "dfrotz"
+
+
+class _Known(Struct):
+    """The last values that the game has printed; `None` for those that it has not."""
+
+    location: str | None = None
+    score: int | None = None
+    max_score: int | None = None
+    moves: int | None = None
+
+
+class ZMachineGame:
+    """A story file (.z1 to .z8) as a `Game`.
+
+    Values that the story does not print are `None`. The room is known once the game has printed its heading.
+    Score and moves come from the status line if the game prints one. Otherwise the command SCORE is sent
+    after each command, because it takes no game time; it is not sent if the game asks a question or did not
+    know a word. The inventory is always `None`, because asking for it takes a turn. A question of the game
+    ("Do you wish to leave?") is an ordinary observation, and the next command answers it. A game that waits
+    for a single key gets the first character of the next command.
+
+    Args:
+        story: The story file.
+        interpreter: "dfrotz" or "fernz"; `None`: the first of them that is installed, and for a story of
+            version 4 or later the first that prints bold and underlined words.
+        answer_within_s: Time limit of the interpreter for one answer, in seconds; `None`: 5 for dfrotz, about
+            a thousand times what it needs, and 60 for fernz.
+
+    Attributes:
+        notice: Why the first installed interpreter is not used, or which words of the story are lost, as a
+            sentence for people; empty if there is nothing to say.
+
+    Raises:
+        GameError: The file cannot be read or is not a story, or there is no interpreter of that name.
+        MissingDependencyError: The interpreter is not installed, or none is.
+    """
+
+    def __init__(
+        self, story: Path, *, interpreter: str | None = None, answer_within_s: float | None = None
+    ) -> None:
+        self._story = open_story(story)
+        chosen = choose_interpreter(self._story.version, interpreter)
+        self.notice = chosen.reason
+        self._player = chosen.interpreter
+        self._answer_within_s = answer_within_s
+        self._seed = 0
+        self._commands: list[str] = []
+        self._interpreter: InterpreterProcess | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._known = _Known()
+        self._tells_score = True
+        self._done = False
+        self._repeated = ""
+
+    @property
+    def name(self) -> str:
+        """The story file's name, without its suffix."""
+        return self._story.path.stem
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the story file."""
+        return self._story.digest
+
+    def reset(self, seed: int = 0) -> Observation:
+        """Start the story in a new interpreter.
+
+        Raises:
+            GameError: The interpreter cannot be started or the story cannot be run.
+        """
+        self.close()
+        self._forget()
+        self._seed = seed
+        self._commands = []
+        limit_s = self._player.answer_within_s if self._answer_within_s is None else self._answer_within_s
+        self._interpreter = InterpreterProcess(
+            self._player, self._story.path, seed=seed, answer_within_s=limit_s
+        )
+        return self._converse(self._interpreter, None)
+
+    def step(self, command: str) -> Observation:
+        """Play one command. After the end of the story, commands have no effect.
+
+        Raises:
+            GameError: The game is not running, or the interpreter died or did not answer in time.
+        """
+        if self._interpreter is None:
+            raise GameError(f"{self.name} is not running; start it with reset().")
+        if self._done:
+            return self._observe(_OVER)
+        self._commands.append(command)
+        # "again" must repeat the player's last command. The interpreter would repeat its own last input,
+        # which may have been SCORE.
+        if command.strip().lower() in _AGAIN:
+            command = self._repeated or command
+        if not command.lower().startswith("oops"):
+            self._repeated = command
+        return self._converse(self._interpreter, command)
+
+    def _converse(self, interpreter: InterpreterProcess, command: str | None) -> Observation:
+        try:
+            printed, prompt = interpreter.exchange(command)
+            text = self._tidy(printed)
+            self._done = interpreter.ended or story_text.says_over(text)
+            text = self._learn(text)
+            self._ask_score(interpreter, text, prompt)
+        except GameError:
+            self.close()
+            raise
+        return self._observe(text or _OVER * self._done, died=story_text.says_died(text))
+
+    def _tidy(self, printed: str) -> str:
+        return story_text.tidy(printed, broken_lines=self._player.breaks_lines)
+
+    def _learn(self, text: str) -> str:
+        """Remember the room and score that a text shows, and return the text without the status line."""
+        known = self._known
+        text, status = story_text.take_status_line(text)
+        room = story_text.heading(text, self._story.names)
+        if status is not None:
+            known.location, known.score, known.moves = status.room, status.score, status.moves
+            self._tells_score = False
+        elif room is not None:
+            known.location = room
+        elif story_text.is_dark(text):
+            known.location = None
+        self._note_score(text)
+        return text
+
+    def _note_score(self, text: str) -> bool:
+        told = story_text.told_score(text)
+        if told is None:
+            return False
+        known = self._known
+        known.score = told.score
+        known.max_score = told.max_score if told.max_score is not None else known.max_score
+        known.moves = told.moves if told.moves is not None else known.moves
+        return True
+
+    def _ask_score(self, interpreter: InterpreterProcess, text: str, prompt: str) -> None:
+        answers = story_text.asks_something(text, prompt) or story_text.took_no_time(text)
+        if self._done or answers or not self._tells_score:
+            return
+        printed, _ = interpreter.exchange("score")
+        self._tells_score = self._note_score(self._tidy(printed))
+
+    def _observe(self, text: str, *, died: bool = False) -> Observation:
+        known = self._known
+        complete = self._done and not died and known.score is not None and known.score == known.max_score
+        return Observation(
+            text=text,
+            location=known.location,
+            score=known.score,
+            max_score=known.max_score,
+            moves=known.moves,
+            died=died,
+            won=story_text.says_won(text) or complete,
+            done=self._done,
+        )
+
+    def snapshot(self) -> bytes:
+        """Return the parts that replay the game: story, seed, commands and interpreter."""
+        played = _Replay("zmachine", 1, self._story.digest, self._seed, self._commands, self._player.name)
+        return msgspec.json.encode(played)
+
+    def restore(self, snapshot: bytes) -> Observation:
+        """Replay a snapshot's commands in its interpreter, and return the observation after the last of them.
+
+        Raises:
+            GameError: The snapshot is damaged or belongs to another story, or the interpreter failed.
+            MissingDependencyError: The snapshot's interpreter is not installed.
+        """
+        try:
+            played = msgspec.json.decode(snapshot, type=_Replay)
+        except msgspec.DecodeError as error:
+            raise GameError(f"This is not a snapshot of a story file: {error}.") from error
+        if played.story != self._story.digest:
+            raise GameError(f"This snapshot belongs to another story file than {self._story.path.name}.")
+        if played.interpreter != self._player.name:
+            self._player = find_interpreter(played.interpreter)
+        seen = self.reset(played.seed)
+        for command in played.commands:
+            seen = self.step(command)
+        return msgspec.structs.replace(seen, died=False)
+
+    def close(self) -> None:
+        """End the interpreter. A second call does nothing; `reset` and `restore` start another one."""
+        if self._interpreter is not None:
+            self._interpreter.close()
+            self._interpreter = None

@@ -1,0 +1,1638 @@
+"""All messages of a turn: their fields, units, senders and receivers.
+
+Come here first: the messages are the interface between the actors, and a trace consists of them. A
+command is imperative and goes to one actor (`OpenSession`, `CallTools`). An event is past tense and reports
+the result of a command (`SessionOpened`, `ToolTimedOut`). A note is a fact for the trace only; no actor
+reacts to it (`IterationStarted`, `ToolCalled`). All are frozen msgspec Structs. Their tags are their names,
+so this package is also the schema of the trace file. A renamed class must keep its old tag, or old traces
+become unreadable.
+
+There is one module for each party that the agent exchanges messages with: `turn` (the host), `session` (a
+tool server), `llm` (the model), `approval`, and `agent` (itself). The others hold what messages carry. Import
+every name from `grue.messages`.
+
+```
+host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm       ▶ ToolSupportChecked
+                    agent ── OpenSession ─────────▶ session   ▶ SessionOpened | McpDisabled | StartupFailed
+                    agent ── RewriteHistory ──────▶ llm
+                    agent ── RequestCompletion ───▶ llm       ▶ CompletionReceived | CompletionFailed
+                    agent ── DropCompletion ──────▶ llm       ▶ ReplyDropped
+                    agent ── CallTools(n calls) ──▶ session   ▶ n x (ToolReturned | ToolTimedOut | ToolSkipped
+                                                                     | ServerDied), ToolsChanged
+                    agent ── AskApproval ─────────▶ approval  ▶ CallsDecided | ApprovalPostponed
+                    agent ── CheckAnswer ─────────▶ agent     ▶ AnswerAccepted | AnswerRefused
+                    agent ── CloseSession ────────▶ session   ▶ SessionClosed
+host ◀─ TurnCompleted | TurnFailed | TurnParked ── agent
+```
+
+Durations and time limits are seconds (`_s`), sizes are characters (`_chars`) or bytes (`_bytes`). Tool names
+are canonical, `{server}.{tool}`, unless a field says `tool`: then it is the bare name that its server uses.
+A field typed `object` holds a JSON value: None, bool, int, float, str, list or dict of the same.
+"""
+
+from typing import Literal, NewType, TypeAlias
+
+from msgspec import Struct, field
+
+from grue.policies import (
+    AfterFailedConnect,
+    ApprovalDecision,
+    ApprovalQuestion,
+    ContextItem,
+    ContextOverflow,
+    ContextPolicy,
+    Ending,
+    FailureKind,
+    FailurePolicy,
+    FailureReason,
+    ForceReason,
+    MediaKind,
+    NoticeKind,
+    ProcessEnding,
+    ServerPhase,
+    SettlementKind,
+    SupportCheck,
+    ToolAnnotations,
+    ToolChange,
+    ToolPolicy,
+    TurnLimits,
+)
+
+# --- What messages carry: names and ids
+
+ServerName = NewType("ServerName", str)
+CallId = NewType("CallId", str)
+BatchId = NewType("BatchId", int)
+ConversationId = NewType("ConversationId", str)
+
+JsonObject: TypeAlias = dict[str, object]
+"""A JSON object; its values are JSON values."""
+
+
+class Message(Struct, frozen=True, kw_only=True, tag=True):
+    """Base of every message that is sent through a mailbox or noted in the trace."""
+
+
+# --- Tools and their calls
+
+
+class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool as its server lists it.
+
+    Attributes:
+        server: Name of the server in the configuration.
+        tool: Bare name, as the server knows it; may contain dots.
+        description: The server's text for the model; untrusted.
+        input_schema: JSON Schema of the arguments, an object schema.
+        output_schema: JSON Schema of the structured result, if the server declares one.
+        full_name: The canonical name, if it is not `{server}.{tool}`. Connections of the host's own may
+            name their tools differently.
+        annotations: What the server says about the tool's behaviour; untrusted. `None`: nothing.
+        trusted: The annotations can be believed, because the tool lock holds this definition. Never set by a
+            server.
+    """
+
+    server: ServerName
+    tool: str
+    description: str = ""
+    input_schema: JsonObject
+    output_schema: JsonObject | None = None
+    full_name: str = ""
+    annotations: ToolAnnotations | None = None
+    trusted: bool = False
+
+    @property
+    def name(self) -> str:
+        """The canonical name.
+
+        Source: R8.2, P34
+        """
+        return self.full_name or f"{self.server}.{self.tool}"
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A tool call as the model asked for it.
+
+    Attributes:
+        call_id: Unique within the turn. Generated if the provider sent none, or sent one twice.
+        name: Canonical name, if the model's text can be parsed as one.
+        arguments: The model's text, not yet parsed. It may be invalid JSON.
+    """
+
+    call_id: CallId
+    name: str
+    arguments: str
+
+
+class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The handle of a call that its server works on as a task of its own, and answers later.
+
+    Attributes:
+        task_id: The server's name for it; untrusted.
+        poll_s: How long the server wants to be left alone between two questions about it.
+        ttl_s: How long the server keeps it, from its creation; `None`: not stated, or without a limit.
+    """
+
+    task_id: str
+    poll_s: float = 1.0
+    ttl_s: float | None = None
+
+
+class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A validated tool call: its arguments are a JSON object, and the server lists its tool.
+
+    Attributes:
+        task: Where an earlier process sent the call already, and the server made a task of it: the call is
+            not sent again, and the server is asked for the task's result.
+        definition: Digest of the tool's definition that the call was decided for. The session does not send
+            the call if the tool has another one by then, or is gone. Empty: the call is bound to none, as in
+            an old trace.
+    """
+
+    call_id: CallId
+    tool: str
+    arguments: JsonObject
+    task: ToolTask | None = None
+    definition: str = ""
+
+
+class ToolCallResult(Struct, frozen=True):
+    """The result of a tool call.
+
+    Attributes:
+        content: A JSON value: structured content, parsed JSON, text, or a list of blocks.
+        is_error: The call failed, or the tool reported an error.
+        error_message: The error, for the model. Set if `is_error` is set.
+        blocks: Images, audio, links and resources that came together with structured content. Without
+            structured content they are in `content`. The result of a call outside a turn has all the
+            server's content blocks here, also the text.
+
+    Source: R11
+    """
+
+    content: object = None
+    is_error: bool = False
+    error_message: str | None = None
+    blocks: tuple[JsonObject, ...] = ()
+
+    def to_dict(self) -> JsonObject:
+        """Return `{"content": ...}`, or `{"error": ..., "content": ...}` for a failure.
+
+        Source: R11.3, P43
+        """
+        if self.is_error:
+            return {"error": self.error_message, "content": self.content}
+        return {"content": self.content}
+
+
+class ToolCallRecord(Struct, frozen=True, kw_only=True):
+    """One tool call of a finished turn, with its result.
+
+    Attributes:
+        settlement: `returned` (by the server, error or not), `timed_out`, `died` (the server did), `skipped`
+            (never sent), `rejected` (never sent: unknown tool, or arguments that are unreadable or do not fit
+            its schema), `denied` (by the policy or by a person), `interrupted` (sent by a process that was
+            killed: it may have taken effect).
+        iteration: One-based number of the reply that asked for it.
+        duration_s: `None` if it was never sent.
+        changed_arguments: What was sent instead of `arguments`, because a person changed them.
+    """
+
+    call_id: CallId
+    name: str
+    arguments: str
+    iteration: int
+    settlement: SettlementKind
+    result: ToolCallResult
+    duration_s: float | None = None
+    changed_arguments: JsonObject | None = None
+
+
+ToolPart = Literal["description", "input_schema", "output_schema", "annotations"]
+"""A part of a tool's definition that its server can change."""
+
+
+# --- What is said in a conversation
+
+
+class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An image, a recording or a file that a tool returned, validated, for the model.
+
+    Attributes:
+        mime: Media type, detected from the first bytes. The server's own claim is ignored.
+        data: Base64, padded, without line breaks.
+        bytes: Size of the decoded data.
+        name: File name, for a `file`.
+    """
+
+    kind: MediaKind
+    mime: str
+    data: str
+    bytes: int
+    name: str = ""
+
+
+class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True):
+    """The answer to one tool call in the conversation; `content` is JSON text.
+
+    Attributes:
+        attachments: The media that `content` describes, in the same order. An endpoint that does not
+            support one of them gets the description only.
+
+    Source: R11.5, P44
+    """
+
+    call_id: CallId
+    content: str
+    attachments: tuple[Attachment, ...] = ()
+
+
+class CachePoint(Struct, frozen=True):
+    """A place where an endpoint's prompt cache is to end: a `cache_control` that a caller has set.
+
+    Attributes:
+        end: Characters of the text before it.
+        control: The marker, as it is sent.
+    """
+
+    end: int
+    control: JsonObject
+
+
+class SystemText(Struct, frozen=True, tag="system", omit_defaults=True):
+    """Instructions that open a conversation."""
+
+    text: str
+    cache_points: tuple[CachePoint, ...] = ()
+
+
+class UserText(Struct, frozen=True, tag="user", omit_defaults=True):
+    """The host's text for the model.
+
+    Attributes:
+        attachments: The images that belong to it. An endpoint that does not support one of them gets a
+            description.
+        stub: What takes its place if a `ContextPolicy` clears it; empty: it stays.
+    """
+
+    text: str
+    cache_points: tuple[CachePoint, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    stub: str = ""
+
+
+class AssistantText(Struct, frozen=True, tag="assistant"):
+    """A text of the assistant in a conversation that a server composed for sampling."""
+
+    text: str
+
+
+class Echo(Struct, frozen=True, kw_only=True):
+    """Parts of a reply that the provider requires back: thoughts, signatures, their order among the texts.
+
+    Attributes:
+        wire: The wire format that it is written in.
+        model: The model, as the settings name it. Another model cannot read it.
+        data: A JSON object; each wire format has its own.
+    """
+
+    wire: str
+    model: str
+    data: JsonObject
+
+
+class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaults=True):
+    """A reply of the model, as a conversation keeps it.
+
+    Attributes:
+        echo: What the provider requires back with it; `None`: nothing.
+    """
+
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    echo: Echo | None = None
+
+
+ConversationItem: TypeAlias = SystemText | UserText | AssistantText | ToolMessage
+
+HistoryItem: TypeAlias = UserText | AssistantReply | ToolMessage
+"""An entry of a conversation's earlier turns; `TurnRequest.history` consists of them."""
+
+
+class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=True):
+    """A change of a conversation's history: shorter texts take the place of tool results and user texts.
+
+    Attributes:
+        results: The new answers of their calls. They have no attachments.
+        texts: How many of the oldest user texts that have a stub, and do not consist of it yet, are replaced
+            by it.
+    """
+
+    results: tuple[ToolMessage, ...] = ()
+    texts: int = 0
+
+
+class Summarised(Struct, frozen=True, tag="summarised"):
+    """A change of a conversation's history: `items` take the place of everything after its first entry."""
+
+    items: tuple[UserText, ...]
+
+
+class Shortened(Struct, frozen=True, tag="shortened"):
+    """A change of a conversation's history: its oldest exchanges after the first entry are left out.
+
+    Attributes:
+        share: How much of what follows the first entry may stay at most, from 0 to 1, by its size. The last
+            user text and what follows it stay in any case.
+    """
+
+    share: float
+
+
+class AnswerSchema(Struct, frozen=True):
+    """The shape of a final answer: a name for the endpoint and a JSON Schema."""
+
+    name: str
+    schema: JsonObject
+
+
+class Said(Struct, frozen=True, tag="said", omit_defaults=True):
+    """The texts and tool results of one request, as a conversation keeps them.
+
+    Attributes:
+        answer: The schema that the request asked for, if it asked for one.
+        beside_tools: It offered tools, so the schema is told in words, whatever the endpoint accepts.
+    """
+
+    items: tuple[ConversationItem, ...]
+    answer: AnswerSchema | None = None
+    beside_tools: bool = False
+
+
+class Rewritten(Struct, frozen=True, tag="rewritten"):
+    """A change of a conversation's history: `entries` take the place of the entries `start` to `stop`."""
+
+    start: int
+    stop: int
+    entries: tuple[Said | AssistantReply, ...] = ()
+
+
+HistoryEntry: TypeAlias = Said | AssistantReply | Rewritten
+"""One step of a conversation. A conversation is the sequence of its entries, and nothing else."""
+
+
+class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A reference to a conversation's entries before a turn.
+
+    Attributes:
+        length: How many entries the conversation had, rewrites included.
+        digest: A SHA-256 of their JSON, in hexadecimal; empty if there were none.
+        file: The file that the conversation is appended to; empty: none.
+    """
+
+    conversation: ConversationId
+    length: int
+    digest: str
+    file: str = ""
+
+
+# --- Why a turn failed
+
+
+class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
+    """The failure of a server, with the details that a person needs to fix it.
+
+    Attributes:
+        phase: The step that failed.
+        command: The command line in shell syntax, or the URL.
+        cause: One sentence.
+        exit_status: The process's status, if it exited by itself.
+        signal: The signal that killed it, such as `SIGKILL`.
+        elapsed_s: From the start of the spawn.
+        stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
+        remedy: What to do.
+        needs_login: Whether only a person's login at the server helps.
+    """
+
+    server: ServerName
+    phase: ServerPhase
+    command: str
+    cause: str
+    exit_status: int | None = None
+    signal: str | None = None
+    elapsed_s: float = 0.0
+    stderr_tail: str = ""
+    remedy: str = ""
+    needs_login: bool = False
+
+
+class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
+    """The failure of a completion, after all tries.
+
+    Attributes:
+        kind: `refused`: the endpoint rejected the request, and a retry would not help (key, credit, model).
+            `invalid_reply`: the reply cannot be parsed. `damaged`: an event of the stream is garbled, lost or
+            out of order.
+        endpoint: Base URL without credentials.
+        status: HTTP status, if there was one.
+        message: The endpoint's error text, or what happened to the connection; untrusted.
+        attempts: Requests that were sent.
+        remedy: What to do.
+        overflow: Set if the request was refused because it is longer than the model's context window.
+        reason: Why it failed; `None` in the traces of versions that did not record it.
+        retry_after_s: The wait that the endpoint asked for before the next request.
+    """
+
+    kind: FailureKind
+    endpoint: str
+    model: str
+    message: str
+    status: int | None = None
+    attempts: int = 1
+    remedy: str = ""
+    overflow: ContextOverflow | None = None
+    reason: FailureReason | None = None
+    retry_after_s: float | None = None
+
+
+class ToolsUnsupported(Struct, frozen=True, kw_only=True, tag=True):
+    """Tools are configured for a model that cannot call any; `reason` says how that is known.
+
+    Source: R12.5
+    """
+
+    model: str
+    endpoint: str
+    reason: str
+
+
+class DeadlineMissed(Struct, frozen=True, kw_only=True, tag=True):
+    """The turn ran out of time; `doing` says what it was waiting for.
+
+    Attributes:
+        limit_s: Limit of the whole turn.
+        kept_s: The part of it that was reserved for closing sessions. The work was stopped that much earlier.
+    """
+
+    limit_s: float
+    doing: str
+    kept_s: float = 0.0
+
+
+class Interrupted(Struct, frozen=True, kw_only=True, tag=True):
+    """The turn was cancelled from outside, by Ctrl-C or by the caller, or by another actor's crash."""
+
+    reason: str
+
+
+class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
+    """The model gave no acceptable answer and the host has no fallback.
+
+    Attributes:
+        stopped: Why the endpoint stopped the last reply before its end, as it says it; empty: it did not.
+    """
+
+    reason: str
+    raw: str | None = None
+    stopped: str = ""
+
+
+TurnFailure: TypeAlias = (
+    ServerFailure | LlmFailure | ToolsUnsupported | DeadlineMissed | Interrupted | NoAnswer
+)
+
+OutcomeKind = Literal["answered", "forced", "degraded", "fallback"]
+"""How the answer was obtained. If several apply, the first of fallback, forced, degraded, answered counts."""
+
+
+# --- The agent and the LLM actor
+
+
+class OfferTools(Struct, frozen=True, tag="offer"):
+    """The request offers tools. No format of an answer is sent beside them.
+
+    Attributes:
+        tools: The tools; `None`: the same as in the previous request of the conversation.
+        answer: The schema of the final answer, which the model is told in words unless it was told before;
+            `None`: any text, or the host's own texts say it.
+
+    Source: R4.6, P14
+    """
+
+    tools: tuple[ToolDefinition, ...] | None = None
+    answer: AnswerSchema | None = None
+
+
+class RequireAnswer(Struct, frozen=True, tag="answer"):
+    """The request offers no tools and asks for a final answer.
+
+    Attributes:
+        answer: The schema of the answer; `None`: any text.
+
+    Source: R5.8, R5.9
+    """
+
+    answer: AnswerSchema | None = None
+
+
+class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens of one or more completions; `cost_usd` is `None` if the endpoint does not report it.
+
+    Attributes:
+        cached_tokens: Those of the prompt that were read from the provider's cache.
+        cache_write_tokens: Those of the prompt that were written to it.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_usd: float | None = None
+
+    def __add__(self, other: "Usage") -> "Usage":
+        """Add two usages. Counts are clamped to 63 bits. The cost is `None` only if both are."""
+        mine, theirs = self.cost_usd, other.cost_usd
+        return Usage(
+            input_tokens=_within_63_bits(self.input_tokens + other.input_tokens),
+            output_tokens=_within_63_bits(self.output_tokens + other.output_tokens),
+            cached_tokens=_within_63_bits(self.cached_tokens + other.cached_tokens),
+            cache_write_tokens=_within_63_bits(self.cache_write_tokens + other.cache_write_tokens),
+            reasoning_tokens=_within_63_bits(self.reasoning_tokens + other.reasoning_tokens),
+            cost_usd=theirs if mine is None else mine if theirs is None else mine + theirs,
+        )
+
+
+class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The model that a turn asks, its address and settings, for spans and people. No decision depends on it.
+
+    Attributes:
+        model: The model's name, as the request has it.
+        address: The endpoint's base URL, without user, password and query.
+        provider: The provider, by the names of OpenTelemetry's conventions where these have one.
+        wire: The wire format.
+        sampling: The sampling settings that are sent, by grue's own names.
+        streams: Whether the endpoint can stream a reply.
+    """
+
+    model: str
+    address: str = ""
+    provider: str = ""
+    wire: str = ""
+    sampling: JsonObject = {}
+    streams: bool = True
+
+
+class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts that an endpoint reports about a reply beside the reply itself. No decision depends on them.
+
+    Attributes:
+        id: The endpoint's id of the completion.
+        service_tier: The service tier that answered, at OpenAI.
+        system_fingerprint: The version of the provider's system, at OpenAI.
+        first_chunk_s: For a streamed reply, the time from the request to its first event.
+    """
+
+    id: str = ""
+    service_tier: str = ""
+    system_fingerprint: str = ""
+    first_chunk_s: float | None = None
+
+
+class WrittenCalls(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tool calls that a model has written as text, where the endpoint did not read them as calls.
+
+    Attributes:
+        form: Whose form it is: `hermes`, `mistral`, `json` and so on.
+        names: The tools that are called, as they are written; empty: the calls cannot be read strictly.
+        made: They have been made calls of the reply.
+    """
+
+    form: str
+    names: tuple[str, ...] = ()
+    made: bool = False
+
+    def __str__(self) -> str:
+        """Return the form and the names, for people."""
+        return f"{self.form}: {', '.join(self.names)}" if self.names else self.form
+
+
+def _within_63_bits(count: int) -> int:
+    # An endpoint can report anything, and Python refuses to print an integer of over 4,300 digits.
+    return max(-(2**63), min(count, 2**63 - 1))
+
+
+class CheckToolSupport(Message, frozen=True, kw_only=True):
+    """agent -> llm: check whether the model can call tools, before any are offered.
+
+    Source: R12
+    """
+
+
+class ToolSupportChecked(Message, frozen=True, kw_only=True):
+    """llm -> agent: whether the model supports tools.
+
+    Attributes:
+        by: How that is known: `forced` by the configuration, from the `endpoint`'s model list, from the
+            host's `client`, or by the model's `name`.
+        reason: Why it does not, for people; empty if it does.
+    """
+
+    model: str
+    endpoint: str
+    supported: bool
+    by: Literal["forced", "endpoint", "client", "name"]
+    reason: str = ""
+
+
+ListingSource = Literal["runner", "trace", "cache", "locked", "known"]
+"""Where a presumed listing is from: an earlier turn of this runner, the trace of an episode or a turn that is
+resumed, the user's cache, or the listing file beside the tool lock. `known`: it cannot change, as that of
+functions."""
+
+
+class PresumedListing(Struct, frozen=True, kw_only=True):
+    """The tools that a server is presumed to list, because it did before; screened as a listing is."""
+
+    server: ServerName
+    tools: tuple[ToolDefinition, ...]
+    source: ListingSource
+
+
+class ToolsPresumed(Message, frozen=True, kw_only=True):
+    """agent -> agent: the first request may offer these tools before the servers have listed theirs.
+
+    Recorded right after `RunTurn`. Servers that are disabled have no listing here.
+    """
+
+    listings: tuple[PresumedListing, ...]
+
+
+class RequestCompletion(Message, frozen=True, kw_only=True):
+    """agent -> llm: add new items to the conversation and ask the model. For sampling, a session asks too.
+
+    The LLM actor keeps the history, including the assistant's messages, so this carries new items only.
+
+    Attributes:
+        conversation: Id of the conversation; an unknown id starts an empty one.
+        request: One-based number of the request in its turn.
+        stream: Note the reply's text as it arrives.
+        aside: Ask beside the conversation: neither `new` nor the reply is added to it, and the last reply, if
+            it has no answers yet, is left out.
+        clears: An overflow is answered by clearing, so do not try the request in other forms after one.
+        presumed: It offers tools that no server has listed yet in this turn, so it may be followed by a
+            `DropCompletion` before it is answered.
+    """
+
+    conversation: ConversationId
+    request: int
+    new: tuple[ConversationItem, ...]
+    mode: OfferTools | RequireAnswer
+    stream: bool = False
+    aside: bool = False
+    clears: bool = False
+    presumed: bool = False
+
+
+class DropCompletion(Message, frozen=True, kw_only=True):
+    """agent -> llm: cancel this request if it is under way, and forget the reply to it if there is one.
+
+    Attributes:
+        reason: Why, for people: which tools are not as they were presumed, or which server did not start.
+    """
+
+    conversation: ConversationId
+    request: int
+    reason: str
+
+
+class RewriteHistory(Message, frozen=True, kw_only=True):
+    """agent -> llm: change what was said in the conversation before the next request.
+
+    Attributes:
+        reason: Why: the request would be too long for the `window`, or the endpoint has reported an
+            `overflow`.
+    """
+
+    conversation: ConversationId
+    change: Cleared | Shortened | Summarised
+    reason: Literal["window", "overflow"]
+
+
+class CompletionReceived(Message, frozen=True, kw_only=True):
+    """llm -> agent: the model's reply.
+
+    Attributes:
+        content: Its text. There may be tool calls as well.
+        refusal: The model's text if it declines to answer and the endpoint marks that.
+        reasoning: The model's reasoning text, for people; never used as an answer.
+        finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`). For people
+            only; no decision depends on it.
+        usage: Sum over all replies to this request, including one that was cut short.
+        echo: What the provider requires back with the reply. Old traces lack it.
+        prompt_tokens: Tokens of the prompt of the last of them; 0: the endpoint has not counted them.
+        facts: What the endpoint says about the reply.
+        stopped: Why the endpoint stopped the reply before its end, if not for its length; empty: it did not.
+        written: The tool calls that the text is, or was before they were made calls.
+    """
+
+    request: int
+    content: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str | None = None
+    model: str = ""
+    usage: Usage = Usage()
+    elapsed_s: float = 0.0
+    echo: Echo | None = None
+    prompt_tokens: int = 0
+    facts: ReplyFacts = ReplyFacts()
+    stopped: str = ""
+    written: WrittenCalls | None = None
+
+
+class CompletionFailed(Message, frozen=True, kw_only=True):
+    """llm -> agent: no completion, after all retries.
+
+    Attributes:
+        usage: About what the requests have cost whose replies broke off.
+    """
+
+    request: int
+    failure: LlmFailure
+    usage: Usage = Usage()
+
+
+class ReplyDropped(Message, frozen=True, kw_only=True):
+    """llm -> agent: the request is not under way any more, and its reply is forgotten.
+
+    The one answer to `DropCompletion`. A reply that was on its way to the agent arrives before it.
+
+    Attributes:
+        usage: What the request has cost, as far as no `CompletionReceived` says it: for a request that was
+            cancelled, an estimate of its prompt and as many tokens as the reply might have had.
+    """
+
+    request: int
+    usage: Usage = Usage()
+
+
+class CompletionRetried(Message, frozen=True, kw_only=True):
+    """llm: a request failed and is sent again after `delay_s`."""
+
+    request: int
+    attempt: int
+    delay_s: float
+    failure: LlmFailure
+
+
+class ReplyCut(Message, frozen=True, kw_only=True):
+    """llm: a reply was cut off at its length limit.
+
+    Attributes:
+        limit_tokens: The limit that was sent; `None`: the endpoint's default.
+        retried_with: The larger limit of the retry; `None`: the reply is used as it is.
+    """
+
+    request: int
+    limit_tokens: int | None
+    retried_with: int | None = None
+    usage: Usage = Usage()
+
+
+class HistoryRewritten(Message, frozen=True, kw_only=True):
+    """llm: a conversation's history was changed, so the next request does not begin as the one before it.
+
+    Attributes:
+        reason: Why, for people.
+    """
+
+    conversation: ConversationId
+    rewrite: Rewritten
+    reason: str
+
+
+class CostUncounted(Message, frozen=True, kw_only=True):
+    """host: the cost of replies is not known, so a limit on the cost has no effect. Once a runner.
+
+    Attributes:
+        model: The model that is asked.
+        endpoint: The kind of endpoint, as its profile is named.
+        limit_usd: The limit.
+    """
+
+    model: str
+    endpoint: str
+    limit_usd: float
+
+
+class SchemaIgnored(Message, frozen=True, kw_only=True):
+    """llm: a reply does not have the shape of the schema that was sent, so the prompt states it from now on.
+
+    Attributes:
+        request: The request whose reply has another shape.
+        endpoint: The kind of endpoint, as its profile is named.
+        model: The model that replied.
+    """
+
+    request: int
+    endpoint: str
+    model: str
+
+
+class SettingsLeftOut(Message, frozen=True, kw_only=True):
+    """llm: requests leave out settings that the endpoint does not take, or no longer takes. Once each.
+
+    Attributes:
+        request: The first request without them.
+        settings: Their names, as in the settings.
+        endpoint: The kind of endpoint, as its profile is named.
+    """
+
+    request: int
+    settings: tuple[str, ...]
+    endpoint: str
+    model: str
+
+
+class ThoughtsDropped(Message, frozen=True, kw_only=True):
+    """llm: the endpoint cannot read the thoughts in some replies of the conversation, so they are not sent.
+
+    The texts and the tool calls of these replies are sent.
+
+    Attributes:
+        replies: How many replies have such thoughts.
+        wire: The wire format that requests are written in.
+        model: The model that is asked.
+    """
+
+    conversation: ConversationId
+    replies: int
+    wire: str
+    model: str
+
+
+class TextDelta(Message, frozen=True, kw_only=True):
+    """llm: a piece of a streamed reply.
+
+    The pieces of a request since its last restart, concatenated, are the reply's text so far.
+
+    Attributes:
+        part: Whether the piece belongs to the answer's text or to the model's reasoning.
+        restart: The request is being retried. Discard all earlier pieces of this request, of both parts.
+            `text` is empty.
+    """
+
+    request: int
+    text: str
+    part: Literal["content", "reasoning"] = "content"
+    restart: bool = False
+
+
+# --- The agent and a session actor
+
+
+class OpenSession(Message, frozen=True, kw_only=True):
+    """agent -> session: connect, with `timeout_s` per attempt. A stdio server gets a new process."""
+
+    server: ServerName
+    turn: int
+    timeout_s: float
+    policy: FailurePolicy = FailurePolicy()
+
+
+class SessionOpened(Message, frozen=True, kw_only=True):
+    """session -> agent: connected, initialised, listed.
+
+    Attributes:
+        attempt: 1, or 2 after a retry.
+        protocol_version: The negotiated MCP revision; empty if this is not an MCP server.
+        pid: The server's process, if it has one.
+        serves_unlisted: Whether tools that are not in the list can be called too.
+        address: The URL of an MCP server over HTTP, without secrets; empty for others.
+
+    Source: R6.8, P8
+    """
+
+    server: ServerName
+    tools: tuple[ToolDefinition, ...]
+    attempt: int = 1
+    protocol_version: str = ""
+    pid: int | None = None
+    elapsed_s: float = 0.0
+    serves_unlisted: bool = False
+    address: str = ""
+
+
+class McpDisabled(Message, frozen=True, kw_only=True):
+    """session -> agent: no tools from this server in this turn; `FailurePolicy` says when it is tried again.
+
+    Attributes:
+        newly: This turn disabled it. Otherwise an earlier turn did, and no connect was tried.
+
+    Source: R6.9, R6.10, P27
+    """
+
+    server: ServerName
+    reason: str
+    newly: bool = False
+
+
+class StartupFailed(Message, frozen=True, kw_only=True):
+    """session -> agent: the first connect of the episode failed, and the policy is to raise.
+
+    Source: R6.1
+    """
+
+    server: ServerName
+    failure: ServerFailure
+
+
+class CallTools(Message, frozen=True, kw_only=True):
+    """agent -> session: run these calls one after the other and report the result of each.
+
+    Attributes:
+        after_timeout: What to do with the rest of the batch after a call that timed out.
+
+    Source: R5.2, P17
+    """
+
+    server: ServerName
+    batch: BatchId
+    calls: tuple[ServerCall, ...]
+    timeout_s: float
+    after_timeout: Literal["skip", "continue"] = "skip"
+
+
+class ToolsChanged(Message, frozen=True, kw_only=True):
+    """session -> agent: the server's tool list has changed. Sent between two batches only."""
+
+    server: ServerName
+    tools: tuple[ToolDefinition, ...]
+
+
+class ToolReturned(Message, frozen=True, kw_only=True):
+    """session -> agent: the call was answered, with a result or an error.
+
+    Attributes:
+        request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
+        error_code: The code of the JSON-RPC error that the server answered with; `None`: it did not.
+    """
+
+    batch: BatchId
+    call_id: CallId
+    result: ToolCallResult
+    duration_s: float = 0.0
+    request_id: str = ""
+    error_code: int | None = None
+
+
+class ToolTimedOut(Message, frozen=True, kw_only=True):
+    """session -> agent: no result in time. The session has sent the server a cancellation.
+
+    Attributes:
+        request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
+
+    Source: R6.5, P24
+    """
+
+    batch: BatchId
+    call_id: CallId
+    timeout_s: float
+    duration_s: float = 0.0
+    request_id: str = ""
+
+
+class ToolSkipped(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """session -> agent, or a note of the agent: the call was not sent to its server.
+
+    Attributes:
+        refused: Something is wrong with the call itself, such as arguments that its tool's schema refuses,
+            or a tool that has changed since the call was decided on.
+            The model can correct it.
+    """
+
+    batch: BatchId
+    call_id: CallId
+    reason: str
+    refused: bool = False
+
+
+class ServerDied(Message, frozen=True, kw_only=True):
+    """session -> agent: the server ended, or the connection broke, during this call.
+
+    Attributes:
+        request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
+    """
+
+    server: ServerName
+    batch: BatchId
+    call_id: CallId
+    failure: ServerFailure
+    duration_s: float = 0.0
+    request_id: str = ""
+
+
+class CloseSession(Message, frozen=True, kw_only=True):
+    """agent -> session: close the connection and end all its processes.
+
+    Source: R3.5, R3.7
+    """
+
+    server: ServerName
+
+
+class SessionClosed(Message, frozen=True, kw_only=True):
+    """session -> agent: closed; no process of the server's group is alive.
+
+    Attributes:
+        ending: How the process ended. `polite`: by itself after end of input. `terminated`: by SIGTERM.
+            `killed`: by SIGKILL. `died`: before it was asked to. `none`: there was no process. `handed_over`:
+            it is ended in the background, and is gone before the next turn's first tool call
+            (`ServerEnded`).
+        stderr_tail: The last lines that it wrote to stderr; untrusted, control characters removed.
+
+    Source: P9
+    """
+
+    server: ServerName
+    ending: Ending = "none"
+    exit_status: int | None = None
+    stderr_tail: str = ""
+    elapsed_s: float = 0.0
+
+
+class ConnectFailed(Message, frozen=True, kw_only=True):
+    """session: an attempt to connect failed; `then` is the next step."""
+
+    server: ServerName
+    attempt: int
+    failure: ServerFailure
+    then: AfterFailedConnect
+
+
+class ToolCalled(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """session: this call is being sent to its server.
+
+    Attributes:
+        task: The call was sent by an earlier process. Its server is now asked for the result of this task.
+
+    Source: P28
+    """
+
+    server: ServerName
+    batch: BatchId
+    call_id: CallId
+    tool: str
+    arguments: JsonObject
+    task: ToolTask | None = None
+
+
+class TaskCreated(Message, frozen=True, kw_only=True):
+    """session: the server has made a task of the call under way, and is asked for its result from now on.
+
+    The call's own end follows as for any other call: `ToolReturned`, `ToolTimedOut` or `ServerDied`.
+    """
+
+    server: ServerName
+    tool: str
+    task: ToolTask
+
+
+class ServerNoted(Message, frozen=True, kw_only=True):
+    """session, agent: a notice about a server: noise on stdout, a malformed tool, a log line.
+
+    Attributes:
+        kind: `bad_tool`: a tool is malformed, and may be left out. `bad_schema`: an output schema cannot be
+            used, so results are not validated. `too_large`: a message was dropped, its values were kept as
+            text, or further notices were dropped. `updated`: a resource, or a list of prompts or resources,
+            has changed; the text is its URI or the name of the list. `updates_ended`: a stream of such
+            updates has ended; the text has its `subscriptionId` and the reason.
+    """
+
+    server: ServerName
+    kind: NoticeKind
+    text: str
+
+
+class ServerRequested(Message, frozen=True, kw_only=True):
+    """host: a request to a server outside turns has ended. Its answer is not recorded.
+
+    Attributes:
+        method: Such as `prompts/get` or `resources/read`.
+        error: Why it failed; empty: it was answered, or cancelled.
+        duration_s: From when it was sent to its end.
+    """
+
+    server: ServerName
+    method: str
+    params: JsonObject = field(default_factory=dict)
+    error: str = ""
+    duration_s: float = 0.0
+
+
+class ToolDrifted(Message, frozen=True, kw_only=True):
+    """session: a tool differs from the definition that the user approved in the tool lock.
+
+    Attributes:
+        tool: Bare name.
+        change: `added`: it is not in the lock. `removed`: the server no longer lists it.
+        parts: The changed parts, for `changed`.
+        refused: It is not offered to the model.
+    """
+
+    server: ServerName
+    tool: str
+    change: ToolChange
+    parts: tuple[ToolPart, ...] = ()
+    refused: bool = False
+
+
+class SessionPrewarmed(Message, frozen=True, kw_only=True, tag="SpareReady"):
+    """session: a prewarmed connection is open, for a turn that has not started yet."""
+
+    server: ServerName
+    pid: int | None = None
+    elapsed_s: float = 0.0
+
+
+class PrewarmLost(Message, frozen=True, kw_only=True, tag="SpareLost"):
+    """session: a prewarmed connection cannot be used. The turn opens a new one."""
+
+    server: ServerName
+    cause: str
+
+
+class ServerEnded(Message, frozen=True, kw_only=True):
+    """session: a server that was ended in the background is gone, with all processes of its group.
+
+    Source: P9
+    """
+
+    server: ServerName
+    pid: int | None = None
+    ending: ProcessEnding = "none"
+    exit_status: int | None = None
+    stderr_tail: str = ""
+    elapsed_s: float = 0.0
+
+
+# --- The agent and the approval actor
+
+
+class AskApproval(Message, frozen=True, kw_only=True):
+    """agent -> approval: ask a person about these calls of a reply. No call of the reply has been sent."""
+
+    questions: tuple[ApprovalQuestion, ...]
+
+
+class CallsDecided(Message, frozen=True, kw_only=True):
+    """approval -> agent: answers to some or all of the questions."""
+
+    decisions: tuple[ApprovalDecision, ...]
+
+
+class ApprovalPostponed(Message, frozen=True, kw_only=True):
+    """approval -> agent: nobody answers now, so the turn is to be parked.
+
+    Attributes:
+        expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
+    """
+
+    expires_at: float | None = None
+
+
+# --- The agent and itself
+
+
+class CheckAnswer(Message, frozen=True, kw_only=True):
+    """agent -> agent: run the host's check on this final text."""
+
+    content: str
+
+
+class AnswerAccepted(Message, frozen=True, kw_only=True):
+    """agent -> agent: the check accepted the text as this JSON value."""
+
+    answer: object
+
+
+class AnswerRefused(Message, frozen=True, kw_only=True):
+    """agent -> agent: the check refused the text; `reason` is a text for the model."""
+
+    reason: str
+
+
+class DeadlinePassed(Message, frozen=True, kw_only=True):
+    """agent -> agent: the time for this turn's work is over.
+
+    Attributes:
+        limit_s: Limit of the whole turn.
+        kept_s: The part of it that is reserved for closing sessions.
+    """
+
+    limit_s: float
+    kept_s: float = 0.0
+
+
+class TurnInterrupted(Message, frozen=True, kw_only=True):
+    """runtime -> agent: the turn was cancelled, from outside or by another actor's crash."""
+
+    reason: str
+
+
+class IterationStarted(Message, frozen=True, kw_only=True):
+    """agent: sends the nth request that offers tools."""
+
+    iteration: int
+    max_iterations: int
+
+
+class ToolsVerified(Message, frozen=True, kw_only=True):
+    """agent: all servers have listed their tools, and the reply to the presumed ones stands.
+
+    Attributes:
+        changed: Tools that are not as they were presumed, by name. The reply calls none of them, and the next
+            request that offers tools offers them anew.
+    """
+
+    request: int
+    changed: tuple[str, ...] = ()
+
+
+class ToolRejected(Message, frozen=True, kw_only=True):
+    """agent: a call was rejected and not sent: unknown tool or invalid arguments.
+
+    Source: R6.4
+    """
+
+    batch: BatchId
+    call_id: CallId
+    name: str
+    error: str
+
+
+class ToolDenied(Message, frozen=True, kw_only=True):
+    """agent: a call was not sent, because the policy or a person denied it; the model reads `reason`."""
+
+    batch: BatchId
+    call_id: CallId
+    name: str
+    reason: str
+
+
+class DecisionIgnored(Message, frozen=True, kw_only=True):
+    """agent, approval: a decision had no effect: it came too late, or is about another call."""
+
+    call_id: CallId
+    reason: str
+
+
+class ReplyUnusable(Message, frozen=True, kw_only=True):
+    """agent: the model's reply had neither content nor tool calls, or text that is a tool call.
+
+    Attributes:
+        seen: What it had instead; empty: nothing.
+
+    Source: R5.10
+    """
+
+    finish_reason: str | None
+    iteration: int
+    seen: str = ""
+
+
+class SummaryFailed(Message, frozen=True, kw_only=True):
+    """agent: the summary that was to take the place of the history did not come; the history stays."""
+
+    reason: str
+
+
+class FinalForced(Message, frozen=True, kw_only=True):
+    """agent: requests the final answer, without tools.
+
+    Source: R5.7
+    """
+
+    reason: ForceReason
+    iterations: int
+
+
+class RepairRequested(Message, frozen=True, kw_only=True):
+    """agent: the final answer was refused, and the agent asks the model once more."""
+
+    reason: str
+
+
+class FellBack(Message, frozen=True, kw_only=True):
+    """agent: no acceptable answer; the host's fallback value is used.
+
+    Source: R15.3
+    """
+
+    reason: str
+    raw_response: str | None
+
+
+# --- The host and the agent
+
+FINAL_REQUEST = "Please provide your final action now without calling any more tools."
+"""The text that asks for the final answer, unless the host has its own."""
+
+REPAIR_REQUEST = (
+    "That reply cannot be used: {reason}\n"
+    "Reply once more, with nothing but the answer in the form that was asked for, and call no tools."
+)
+"""The text that asks for another answer after one was refused; `{reason}` stands for the reason."""
+
+
+class RunTurn(Message, frozen=True, kw_only=True):
+    """host -> agent: run the turn and reply with `TurnCompleted`, `TurnFailed` or `TurnParked`.
+
+    Attributes:
+        turn: One-based number of the turn in its episode.
+        servers: Names of the tool servers to open, in order; empty: no tools this turn.
+        answer: The schema of the answer; `None`: any text.
+        fallback: The answer to use if the model gives no acceptable one; `None`: fail instead.
+        support_check: When to check whether the model can call tools. Only used with servers.
+        stream: Note the model's text as it arrives (`TextDelta`).
+        attach_media: Attach images, audio and files in tool results to the conversation. Old traces lack this
+            field and are replayed without attachments.
+        tool_policy: Which tool calls are made, asked about or denied.
+        history: The conversation that the turn continues; `None`: it begins one that ends with it.
+        images: The images that belong to the user's text.
+        final_request: The text that asks for the final answer, without tools. Old traces lack this field and
+            the next one; their turns had the default texts.
+        repair_request: The text that asks for another answer; `{reason}` stands for why the last was refused.
+        tools: Patterns of the names of the tools to offer; `None`: all.
+        resumed: Where the turn goes on; `None`: it begins.
+        context: How to stay within the model's context window; `None`: nothing is cleared.
+        earlier: The sizes of the history that the turn continues, oldest first. The first one is that of the
+            conversation's first entry, which is never cleared. Only set with `context`.
+        user_stub: What takes the place of `user` if a later turn clears it; empty: it stays.
+        show_schemas: Questions about calls carry the tools' input schemas. Old traces lack this field and are
+            replayed without them.
+        binds_calls: A call is only made of the tool that it was decided for, and patterns that match no tool
+            are noted. Old traces lack this field.
+        plain_results: A tool's text reaches the model as it is, and not within JSON. Old traces lack it.
+        states_answer: A request with tools tells the model the schema of the answer. Old traces lack it.
+        asks: Which model the turn asks; `None`: an actor of the host's, or an old trace.
+    """
+
+    turn: int
+    system: str
+    user: str
+    servers: tuple[ServerName, ...] = ()
+    answer: AnswerSchema | None = None
+    fallback: object = None
+    limits: TurnLimits = TurnLimits()
+    policy: FailurePolicy = FailurePolicy()
+    support_check: SupportCheck = "skip"
+    stream: bool = False
+    attach_media: bool = False
+    tool_policy: ToolPolicy = ToolPolicy()
+    history: HistoryReference | None = None
+    images: tuple[Attachment, ...] = ()
+    final_request: str = FINAL_REQUEST
+    repair_request: str = REPAIR_REQUEST
+    tools: tuple[str, ...] | None = None
+    resumed: "Resumption | None" = None
+    context: ContextPolicy | None = None
+    earlier: tuple[ContextItem, ...] = ()
+    user_stub: str = ""
+    show_schemas: bool = False
+    binds_calls: bool = False
+    plain_results: bool = False
+    states_answer: bool = False
+    asks: ModelAsked | None = None
+
+
+class TurnCompleted(Message, frozen=True, kw_only=True):
+    """agent -> host: the turn has an answer, and every session is closed.
+
+    Attributes:
+        answer: The accepted answer as a JSON value, or the host's fallback.
+        raw_response: The text that the answer was parsed from, or the last text that was refused.
+        reason: Why the kind is not `answered`; empty otherwise.
+        iterations: Replies with tool calls.
+        requests: Requested completions.
+        untold: Answers to tool calls that no request has told the model. The turn's conversation keeps them.
+    """
+
+    turn: int
+    kind: OutcomeKind
+    answer: object = None
+    raw_response: str | None = None
+    reason: str = ""
+    iterations: int = 0
+    requests: int = 0
+    tool_calls: tuple[ToolCallRecord, ...] = ()
+    usage: Usage = Usage()
+    untold: tuple[ToolMessage, ...] = ()
+
+
+class TurnFailed(Message, frozen=True, kw_only=True):
+    """agent -> host: the turn has no answer; every session is closed.
+
+    Attributes:
+        untold: As in `TurnCompleted`.
+        unread: The turn ended while it waited for the model. Its conversation does not keep a reply that
+            came after that.
+    """
+
+    turn: int
+    failure: TurnFailure
+    iterations: int = 0
+    requests: int = 0
+    tool_calls: tuple[ToolCallRecord, ...] = ()
+    usage: Usage = Usage()
+    untold: tuple[ToolMessage, ...] = ()
+    unread: bool = False
+
+
+class TurnParked(Message, frozen=True, kw_only=True):
+    """agent -> host: the turn waits for a person; every session is closed, and its state is lost.
+
+    It holds what a later process needs to go on, together with the trace before it.
+
+    Attributes:
+        questions: The calls that are asked about.
+        calls: All tool calls of the reply. None of them has been sent, unless it is in `settled`.
+        settled: Calls of this reply that an earlier process has sent.
+        expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
+        iterations: As in `TurnCompleted`, as are the next three.
+        batches: The number of the last batch of tool calls.
+        media_bytes: Decoded size of the attachments so far.
+        forced: Why the final answer was forced; empty if it was not.
+        degraded: Why tools that were wanted are missing.
+        reconnected: Whether the one reconnect of the turn has been used.
+        used: How often each tool with a limit was called before this reply.
+        definitions: Digests of the definitions that `calls` were made for, by the tools' names. Old traces
+            lack it.
+        untold: What the turn's conversation answers to the calls if the turn is given up.
+        summaries: Summaries requested so far. Old traces lack it and the next two.
+        overflowed: Whether the one try after an overflow has been used.
+        window: The model's context window in tokens, as far as it is known.
+    """
+
+    turn: int
+    questions: tuple[ApprovalQuestion, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+    settled: tuple[ToolCallRecord, ...] = ()
+    expires_at: float | None = None
+    iterations: int = 0
+    requests: int = 0
+    tool_calls: tuple[ToolCallRecord, ...] = ()
+    usage: Usage = Usage()
+    batches: int = 0
+    media_bytes: int = 0
+    forced: str = ""
+    degraded: str = ""
+    reconnected: bool = False
+    used: dict[str, int] = field(default_factory=dict)
+    untold: tuple[ToolMessage, ...] = ()
+    summaries: int = 0
+    overflowed: bool = False
+    window: int | None = None
+    definitions: dict[str, str] = field(default_factory=dict)
+
+
+class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that was sent in a turn whose process was killed, and whose server works on it as a task.
+
+    Attributes:
+        server: The server that has it.
+        call: The call as it was sent, with the task's handle.
+        changed_arguments: The arguments, if a person had changed the model's; `None`: they are the model's.
+    """
+
+    server: ServerName
+    call: ServerCall
+    changed_arguments: JsonObject | None = None
+
+
+class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The point at which a turn goes on that was parked, or that was killed with its process.
+
+    Attributes:
+        parked: How far it had come.
+        decisions: The answers to its questions. One that is missing is asked for again.
+        new: If it has no calls to go on with: what the model is told. Nothing: the last request is sent
+            again.
+        tasks: Calls that are not sent again, because their servers can be asked for the results.
+    """
+
+    parked: TurnParked
+    decisions: tuple[ApprovalDecision, ...] = ()
+    new: tuple[ConversationItem, ...] = ()
+    tasks: tuple[OpenTask, ...] = ()
+
+
+class TurnResumed(Message, frozen=True, kw_only=True):
+    """host: goes on with a turn. A `RunTurn` with the same number follows.
+
+    It is on file before anything else happens, so that nothing is resumed twice.
+
+    Attributes:
+        turn: Number of the turn.
+        after: Number of the last envelope of the turn's earlier part.
+        expired: The questions had expired, so they are denied.
+    """
+
+    turn: int
+    after: int
+    expired: bool = False
+
+
+TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
+"""How a turn ends."""
+
+
+# --- Closed sets of messages, by the actor that takes them. mypy reports a `match` that lacks a member.
+
+ConnectOutcome: TypeAlias = SessionOpened | McpDisabled | StartupFailed
+Settlement: TypeAlias = ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
+
+TurnEvent: TypeAlias = (
+    RunTurn
+    | CallsDecided
+    | ApprovalPostponed
+    | SessionOpened
+    | McpDisabled
+    | StartupFailed
+    | ToolsChanged
+    | ToolSupportChecked
+    | ToolsPresumed
+    | CompletionReceived
+    | CompletionFailed
+    | ReplyDropped
+    | ToolReturned
+    | ToolTimedOut
+    | ToolSkipped
+    | ServerDied
+    | AnswerAccepted
+    | AnswerRefused
+    | SessionClosed
+    | DeadlinePassed
+    | TurnInterrupted
+)
+"""Events of the turn's state machine."""
+
+TurnCommand: TypeAlias = (
+    CheckToolSupport
+    | OpenSession
+    | RequestCompletion
+    | DropCompletion
+    | RewriteHistory
+    | CallTools
+    | CheckAnswer
+    | CloseSession
+    | AskApproval
+    | TurnCompleted
+    | TurnFailed
+    | TurnParked
+)
+"""Commands that the state machine returns; the agent carries them out."""
+
+TurnNote: TypeAlias = (
+    IterationStarted
+    | ToolsVerified
+    | ToolRejected
+    | ToolDenied
+    | DecisionIgnored
+    | ToolSkipped
+    | ReplyUnusable
+    | SummaryFailed
+    | FinalForced
+    | RepairRequested
+    | FellBack
+    | ServerNoted
+)
+"""Notes that the state machine returns, for the trace only."""
+
+SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
+LlmCommand: TypeAlias = RequestCompletion | DropCompletion | RewriteHistory | CheckToolSupport
+LlmNote: TypeAlias = (
+    CompletionRetried
+    | ReplyCut
+    | TextDelta
+    | HistoryRewritten
+    | ThoughtsDropped
+    | SettingsLeftOut
+    | SchemaIgnored
+)
+SessionNote: TypeAlias = (
+    ConnectFailed
+    | ToolCalled
+    | TaskCreated
+    | ServerNoted
+    | ServerRequested
+    | ToolDrifted
+    | SessionPrewarmed
+    | PrewarmLost
+    | ServerEnded
+)
+
+AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
+"""Every message above; the trace reader decodes into it."""

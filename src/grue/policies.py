@@ -1,0 +1,514 @@
+"""What a user sets, as plain data: limits, policies and rules; and the closed sets of words.
+
+`messages.py` carries them; nothing here decides.
+"""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from grue.errors import MCPConfigError
+
+# --- Closed sets of words
+#
+# The closed sets of words that messages, state machines and readers share, each spelled once.
+#
+# After you have added a word, run mypy: every `match` over the set ends in `assert_never`, so mypy names
+# the places that have to handle the new word. The words are written into traces, so an old one stays readable
+# only if it stays in its set.
+
+ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "died"]
+"""How a server process was ended.
+
+- `none`: it still runs, or there is no process.
+- `polite`: it exited by itself at the end of its input.
+- `terminated`: it exited on SIGTERM.
+- `killed`: it was killed with SIGKILL.
+- `died`: it exited before it was asked to.
+"""
+
+Ending: TypeAlias = Literal[ProcessEnding, "handed_over"]
+"""How a turn's session ended its server: a `ProcessEnding`, or `handed_over` to the session pool.
+
+The pool keeps a server that was handed over, or ends it after the turn; the trace's `ServerEnded` says how.
+"""
+
+ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
+"""The phase in which a tool server failed."""
+
+NoticeKind: TypeAlias = Literal[
+    "noise", "bad_tool", "bad_schema", "too_large", "log", "progress", "updated", "updates_ended"
+]
+"""The kind of a server's act outside requests and replies.
+
+- `noise`: it wrote a line that is not a JSON-RPC message.
+- `bad_tool`: a tool, or a page of the listing, was left out.
+- `bad_schema`: a tool's results are not checked against its output schema.
+- `too_large`: a message was not read, or was kept as text only, or notices were left out.
+- `log`, `progress`: its notifications.
+- `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed.
+- `updates_ended`: a stream of such updates (`subscriptions/listen`) has ended, and the session goes on.
+"""
+
+AfterFailedConnect: TypeAlias = Literal["retry", "disable", "raise"]
+"""The step after a failed attempt to connect to a tool server."""
+
+SettlementKind: TypeAlias = Literal[
+    "returned", "timed_out", "died", "skipped", "rejected", "denied", "interrupted"
+]
+"""How a tool call was settled."""
+
+FailureKind: TypeAlias = Literal[
+    "refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"
+]
+"""How a completion request failed, which decides whether it is sent again; `FailureReason` says why."""
+
+FailureReason: TypeAlias = Literal[
+    "key",
+    "permission",
+    "credit",
+    "rate",
+    "overloaded",
+    "region",
+    "model",
+    "tools",
+    "content",
+    "too_long",
+    "request",
+    "address",
+    "connection",
+    "timeout",
+    "reply",
+]
+"""Why a completion request failed, as far as the endpoint's reply shows.
+
+- `key`: the API key is missing, wrong, expired or revoked.
+- `permission`: the key is right, but its account may not do this.
+- `credit`: no money is left, or a spending limit is reached. Waiting does not help.
+- `rate`: too many requests or tokens in a time. Waiting helps; `retry_after_s` says how long, if it is known.
+- `overloaded`: the endpoint has no capacity now, or failed by itself.
+- `region`: the endpoint does not serve this country or region.
+- `model`: there is no such model, or not for this account.
+- `tools`: the model or its server takes no tools.
+- `content`: moderation refused what was sent.
+- `too_long`: the request is longer than the model's context window, or than what the endpoint accepts.
+- `request`: the endpoint refuses the form of the request, or a value in it.
+- `address`: the base URL does not lead to an endpoint.
+- `connection`: no connection, or it broke.
+- `timeout`: a time limit passed.
+- `reply`: the reply cannot be used: not a completion, damaged, or a garbled tool call of the model.
+"""
+
+MediaKind: TypeAlias = Literal["image", "audio", "file"]
+"""The kind of an attachment: an image, a sound or another file."""
+
+ToolChange: TypeAlias = Literal["added", "removed", "changed"]
+"""How a tool differs from its approved definition."""
+
+ForceReason: TypeAlias = Literal["max_iterations", "no_content", "tool_timeout", "server_died", "budget"]
+"""Why the final answer is requested without tools."""
+
+
+# --- The policy for tools
+#
+# The policy for tools, as data: `ToolPolicy`, a table of `ToolRule`s, and the annotations that they match.
+#
+# What a rule can say. `protocol/tools/policy.py` applies the table. The types are part of
+# the messages, and `grue.messages` exports them, so that a trace tells which policy a turn had.
+
+Verdict = Literal["allow", "ask", "deny"]
+"""A rule's verdict: a call is made, is made after a person has approved it, or is not made."""
+
+
+class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A server's untrusted statements about a tool's behaviour. `None`: the server does not state it.
+
+    Attributes:
+        read_only: The tool changes nothing.
+        destructive: It may delete or overwrite. Only meaningful for a tool that is not read-only.
+        idempotent: A second call with the same arguments has no further effect. Likewise.
+        open_world: It reaches things outside the server's own domain, such as the web.
+    """
+
+    read_only: bool | None = None
+    destructive: bool | None = None
+    idempotent: bool | None = None
+    open_world: bool | None = None
+
+
+class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One row of a `ToolPolicy`: which tools it is about, and what it says about them.
+
+    A row matches if all that it names matches. A row that names nothing matches every tool.
+
+    Attributes:
+        tools: Patterns of canonical names (`server.tool`), of which one has to match. `*` stands for any
+            characters, `?` for one, `[ab]` for one of a set. Upper and lower case differ.
+        read_only: Match only tools with this annotation; `None`: any. A missing annotation has the default
+            of the MCP specification: not read-only, destructive, not idempotent, open world. A read-only tool
+            counts as neither destructive nor unrepeatable.
+        destructive: Likewise.
+        idempotent: Likewise.
+        open_world: Likewise.
+        verdict: What happens to a call.
+        max_calls: Calls of each such tool in one turn; further calls are denied. Calls that were asked about
+            count, also those that a person denied. `None`: no limit.
+        parallel: Such a call may run while calls to other servers run, if the tool is read-only. Within one
+            server, calls always run one at a time.
+        reason: Told to the model if a call is denied, and shown to the person who is asked.
+    """
+
+    tools: tuple[str, ...] = ("*",)
+    read_only: bool | None = None
+    destructive: bool | None = None
+    idempotent: bool | None = None
+    open_world: bool | None = None
+    verdict: Verdict = "allow"
+    max_calls: int | None = None
+    parallel: bool = False
+    reason: str = ""
+
+
+class ToolPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The rules for tool calls: made, asked about or denied. The default allows every call, one at a time.
+
+    Attributes:
+        rules: The first row that matches a tool decides. A tool that no row matches is allowed.
+        trusted: Servers whose annotations are trusted. Those of other servers, unless the tool lock holds
+            them, can only make the result stricter. Those of the host's functions always are.
+        parking: A turn that has to ask ends, and `Runner.resume` goes on with it once a person has answered.
+            Requires a trace file. Without parking the runner's `approve` callback is asked.
+        park_for_s: Seconds after which a parked question expires; its calls are then denied. `None`: never.
+    """
+
+    rules: tuple[ToolRule, ...] = ()
+    trusted: tuple[str, ...] = ()
+    parking: bool = False
+    park_for_s: float | None = None
+
+
+# --- Questions about tool calls, and decisions
+#
+# Questions about tool calls, and the decisions that answer them; plain data.
+#
+# For an `approve` callback, or a program that shows parked questions to a person. A decision
+# is made from its question (`question.approve()`), because it counts only for that call: its name, its
+# arguments and the tool's definition. The types are part of the messages, and `grue.messages` exports them.
+
+
+class ApprovalDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A person's answer to one question. Make it with a method of the question.
+
+    Attributes:
+        call_id: The call that it is about.
+        name: Canonical name of the tool.
+        arguments_digest: Of the arguments that the person saw.
+        definition_digest: Of the tool's definition that the question was about.
+        verdict: Make the call, do not make it, or make it with other arguments.
+        arguments: The other arguments, for `change`.
+        reason: The model reads it if the call is denied.
+    """
+
+    call_id: str
+    name: str
+    arguments_digest: str
+    definition_digest: str
+    verdict: Literal["approve", "deny", "change"]
+    arguments: dict[str, object] | None = None
+    reason: str = ""
+
+
+class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool call that is made only if a person approves it.
+
+    Attributes:
+        call_id: Id of the call in its turn.
+        name: Canonical name of the tool.
+        arguments: What the model wants to call it with; untrusted.
+        arguments_digest: Identifies the arguments.
+        definition_digest: Identifies the tool's definition.
+        reason: Why the policy asks; empty if its rule gives no reason.
+        description: The server's text about the tool; untrusted.
+        input_schema: What the tool takes, for a person who changes the arguments; untrusted. `None`: the
+            trace is an old one.
+    """
+
+    call_id: str
+    name: str
+    arguments: dict[str, object]
+    arguments_digest: str
+    definition_digest: str
+    reason: str = ""
+    description: str = ""
+    input_schema: dict[str, object] | None = None
+
+    def approve(self) -> ApprovalDecision:
+        """Return the decision that the call is made as it is."""
+        return self._decision("approve")
+
+    def deny(self, reason: str = "") -> ApprovalDecision:
+        """Return the decision that the call is not made; the model reads `reason`."""
+        return self._decision("deny", reason=reason)
+
+    def change(self, arguments: dict[str, object]) -> ApprovalDecision:
+        """Return the decision that the call is made with other arguments; the model reads which.
+
+        The runner does not accept arguments that `input_schema` refuses.
+        """
+        return self._decision("change", arguments=arguments)
+
+    def _decision(
+        self,
+        verdict: Literal["approve", "deny", "change"],
+        *,
+        arguments: dict[str, object] | None = None,
+        reason: str = "",
+    ) -> ApprovalDecision:
+        return ApprovalDecision(
+            call_id=self.call_id,
+            name=self.name,
+            arguments_digest=self.arguments_digest,
+            definition_digest=self.definition_digest,
+            verdict=verdict,
+            arguments=arguments,
+            reason=reason,
+        )
+
+
+# --- The context window
+#
+# `ContextPolicy`: how a long turn or conversation stays within the model's context window.
+#
+# Plain data, off by default: `TurnRequest(context=ContextPolicy(window_tokens=32_000))` turns it on. The
+# rules are in `protocol/context/fit.py`.
+
+SUMMARY_REQUEST = (
+    "The conversation so far will be replaced by your summary of it. Write down what is needed to go on "
+    "without it: the task, what has been done and found out, with names, numbers and ids as they were given, "
+    "what failed, and what is left to do. Use at most {words} words. Call no tools."
+)
+
+
+_LOW_WATER = 0.6
+
+
+class ContextPolicy(Struct, frozen=True, kw_only=True):
+    """How to keep a conversation within the model's context window.
+
+    Above `high_water` the oldest tool results are replaced by stubs, down to `low_water`. If that is not
+    enough, the model is asked for a summary, which takes the place of what was said. A result that does not
+    fit into the rest of the window is cut in the middle. The last reply and its results are never replaced.
+
+    Attributes:
+        window_tokens: The model's context window, in tokens; `None`: not known. Then nothing is cleared
+            before the endpoint has refused a request as too long, and that much is taken as the window.
+        reply_tokens: The part of the window that is reserved for the reply; at most half of it is.
+        high_water: Clear when a request would fill more than this share of the rest of the window.
+        low_water: Clear until it fills at most this share.
+        max_summaries: Most summaries in one turn; 0: never ask for one. Each is a request to the model, which
+            counts for the budget, but not as an iteration.
+        summary_request: The text that asks for a summary; `{words}` is replaced by a number.
+        read_only: Patterns of canonical tool names (`files.*`). Their stubs say that the tool can be called
+            again; those of other tools say that the call was made and must not be repeated. A tool that is
+            trusted and annotated as read-only needs no pattern.
+        bytes_per_token: The estimate of a text's size, until the endpoint's own counts correct it.
+
+    Raises:
+        MCPConfigError: A number is out of its range.
+    """
+
+    window_tokens: int | None = None
+    reply_tokens: int = 2048
+    high_water: float = 0.9
+    low_water: float = _LOW_WATER
+    max_summaries: int = 1
+    summary_request: str = SUMMARY_REQUEST
+    read_only: tuple[str, ...] = ()
+    bytes_per_token: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 < self.low_water < self.high_water <= 1:
+            raise MCPConfigError.of_value(
+                "ContextPolicy",
+                ("high_water" if self.low_water == _LOW_WATER else "low_water",),
+                f"low_water ({self.low_water:g}) must be above 0 and below high_water "
+                f"({self.high_water:g}), which must be at most 1.",
+            )
+        if self.window_tokens is not None and self.window_tokens < 1:
+            text = f"window_tokens is {self.window_tokens}; it must be above 0."
+            raise MCPConfigError.of_value("ContextPolicy", ("window_tokens",), text)
+        usable = {
+            "reply_tokens": self.reply_tokens >= 0,
+            "max_summaries": self.max_summaries >= 0,
+            "bytes_per_token": 0 < self.bytes_per_token < 1000,
+        }
+        for name in (name for name, is_usable in usable.items() if not is_usable):
+            raise MCPConfigError.of_value(
+                "ContextPolicy",
+                (name,),
+                "reply_tokens and max_summaries must not be negative, and bytes_per_token must be above 0.",
+            )
+
+
+class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The size of a part of a conversation.
+
+    Attributes:
+        tokens: Its size, as the endpoint has counted it or as it is estimated.
+        counted: The endpoint has counted it.
+        call_id: The tool call that it answers; empty: it is not a tool result.
+        tool: Canonical name of that call's tool.
+        stub: What takes its place if it is cleared; empty for a tool result, whose stub depends on its tool.
+    """
+
+    tokens: int
+    counted: bool = False
+    call_id: str = ""
+    tool: str = ""
+    stub: str = ""
+
+    @property
+    def clearable(self) -> bool:
+        """Whether it can be replaced by a stub."""
+        return bool(self.call_id or self.stub)
+
+
+class ContextOverflow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An endpoint's refusal of a request that is too long.
+
+    Attributes:
+        window_tokens: The model's window, if the refusal says it.
+        prompt_tokens: The size of the refused request, if the refusal says it.
+    """
+
+    window_tokens: int | None = None
+    prompt_tokens: int | None = None
+
+
+# --- Limits, and what follows failures
+#
+# The limits of a turn, and what it does after failures.
+
+STARTUP_TIMEOUT_S = 10.0
+"""Start-up limit in seconds where none is set, for commands that do not have to download the server."""
+
+
+class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much may be spent on the model; `None`: no limit.
+
+    A turn that reaches a limit requests the final answer and then stops. It does not request a repair.
+
+    Attributes:
+        requests: Completions, including the forced final one. Retries are not counted.
+        tokens: Input and output tokens together.
+        cost_usd: Sum of the costs that the endpoint reports.
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a negative limit."""
+        for name in self.__struct_fields__:
+            limit = getattr(self, name)
+            if not isinstance(limit, int | float | None):
+                raise MCPConfigError(f"Budget({name}={limit!r:.60}): a limit is a number; None sets none.")
+            if limit is not None and not limit >= 0:
+                raise MCPConfigError(f"Budget({name}={limit}): a limit may not be negative; None sets none.")
+
+
+TURN_TIMEOUT_S = 1800.0
+"""The limit of a turn whose host sets none. It is above the 750 s after which the retries of one request to a
+silent endpoint are used up, so that `LLMError` says what was wrong."""
+
+
+class TurnLimits(Struct, frozen=True, kw_only=True):
+    """How much a turn may use.
+
+    Attributes:
+        max_tool_iterations: Replies with tool calls before the final answer is forced.
+        tool_call_timeout_s: For each tool call.
+        server_startup_timeout_s: For spawn, handshake and listing together. `None`: 10 s, and 60 s for a
+            command such as `npx` that may have to download the server.
+        startup_timeouts_s: The same for single servers, by name; set by the runner for servers whose
+            limit is another.
+        max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
+        max_image_bytes: Largest image that is sent to the model; a larger one is described. 0: none is sent.
+        max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn. Any
+            others are described. 0: none is sent.
+        max_samplings: Requests to the model that all servers together may make (MCP sampling). 0: sampling is
+            not offered to servers.
+        turn_timeout_s: For the whole turn: teardown and the wait for a person included; `None`: no limit.
+        teardown_s: Seconds of `turn_timeout_s` that are reserved for closing the sessions, at most half of
+            it. `None`: a tenth of it, at most 0.5 s. A turn without servers reserves nothing. If there is no
+            turn limit: how long a cancelled turn waits for its sessions; `None`: 5 s.
+        budget: For the model. A turn that reaches it is forced to its final answer.
+
+    Source: R13.1, R13.2, R13.3
+    """
+
+    max_tool_iterations: int = 20
+    tool_call_timeout_s: float = 30.0
+    server_startup_timeout_s: float | None = None
+    max_result_chars: int = 20_000
+    max_image_bytes: int = 5 * 1024 * 1024
+    max_media_bytes: int = 20 * 1024 * 1024
+    max_samplings: int = 0
+    turn_timeout_s: float | None = TURN_TIMEOUT_S
+    teardown_s: float | None = None
+    budget: Budget = Budget()
+    startup_timeouts_s: dict[str, float] = {}
+
+    def startup_timeout_s(self, server: str) -> float:
+        """Return the time limit in seconds for starting a server."""
+        common_s = self.server_startup_timeout_s
+        return self.startup_timeouts_s.get(server, STARTUP_TIMEOUT_S if common_s is None else common_s)
+
+
+OnToolDrift = Literal["ignore", "report", "refuse"]
+"""How to treat a tool that differs from the tool lock. Only `refuse` withholds it from the model."""
+
+OnFirstConnect = Literal["raise", "disable"]
+"""The consequence of a failed first connect: an error, or an episode without the server's tools."""
+
+
+class FailurePolicy(Struct, frozen=True, kw_only=True):
+    """How a turn goes on after a failure; the defaults are those of the requirements.
+
+    Attributes:
+        first_connect: After a failed first connect of the episode: raise, or go on without tools.
+        first_connects: The same for single servers, by name; set by the runner for servers that are
+            configured with `required`.
+        connect_retries: Further attempts after a failed connect in a later turn.
+        retry_disabled_s: How long a server that was given up is left alone. The next turn after that tries it
+            once more; each time that fails the wait doubles, up to 15 minutes. `None`: until the episode
+            ends, as the Zork host has it.
+        after_timeout: After a tool call that timed out: skip the rest of the batch, run it anyway, or
+            skip it and force the final answer.
+        after_death: After a server died in the middle of a turn: force the final answer, or connect once
+            more.
+        fallbacks_before_stop: Consecutive fallback turns after which a host ends its episode.
+        on_tool_drift: If a server lists a tool that is not in its lock or differs from it. Has no effect
+            without a lock.
+
+    Source: R6, R6.1, R6.5, R6.6, R6.7
+    """
+
+    first_connect: OnFirstConnect = "raise"
+    connect_retries: int = 1
+    retry_disabled_s: float | None = 30.0
+    after_timeout: Literal["skip", "continue", "force"] = "skip"
+    after_death: Literal["force", "reconnect"] = "force"
+    fallbacks_before_stop: int = 3
+    on_tool_drift: OnToolDrift = "report"
+    first_connects: dict[str, OnFirstConnect] = {}
+
+    def on_first_connect(self, server: str) -> OnFirstConnect:
+        """Return the policy for a failed first connect to this server."""
+        return self.first_connects.get(server, self.first_connect)
+
+
+SupportCheck = Literal["skip", "beside", "before"]
+"""When to check whether the model supports tools: never, while sessions open, or before any is opened."""

@@ -1,0 +1,463 @@
+"""Tell a model's thoughts and tool calls from its text, where the endpoint has left all three in the text.
+
+A model writes a tool call in the form that its template has, and the endpoint is to read that form. A server
+that does not know the template, or a model that forgets half of it, leaves the call in the text, where it
+would pass for an answer. `read_written` finds such calls. It reads those that are whole and strictly of their
+form; of the others it says only that they are there. `split_thoughts` separates what is marked as thought.
+
+Only a reply that *is* a call counts. A mark in the middle of a sentence or in a block of code, between two
+paragraphs for example, is what somebody says about calls. Everything is done in time linear in the text.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from grue import messages as m
+from grue.protocol.chat_wire.json_text import strict_value, to_json
+
+MAX_CHARS = 2 * 2**20
+"""Longest text that is searched for calls."""
+
+_MOST_CALLS = 100
+
+_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "</s>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)
+"""Marks of a reply's end, which some servers leave in it."""
+
+_THOUGHTS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
+_MARKS = re.compile(
+    r"^[ \t]*(?:(?P<hermes><tool_call>|<\|tool_call\|>)|(?P<function><function=)|(?P<mistral>\[TOOL_CALLS\])"
+    r"|(?P<harmony><\|start\|>|<\|channel\|>)|(?P<deepseek><[\uff5c|]tool[\u2581_]calls?[\u2581_]begin[\uff5c|]>)"
+    r"|(?P<llama><\|python_tag\|>)|(?P<kimi><\|tool_calls_section_begin\|>)"
+    r"|(?P<invoke><(?:\w+:)?(?:function_calls|tool_calls?|invoke)[ >]|<[\uff5c|]DSML[\uff5c|])"
+    r"|(?P<gemma>```tool_co(?:de|call)))",
+    re.MULTILINE,
+)
+_FENCE = re.compile(r"```(?:json|tool_call|tool_calls|xml)?[ \t]*\n", re.IGNORECASE)
+_NAME = re.compile(r"[\w.\-/:]{1,200}")
+_HARMONY = re.compile(
+    r"(?:<\|start\|>(?P<role>[^<]{0,200}))?<\|channel\|>(?P<channel>[^<]{0,200})"
+    r"(?:<\|constrain\|>[^<]{0,50})?<\|message\|>"
+)
+_HARMONY_END = re.compile(r"<\|(?:end|call|return|start)\|>")
+_TO = re.compile(r"to=(?:functions\.)?([\w.\-/]{1,200})")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,200})>")
+_DEEPSEEK_CALL = re.compile(
+    r"\s*<[\uff5c|]tool[\u2581_]call[\u2581_]begin[\uff5c|]>(?:function<[\uff5c|]tool[\u2581_]sep[\uff5c|]>)?"
+)
+_DEEPSEEK_SEP = re.compile(r"\s*(?:<[\uff5c|]tool[\u2581_]sep[\uff5c|]>)?\s*(?:```json\s)?\s*")
+_DEEPSEEK_END = re.compile(r"<[\uff5c|]tool[\u2581_]call[\u2581_]end[\uff5c|]>")
+_DEEPSEEK_FRAME = re.compile(r"\s*<[\uff5c|]tool[\u2581_]calls[\u2581_](?:begin|end)[\uff5c|]>")
+
+
+class WrittenCall(Struct, frozen=True):
+    """A call as it was written; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class Written(Struct, frozen=True):
+    """A reply that is tool calls, written as text.
+
+    Attributes:
+        form: Whose form it is: the name of a template or of a kind of model.
+        calls: The calls; empty if they cannot be read strictly.
+        before: The text before them.
+        sure: They are whole, nothing follows them, and the text cannot be anything else.
+    """
+
+    form: str
+    calls: tuple[WrittenCall, ...] = ()
+    before: str = ""
+    sure: bool = False
+
+
+Part: TypeAlias = Literal["content", "reasoning"]
+
+_Found: TypeAlias = tuple[list[WrittenCall], int]
+"""Calls, and where the text goes on after them."""
+
+
+class _Unreadable(Exception):  # noqa: N818 - never leaves this module
+    """A call is not whole, or not strictly of its form."""
+
+
+def split_thoughts(text: str) -> tuple[str, str]:
+    """Return the thoughts at the beginning of a text, without their marks, and the rest of the text.
+
+    Thoughts that nothing ends are all there is. Some templates begin the thoughts in the prompt, so that a
+    text has only their end; it counts if it stands in a line of its own.
+    """
+    thoughts: list[str] = []
+    rest = text.lstrip()
+    while (marks := next((pair for pair in _THOUGHTS if rest.startswith(pair[0])), None)) is not None:
+        said, found, after = rest[len(marks[0]) :].partition(marks[1])
+        thoughts.append(said.strip())
+        if not found:
+            return "\n".join(filter(None, thoughts)), ""
+        rest = after.lstrip()
+    if not thoughts:
+        for _, end in _THOUGHTS:
+            said, found, after = text.partition(end)
+            if found and after[:1] in ("", "\n") and said.rpartition("\n")[2].strip() == "":
+                return said.strip(), after.lstrip()
+        if rest.startswith(("<|channel|>", "<|start|>")):
+            return _split_harmony(rest)
+        return "", text
+    return "\n".join(filter(None, thoughts)), rest
+
+
+class ThoughtSplitter:
+    """Does for a text that arrives in pieces what `split_thoughts` does for a whole one, as far as it can.
+
+    A text whose thoughts were begun in the prompt is shown as it comes, since only their end shows them.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._end = ""
+        self._decided = False
+        self._thought = False
+
+    def feed(self, text: str) -> list[tuple[Part, str]]:
+        """Return the pieces of the text so far that can be shown now, each with its kind."""
+        if self._decided:
+            return [("content", text)]
+        self._held += text
+        out: list[tuple[Part, str]] = []
+        while self._held:
+            if self._end:
+                said, found, rest = self._held.partition(self._end)
+                if not found:
+                    kept = _beginning_at_end(said, self._end)
+                    said, self._held = said[: len(said) - kept], said[len(said) - kept :]
+                out += [("reasoning", said)] if said else []
+                if not found:
+                    break
+                self._held, self._end = rest.lstrip(), ""
+                continue
+            begun = self._held.lstrip()
+            marks = next((pair for pair in _THOUGHTS if begun.startswith(pair[0])), None)
+            if marks is None:
+                if begun and not any(mark.startswith(begun) for mark, _ in _THOUGHTS):
+                    self._decided = True
+                    out += self.flush()
+                break
+            self._held, self._end, self._thought = begun[len(marks[0]) :], marks[1], True
+        return out
+
+    def flush(self) -> list[tuple[Part, str]]:
+        """Return the text that was held back; nothing more comes."""
+        held, self._held = self._held, ""
+        held = held.lstrip() if self._thought and not self._end else held
+        return [("reasoning" if self._end else "content", held)] if held else []
+
+
+def _beginning_at_end(text: str, mark: str) -> int:
+    """Return the length of the end of a text that may be the beginning of a mark."""
+    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+
+
+def _split_harmony(text: str) -> tuple[str, str]:
+    """Return the analysis of a text in harmony's form, and the rest: its words, or the call as written."""
+    thoughts: list[str] = []
+    words: list[str] = []
+    for head, said, end in _messages(text):
+        channel, to = head["channel"].split(" ")[0].strip(), _recipient(head)
+        if to:
+            return "\n".join(thoughts), text[head.start() :] if end else ""
+        (thoughts if channel == "analysis" else words).append(said.strip())
+    return "\n".join(filter(None, thoughts)), "\n".join(filter(None, words)) if thoughts or words else text
+
+
+def _messages(text: str) -> Iterable[tuple["re.Match[str]", str, int]]:
+    """Yield the messages of a text in harmony's form: the head, the words, and where they end."""
+    head = _HARMONY.match(text)
+    while head is not None:
+        ending = _HARMONY_END.search(text, head.end())
+        end = len(text) if ending is None else ending.start()
+        yield head, text[head.end() : end], end
+        after = text.find("<|", end)
+        if after >= 0 and not text.startswith("<|start|>", after):
+            after = text.find(">", after) + 1
+        head = _HARMONY.match(text, after) if after > 0 else None
+
+
+def _recipient(head: "re.Match[str]") -> str:
+    found = _TO.search(f"{head['role'] or ''} {head['channel']}")
+    return found[1] if found else ""
+
+
+def read_written(
+    text: str, tools: Iterable[m.ToolDefinition], wire_names: Iterable[str] = (), *, bare: bool = True
+) -> Written | None:
+    """Read a text that consists of tool calls; `None` if it is an ordinary text.
+
+    Args:
+        text: The text, without thoughts.
+        tools: The tools that are offered. Bare JSON is a call only if it names one of them.
+        wire_names: Other names of these tools, as the request has them.
+        bare: JSON without a mark may be a call.
+    """
+    text = text.strip()
+    for end in _ENDS:
+        text = text.removesuffix(end).rstrip()
+    if not text or len(text) > MAX_CHARS:
+        return None
+    by_name = {tool.name: tool for tool in tools}
+    for tool in tuple(by_name.values()):
+        by_name.setdefault(tool.tool, tool)
+    known = {*by_name, *wire_names}
+    fence = _FENCE.match(text)
+    if fence is not None and text.endswith("```"):
+        inner = text[fence.end() : -3].strip()
+        return _marked(inner, by_name) or (_bare(inner, known) if bare else None)
+    found = _marked(text, by_name)
+    return found or ((_bare(text, known) or _last_fence(text, known)) if bare else None)
+
+
+def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
+    mark = _MARKS.search(text)
+    if mark is None or text.count("```", 0, mark.start()) % 2:
+        return None
+    form, before = str(mark.lastgroup), text[: mark.start()].strip()
+    reader = _READERS.get(form)
+    start = mark.end() - len(mark[0].lstrip(" \t"))
+    try:
+        calls, end = ([], len(text)) if reader is None else reader(text, start, tools)
+    except _Unreadable:
+        # A mark that begins the text is no quotation; between paragraphs it may be one.
+        return Written(form, before=before) if not before or not _goes_on(text, mark.end()) else None
+    rest = text[end:].strip()
+    if before and rest:
+        return None
+    return Written(form, tuple(calls), before, sure=bool(calls) and not rest)
+
+
+def _goes_on(text: str, at: int) -> bool:
+    return "\n\n" in text[at:].strip()
+
+
+def _hermes(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
+    calls: list[WrittenCall] = []
+    while (
+        opening := next((each for each in ("<tool_call>", "<|tool_call|>") if text.startswith(each, at)), "")
+    ) != "":
+        closing = "</tool_call>" if opening == "<tool_call>" else "<|/tool_call|>"
+        end = text.find(closing, at)
+        if end < 0 and opening == "<|tool_call|>":
+            end = len(text)
+        if end < 0:
+            raise _Unreadable
+        inner = text[at + len(opening) : end].strip()
+        if inner.startswith("<function="):
+            found, inner_end = _function(inner, 0, tools)
+            if inner[inner_end:].strip():
+                raise _Unreadable
+            calls += found
+        else:
+            calls += _objects(inner)
+        at = _past_space(text, min(len(text), end + len(closing)))
+        if len(calls) > _MOST_CALLS:
+            raise _Unreadable
+    return calls, at
+
+
+def _function(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
+    calls: list[WrittenCall] = []
+    while text.startswith("<function=", at):
+        name = _NAME.match(text, at + len("<function="))
+        end = text.find("</function>", at)
+        if name is None or end < 0 or text[name.end() : name.end() + 1] != ">":
+            raise _Unreadable
+        inner = text[name.end() + 1 : end]
+        tool = tools.get(name[0])
+        calls.append(
+            WrittenCall(
+                name[0], _parameters(inner, tool) if "<parameter=" in inner else _object_text(inner or "{}")
+            )
+        )
+        at = _past_space(text, end + len("</function>"))
+        if len(calls) > _MOST_CALLS:
+            raise _Unreadable
+    return calls, at
+
+
+def _parameters(text: str, tool: m.ToolDefinition | None) -> str:
+    """Return the arguments in `<parameter=key>` elements, each of the type that the schema has, or text."""
+    schema = {} if tool is None else tool.input_schema.get("properties")
+    values: m.JsonObject = {}
+    at = 0
+    while (opening := _PARAMETER.match(text, at)) is not None:
+        end = text.find("</parameter>", opening.end())
+        if end < 0 or opening[1] in values:
+            raise _Unreadable
+        value = text[opening.end() : end].removeprefix("\n").removesuffix("\n")
+        values[opening[1]] = _typed(value, schema.get(opening[1]) if isinstance(schema, dict) else None)
+        at = end + len("</parameter>")
+    if text[at:].strip():
+        raise _Unreadable
+    return to_json(values).decode()
+
+
+def _typed(value: str, schema: object) -> object:
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind):
+        return value
+    try:
+        return strict_value(value)
+    except ValueError:
+        raise _Unreadable from None
+
+
+def _mistral(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
+    del tools
+    mark = "[TOOL_CALLS]"
+    calls: list[WrittenCall] = []
+    while text.startswith(mark, at):
+        begun = _past_space(text, at + len(mark))
+        following = text.find(mark, begun)
+        end = len(text) if following < 0 else following
+        name = _NAME.match(text, begun)
+        if name is None:
+            calls += _objects(text[begun:end].strip())
+        else:
+            # The newer form: a name, perhaps an id, and the arguments.
+            arguments = text[name.end() : end]
+            _, marked, after = arguments.partition("[ARGS]")
+            calls.append(WrittenCall(name[0], _object_text(after if marked else arguments)))
+        at = end
+        if len(calls) > _MOST_CALLS:
+            raise _Unreadable
+    return calls, at
+
+
+def _harmony(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
+    del tools
+    calls: list[WrittenCall] = []
+    last = at
+    for head, said, end in _messages(text[at:]):
+        to = _recipient(head)
+        if to:
+            calls.append(WrittenCall(to, _object_text(said)))
+        last = at + end
+    if not calls:
+        raise _Unreadable
+    rest = text[last:].strip()
+    return calls, len(text) if rest in ("", *_ENDS) else last
+
+
+def _deepseek(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
+    del tools
+    calls: list[WrittenCall] = []
+    frame = _DEEPSEEK_FRAME.match(text, at)
+    at = frame.end() if frame else at
+    while (opening := _DEEPSEEK_CALL.match(text, at)) is not None:
+        name = _NAME.match(text, opening.end())
+        begun = None if name is None else _DEEPSEEK_SEP.match(text, name.end())
+        ending = None if begun is None else _DEEPSEEK_END.search(text, begun.end())
+        if name is None or begun is None or ending is None:
+            raise _Unreadable
+        said = text[begun.end() : ending.start()].rstrip().removesuffix("```")
+        calls.append(WrittenCall(name[0], _object_text(said)))
+        at = ending.end()
+        if len(calls) > _MOST_CALLS:
+            raise _Unreadable
+    if not calls:
+        raise _Unreadable
+    frame = _DEEPSEEK_FRAME.match(text, at)
+    return calls, frame.end() if frame else at
+
+
+def _llama(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
+    del tools
+    return _objects(text[at + len("<|python_tag|>") :].strip()), len(text)
+
+
+_READERS: dict[str, Callable[[str, int, Mapping[str, m.ToolDefinition]], _Found]] = {
+    "hermes": _hermes,
+    "function": _function,
+    "mistral": _mistral,
+    "harmony": _harmony,
+    "deepseek": _deepseek,
+    "llama": _llama,
+}
+"""How calls of a form are read. Those of the other forms are not; they are noticed."""
+
+
+def _objects(text: str) -> list[WrittenCall]:
+    """Return the call, or the list of calls, in a JSON text."""
+    try:
+        value = strict_value(text)
+    except ValueError:
+        raise _Unreadable from None
+    calls = [_call(each) for each in (value if isinstance(value, list) else [value])]
+    if not calls or len(calls) > _MOST_CALLS:
+        raise _Unreadable
+    return calls
+
+
+def _call(value: object) -> WrittenCall:
+    match value:
+        case {"function": {"name": str()} as function, **others} if others.keys() <= {"type", "id"}:
+            return _call(function)
+        case {"name": str() as name, "arguments": arguments, **others} | {
+            "name": str() as name,
+            "parameters": arguments,
+            **others,
+        } if name and others.keys() <= {"type", "id"}:
+            if isinstance(arguments, dict):
+                return WrittenCall(name, to_json(arguments).decode())
+            if isinstance(arguments, str):
+                return WrittenCall(name, _object_text(arguments))
+    raise _Unreadable
+
+
+def _object_text(text: str) -> str:
+    """Return a text that is one JSON object, and nothing else."""
+    try:
+        value = strict_value(text.strip())
+    except ValueError:
+        raise _Unreadable from None
+    if not isinstance(value, dict):
+        raise _Unreadable
+    return text.strip()
+
+
+def _bare(text: str, known: Iterable[str]) -> Written | None:
+    """Return the calls of a text that is nothing but JSON, if it names tools that are offered."""
+    if not text.startswith(("{", "[")):
+        return None
+    try:
+        calls = _objects(text)
+    except _Unreadable:
+        return None
+    return Written("json", tuple(calls), sure=True) if all(call.name in known for call in calls) else None
+
+
+def _last_fence(text: str, known: Iterable[str]) -> Written | None:
+    """Return the calls in a block of JSON that ends a text; words before it may be about the calls."""
+    if not text.endswith("```"):
+        return None
+    start = text.rfind("```", 0, -3)
+    fence = _FENCE.match(text, start) if start >= 0 else None
+    found = None if fence is None else _bare(text[fence.end() : -3].strip(), known)
+    return None if found is None else Written("json", found.calls, before=text[:start].strip())
+
+
+def _past_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at

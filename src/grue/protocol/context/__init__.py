@@ -1,0 +1,1 @@
+"""What was said, and what still fits into the context window."""

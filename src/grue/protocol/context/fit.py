@@ -1,0 +1,223 @@
+"""Decide what to clear so that the next request fits into the model's context window.
+
+The functions are pure; `turn/context.py` turns what they return into commands. The rules:
+
+1.  Nothing changes before a request would fill more than `high_water` of the window without the reply's part.
+2.  Then the oldest tool results, and user texts that have a stub, are replaced by stubs until the request
+    fills at most `low_water`. So history changes seldom, and the endpoint's prompt cache stays valid in
+    between.
+3.  The last reply, its results and the new entries are never replaced.
+4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
+    is asked for a summary, which takes the place of everything but the first entry and the last reply.
+5.  If the request still does not fit, the results that are said now are cut in the middle, the largest first.
+    The trace has all of them.
+6.  If the endpoint still reports an overflow, the window size in its error replaces the policy's, everything
+    down to `low_water` is cleared, and the newest results are cut.
+7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.policies import ContextItem, ContextPolicy
+from grue.protocol.context.ledger import ContextLedger, Tools
+from grue.protocol.tools.policy import hints_of
+from grue.protocol.tools.results import cut_middle, history_text, success
+
+CALL_AGAIN = "[Cleared to save room. Call the tool again if you need its result.]"
+DO_NOT_REPEAT = "[Cleared to save room. The call was made; do not repeat it.]"
+
+_WORTH_CLEARING = 16
+"""Fewest tokens that clearing an item has to free."""
+
+_WORTH_A_SUMMARY = 0.1
+"""The share of the window that a summary has to be able to free."""
+
+_STUB_CHARS = 1000
+"""Longer than any stub, so that no stub is cut."""
+
+_SHORTEST_RESULT = 64
+"""Fewest tokens that a cut result keeps."""
+
+
+StubFor: TypeAlias = Callable[[str], str]
+
+
+class Room(Struct, frozen=True):
+    """The part of a window that requests may fill: until when nothing is cleared, and down to where."""
+
+    high: int
+    low: int
+
+
+class Fit(Struct, frozen=True, kw_only=True):
+    """How the next request is made to fit.
+
+    Attributes:
+        ledger: The sizes, without the new entries.
+        new: The new entries, with results cut where they have to be.
+        cleared: The change of the history; `None`: it stays as it is.
+        summarise: A summary is needed before the request is sent.
+    """
+
+    ledger: ContextLedger
+    new: tuple[m.ConversationItem, ...]
+    cleared: m.Cleared | None = None
+    summarise: bool = False
+
+
+def room_in(policy: ContextPolicy, window_tokens: int) -> Room:
+    """Return the room in a window of this size."""
+    usable = window_tokens - min(policy.reply_tokens, window_tokens // 2)
+    return Room(int(usable * policy.high_water), int(usable * policy.low_water))
+
+
+def stub_of(
+    tool: str, policy: ContextPolicy, offered: Mapping[str, m.ToolDefinition], *, plain: bool = False
+) -> str:
+    """Return the text that replaces a cleared result for the model: JSON, unless results are told plainly."""
+    definition = offered.get(tool)
+    again = any(fnmatchcase(tool, pattern) for pattern in policy.read_only) or (
+        definition is not None and is_read_only(definition)
+    )
+    stub = CALL_AGAIN if again else DO_NOT_REPEAT
+    return stub if plain else history_text(success(stub), _STUB_CHARS)
+
+
+def is_read_only(tool: m.ToolDefinition) -> bool:
+    """Return whether a tool is known to change nothing; an untrusted server's annotations do not count."""
+    return tool.trusted and tool.annotations is not None and hints_of(tool.annotations).read_only
+
+
+def fit(
+    ledger: ContextLedger,
+    new: tuple[m.ConversationItem, ...],
+    room: Room,
+    stub_for: StubFor,
+    named: Tools,
+    *,
+    may_summarise: bool,
+) -> Fit:
+    """Fit a request that adds `new` into the room.
+
+    Args:
+        ledger: The sizes of the conversation so far.
+        new: What the request adds.
+        room: The room in the window.
+        stub_for: Returns the stub of a tool's results, by the tool's name.
+        named: The tools' names, by the ids of the calls that `new` answers.
+        may_summarise: Whether a summary can be asked for.
+    """
+    added = sum(ledger.item_of(item, named).tokens for item in new)
+    if ledger.tokens + added <= room.high:
+        return Fit(ledger=ledger, new=new)
+    ledger, cleared = clear(ledger, room.low - added, stub_for)
+    removable = sum(item.tokens for item in ledger.items[: ledger.current])
+    worth = removable > room.low * _WORTH_A_SUMMARY
+    if may_summarise and worth and ledger.tokens + added > room.low:
+        return Fit(ledger=ledger, new=new, cleared=cleared, summarise=True)
+    if ledger.tokens + added > room.high:
+        new = cut(ledger, new, room.high - ledger.tokens, named)
+    return Fit(ledger=ledger, new=new, cleared=cleared)
+
+
+def clear(ledger: ContextLedger, most: int, stub_for: StubFor) -> tuple[ContextLedger, m.Cleared | None]:
+    """Replace the oldest items by stubs until the conversation has at most `most` tokens."""
+    excess = ledger.tokens - most
+    results: list[m.ToolMessage] = []
+    texts = 0
+    items = list(ledger.items)
+    for at, item in enumerate(items[: ledger.current]):
+        if excess <= 0:
+            break
+        if not item.clearable:
+            continue
+        stub = stub_for(item.tool) if item.call_id else item.stub
+        following = ContextItem(tokens=ledger.estimate(len(stub.encode())))
+        if item.tokens - following.tokens < _WORTH_CLEARING and item.call_id:
+            continue
+        if item.call_id:
+            results.append(m.ToolMessage(m.CallId(item.call_id), stub))
+        else:
+            texts += 1
+        items[at] = following
+        excess -= item.tokens - following.tokens
+    if not results and not texts:
+        return ledger, None
+    return replace(ledger, items=tuple(items)), m.Cleared(results=tuple(results), texts=texts)
+
+
+def cut(
+    ledger: ContextLedger, new: Sequence[m.ConversationItem], most: int, named: Tools
+) -> tuple[m.ConversationItem, ...]:
+    """Cut results in the middle until `new` has at most `most` tokens, the largest results first."""
+    sizes = [ledger.item_of(item, named).tokens for item in new]
+    results = {at: sizes[at] for at, item in enumerate(new) if isinstance(item, m.ToolMessage)}
+    share = _share(sorted(results.values()), most - (sum(sizes) - sum(results.values())))
+    return tuple(
+        _shorter(ledger, item, share, sizes[at])
+        if isinstance(item, m.ToolMessage) and sizes[at] > share
+        else item
+        for at, item in enumerate(new)
+    )
+
+
+def cut_last(
+    ledger: ContextLedger, last: Sequence[m.ToolMessage], most: int
+) -> tuple[ContextLedger, tuple[m.ToolMessage, ...]]:
+    """Cut the results that were said last until the conversation has at most `most` tokens.
+
+    Returns:
+        The ledger, and the results that were cut.
+    """
+    sizes = {item.call_id: item.tokens for item in ledger.items[ledger.current :] if item.call_id}
+    share = _share(sorted(sizes.values()), most - (ledger.tokens - sum(sizes.values())))
+    shorter = {
+        result.call_id: _shorter(ledger, result, share, sizes[result.call_id])
+        for result in last
+        if sizes.get(result.call_id, 0) > share
+    }
+    items = tuple(
+        replace(item, tokens=min(item.tokens, share), counted=False) if item.call_id in shorter else item
+        for item in ledger.items
+    )
+    return replace(ledger, items=items), tuple(shorter.values())
+
+
+def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
+    """Return the ledger without the oldest exchanges, and the share of what may be left out that stays.
+
+    The parts before the last reply may be left out. `None`: there are none.
+
+    Args:
+        ledger: The sizes.
+        most: Most tokens that the whole conversation may have then.
+    """
+    rest = sum(item.tokens for item in ledger.items)
+    if not rest or not any(item.tokens for item in ledger.items[: ledger.current]):
+        return None
+    share = max(0.0, min(1.0, (most - ledger.head.tokens - ledger.tools.tokens) / rest))
+    newer = ledger.items[ledger.current :]
+    older = ContextItem(tokens=max(0, int(rest * share) - sum(item.tokens for item in newer)))
+    return replace(ledger, items=(older, *newer), current=1), share
+
+
+def _share(sizes: Sequence[int], most: int) -> int:
+    """Return the size to cut each item to, so that all together are at most `most`."""
+    left = most
+    for done, size in enumerate(sizes):
+        share = left // (len(sizes) - done)
+        if size > share:
+            return max(share, _SHORTEST_RESULT)
+        left -= size
+    return max(sizes, default=0)
+
+
+def _shorter(ledger: ContextLedger, result: m.ToolMessage, tokens: int, whole_tokens: int) -> m.ToolMessage:
+    kept = int(len(result.content) * max(0, tokens - ledger.estimate(0)) / max(1, whole_tokens))
+    return m.ToolMessage(result.call_id, cut_middle(result.content, kept))

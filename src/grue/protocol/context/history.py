@@ -1,0 +1,342 @@
+"""The history of a conversation: a sequence of entries, and the rules by which it grows.
+
+A `History` has state but does no I/O. The LLM actor's conversation (`chat_wire/conversation.py`) encodes it,
+the runner's conversation saves it, and the reader of a trace builds it again from the recorded messages. All
+three use the same four steps:
+
+- `say` adds the texts and results that a request sends to the model.
+- `keep` takes the reply. It becomes an entry when the turn has read it, with the next `say` or `close`.
+- `close` ends a turn. Every tool call of the last reply has an answer then, because providers refuse a
+  conversation with an unanswered call.
+- `rewrite` replaces entries; `change` does it for a `ContextPolicy`.
+
+A conversation that outlives its turn has a `Ledger`. It counts the entries and digests their JSON, so that a
+turn can refer to earlier history without repeating it, at a cost that does not grow with the history.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.protocol.tools import results as tool_results
+
+LEFT_OUT = "[Earlier parts of the conversation were left out here, because it was too long for the model.]"
+
+_MAX_CHARS = 1000
+"""Longer than the answer to any call that was not made."""
+
+
+class Ledger:
+    """Counts and digests the entries of a conversation that outlives its turns.
+
+    Args:
+        save: Called with the JSON of each entry as soon as it is known, and with `b""` if the last of them
+            is a reply that turned out not to be part of the conversation.
+
+    Attributes:
+        length: How many entries there were, rewrites included.
+        digest: The SHA-256 of the digest before the last entry and of that entry's JSON, in hexadecimal;
+            empty if there is no entry. So a digest can be continued without the entries before it.
+    """
+
+    def __init__(self, save: Callable[[bytes], None] | None = None) -> None:
+        self.length = 0
+        self.digest = ""
+        self.save = save
+        self._early: tuple[m.AssistantReply, bytes] | None = None
+
+    def reference(self, conversation: m.ConversationId) -> m.HistoryReference:
+        """Return a reference to the entries so far."""
+        return m.HistoryReference(conversation=conversation, length=self.length, digest=self.digest)
+
+    def expect(self, reply: m.AssistantReply) -> None:
+        """Save a reply before the turn has read it, so that it is on file before its calls are made."""
+        line = msgspec.json.encode(reply)
+        self._early = reply, line
+        self._saved(line)
+
+    def forget(self) -> None:
+        """Take back the reply that was saved early."""
+        self._early = None
+        self._saved(b"")
+
+    def add(self, entry: m.HistoryEntry) -> None:
+        """Count an entry, and save it unless it was saved early."""
+        early = self._early
+        line = early[1] if early is not None and early[0] is entry else msgspec.json.encode(entry)
+        if isinstance(entry, m.AssistantReply):
+            self._early = None
+        else:
+            if early is not None:
+                # A change is made before the reply becomes an entry, and its file keeps the order of the
+                # entries.
+                self._saved(b"")
+            self._saved(line)
+            if early is not None:
+                self._saved(early[1])
+        self.length += 1
+        self.digest = hashlib.sha256(self.digest.encode() + line).hexdigest()
+
+    def branch(self) -> "Ledger":
+        """Return a ledger of the same entries, which saves nothing."""
+        other = Ledger()
+        other.length, other.digest = self.length, self.digest
+        return other
+
+    def _saved(self, line: bytes) -> None:
+        if self.save is not None:
+            self.save(line)
+
+
+class History:
+    """The entries of a conversation, in order.
+
+    Args:
+        ledger: Counts and digests them; `None`: the conversation ends with its turn.
+        call_ids: Ids that are in use elsewhere; the conversation adds its own to them.
+
+    Attributes:
+        entries: The entries. Rewritten ones are not among them any more.
+        unread: A reply that the turn may not have read yet.
+        asked: The schema that the model was asked for last; `None`: none yet.
+        call_ids: The ids of all tool calls so far; a new call gets another one.
+        replies: How many replies there were, empty ones included.
+        plain: The turn under way tells the results of tools plainly (`RunTurn.plain_results`).
+    """
+
+    def __init__(self, ledger: Ledger | None = None, call_ids: set[m.CallId] | None = None) -> None:
+        self.ledger = ledger
+        self.entries: list[m.Said | m.AssistantReply] = []
+        self.unread: m.AssistantReply | None = None
+        self.asked: m.AnswerSchema | None = None
+        self.call_ids: set[m.CallId] = set() if call_ids is None else call_ids
+        self.replies = 0
+        self.plain = False
+
+    def say(
+        self,
+        new: Sequence[m.ConversationItem],
+        answer: m.AnswerSchema | None = None,
+        *,
+        beside_tools: bool = False,
+    ) -> tuple[m.Said | m.AssistantReply, ...]:
+        """Add the texts and results of a request, and return the entries that this adds.
+
+        The reply before it becomes an entry, without the calls that `new` does not answer.
+
+        Args:
+            new: The texts and results.
+            answer: The schema that the request asks for.
+            beside_tools: Whether it offers tools too.
+
+        Raises:
+            ValueError: A tool message does not belong to a call of the last reply.
+        """
+        answers = {item.call_id for item in new if isinstance(item, m.ToolMessage)}
+        reply = self.unread
+        calls = reply.tool_calls if reply else ()
+        unknown = answers - {call.call_id for call in calls}
+        if unknown:
+            raise ValueError(f"no call of the last reply has the id {', '.join(sorted(unknown))}")
+        self.unread = None
+        added: list[m.Said | m.AssistantReply] = []
+        if reply is not None:
+            answered = tuple(call for call in calls if call.call_id in answers)
+            added.append(reply if len(answered) == len(calls) else replace(reply, tool_calls=answered))
+        # Some endpoints refuse an empty system text.
+        items = tuple(item for item in new if not isinstance(item, m.SystemText) or item.text)
+        if answer == self.asked:
+            answer = None
+        if items or answer is not None:
+            added.append(m.Said(items, answer, answer is not None and beside_tools))
+            self.asked = answer or self.asked
+        for entry in added:
+            self._add(entry)
+        return tuple(added)
+
+    def keep(self, reply: m.AssistantReply) -> None:
+        """Take a reply; the next `say` makes it an entry, with the calls that are answered."""
+        self.unread = reply
+        self.replies += 1
+        self.call_ids.update(call.call_id for call in reply.tool_calls)
+        if self.ledger is not None:
+            self.ledger.expect(reply)
+
+    def close(self, end: m.TurnEnd | None) -> tuple[m.Said | m.AssistantReply, ...]:
+        """End a turn, and return the entries that this adds.
+
+        Args:
+            end: How it ended; `TurnParked`: it was parked, and is given up. `None`: that is not known,
+                because the turn crashed or its process was killed. Then every call without an answer may have
+                taken effect.
+        """
+        if isinstance(end, m.TurnFailed) and end.unread:
+            self.forget()
+        if self.unread is None:
+            return ()
+        told = () if end is None else end.untold
+        answered = {item.call_id for item in told}
+        reason = tool_results.INTERRUPTED if end is None else tool_results.NOT_CALLED
+        tell = tool_results.told_plainly if self.plain else tool_results.told
+        text, _ = tell(tool_results.failure(reason), _MAX_CHARS)
+        others = tuple(
+            m.ToolMessage(call.call_id, text)
+            for call in self.unread.tool_calls
+            if call.call_id not in answered
+        )
+        return self.say((*told, *others))
+
+    def rewrite(self, rewritten: m.Rewritten) -> None:
+        """Replace entries.
+
+        Raises:
+            ValueError: There are no such entries.
+        """
+        if not 0 <= rewritten.start <= rewritten.stop <= len(self.entries):
+            raise ValueError(
+                f"entries {rewritten.start} to {rewritten.stop} of {len(self.entries)} cannot be replaced"
+            )
+        self.entries[rewritten.start : rewritten.stop] = rewritten.entries
+        answers = (entry.answer for entry in reversed(self.entries) if isinstance(entry, m.Said))
+        self.asked = next((answer for answer in answers if answer is not None), None)
+        if self.ledger is not None:
+            self.ledger.add(rewritten)
+
+    def restore(self, entry: m.Said | m.AssistantReply) -> None:
+        """Add an entry that the ledger has counted already."""
+        self.entries.append(entry)
+        if isinstance(entry, m.Said):
+            self.asked = entry.answer or self.asked
+        else:
+            self.replies += 1
+            self.call_ids.update(call.call_id for call in entry.tool_calls)
+
+    def change(self, change: m.Cleared | m.Shortened | m.Summarised) -> None:
+        """Make the history shorter."""
+        match change:
+            case m.Cleared():
+                self.clear(change)
+            case m.Shortened(share):
+                self.shorten(share)
+            case m.Summarised():
+                self.summarise(change)
+
+    def clear(self, cleared: m.Cleared) -> None:
+        """Put shorter texts in the place of tool results and of user texts.
+
+        Results that the conversation does not have are ignored. The texts of its first entry are never
+        replaced.
+        """
+        shorter = {result.call_id: result for result in cleared.results}
+        texts = cleared.texts
+        changed: dict[int, m.Said] = {}
+        for at, entry in enumerate(self.entries):
+            if isinstance(entry, m.Said) and at:
+                items, texts = _cleared(entry.items, shorter, texts)
+                if items != entry.items:
+                    changed[at] = replace(entry, items=items)
+        if changed:
+            start, stop = min(changed), max(changed) + 1
+            entries = tuple(changed.get(at, self.entries[at]) for at in range(start, stop))
+            self.rewrite(m.Rewritten(start, stop, entries))
+
+    def shorten(self, share: float) -> None:
+        """Put a line of text in the place of the oldest exchanges after the first entry.
+
+        What stays begins with a user's text, so that no tool result loses its call.
+
+        Args:
+            share: How much of what follows the first entry may stay, by its size. The last user text and what
+                follows it stay in any case.
+        """
+        begins = [
+            at
+            for at, entry in enumerate(self.entries)
+            if at > 1
+            and isinstance(entry, m.Said)
+            and entry.items
+            and not any(isinstance(item, m.ToolMessage) for item in entry.items)
+        ]
+        if not begins:
+            return
+        sizes = [len(msgspec.json.encode(entry)) for entry in self.entries]
+        most = share * sum(sizes[1:])
+        at = next((at for at in begins if sum(sizes[at:]) <= most), begins[-1])
+        self.rewrite(m.Rewritten(1, at, (m.Said((m.UserText(LEFT_OUT),)),)))
+
+    def summarise(self, summarised: m.Summarised) -> None:
+        """Put a summary in the place of everything after the first entry, except an unread reply."""
+        self.rewrite(m.Rewritten(1, len(self.entries), (m.Said(summarised.items),)))
+
+    def branch(self) -> "History":
+        """Return a copy that shares the entries; what is added to one of them does not change the other.
+
+        A ledger of the copy saves nothing.
+        """
+        other = History(None if self.ledger is None else self.ledger.branch())
+        other.entries = [*self.entries]
+        other.unread, other.asked, other.replies = self.unread, self.asked, self.replies
+        other.call_ids, other.plain = {*self.call_ids}, self.plain
+        return other
+
+    def _add(self, entry: m.Said | m.AssistantReply) -> None:
+        self.entries.append(entry)
+        if self.ledger is not None:
+            self.ledger.add(entry)
+
+    def forget(self) -> None:
+        """Drop the reply that the turn has not read, if there is one."""
+        if self.unread is not None:
+            self.unread = None
+            if self.ledger is not None:
+                self.ledger.forget()
+
+
+def _cleared(
+    items: tuple[m.ConversationItem, ...], shorter: dict[m.CallId, m.ToolMessage], texts: int
+) -> tuple[tuple[m.ConversationItem, ...], int]:
+    """Return the items with what is cleared of them, and how many texts are left to clear."""
+    kept: list[m.ConversationItem] = []
+    for item in items:
+        if isinstance(item, m.ToolMessage):
+            kept.append(shorter.get(item.call_id, item))
+        elif isinstance(item, m.UserText) and item.stub and item.text != item.stub and texts:
+            texts -= 1
+            kept.append(m.UserText(item.stub, stub=item.stub))
+        else:
+            kept.append(item)
+    return tuple(kept), texts
+
+
+def history_of(system: str, items: Iterable[m.HistoryItem], ledger: Ledger) -> History:
+    """Return the history of a conversation that is given as plain data.
+
+    Items between two replies were said together. Calls without an answer are left out.
+
+    Raises:
+        ValueError: A tool message does not belong to a call of the reply before it.
+    """
+    history = History(ledger)
+    said: list[m.ConversationItem] = [m.SystemText(system)]
+    for item in items:
+        if isinstance(item, m.AssistantReply):
+            history.say(said)
+            history.keep(item)
+            said = []
+        else:
+            said.append(item)
+    history.say(said)
+    return history
+
+
+def items_of(
+    entries: Iterable[m.Said | m.AssistantReply],
+) -> tuple[m.ConversationItem | m.AssistantReply, ...]:
+    """Return the entries, in order, as plain data."""
+    items: list[m.ConversationItem | m.AssistantReply] = []
+    for entry in entries:
+        items += [entry] if isinstance(entry, m.AssistantReply) else entry.items
+    return tuple(items)

@@ -1,0 +1,1 @@
+"""Rules about tools: names, calls, results, locks, policies."""

@@ -1,0 +1,337 @@
+"""Sort the tool calls of a reply by server, and record how each was settled.
+
+`protocol/turn/tools.py` decides when calls are sent.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import assert_never
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.policies import SettlementKind
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.arguments import MAX_CHARS, read_arguments
+from grue.protocol.tools.media import MediaRoom
+from grue.protocol.tools.names import split_name, split_unlisted
+from grue.protocol.tools.policy import CallTerms, definition_digest
+
+_SEPARATORS = re.compile(r"[./:]|__")
+_LONGEST_NAME = 200
+_MOST_MEANT = 3
+_ALIKE = 0.8
+
+
+class Rejected(Struct, frozen=True):
+    """A call that is answered without asking a server; the model reads `error`."""
+
+    call: m.ToolCall
+    error: str
+
+
+class ValidCall(Struct, frozen=True):
+    """A call that its server can take: it serves the tool, and the arguments are an object.
+
+    Attributes:
+        task: The server has the call already, as this task.
+    """
+
+    call: m.ToolCall
+    tool: m.ToolDefinition
+    arguments: m.JsonObject
+    task: m.ToolTask | None = None
+
+
+class Run(Struct, frozen=True):
+    """Consecutive calls to one server, sent to its session as one batch.
+
+    Attributes:
+        parallel: May be under way together with other such runs, of other servers. It has one call only, so
+            that the turn can still skip the next one after a timeout.
+    """
+
+    server: m.ServerName
+    calls: tuple[m.ServerCall, ...]
+    parallel: bool = False
+
+
+def without_doubles(
+    tools: tuple[m.ToolDefinition, ...],
+) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ServerNoted, ...]]:
+    """Drop tools whose name is already taken; return the others, and a note for each that was dropped.
+
+    The listing of one server has no duplicates. Two servers clash only if a host's own manager lists tools
+    under another server's name.
+    """
+    first: dict[str, m.ToolDefinition] = {}
+    notes = [
+        m.ServerNoted(
+            server=tool.server,
+            kind="bad_tool",
+            text=f"{tool.name}: left out, because the server '{first[tool.name].server}' lists that name too",
+        )
+        for tool in tools
+        if first.setdefault(tool.name, tool) is not tool
+    ]
+    return tuple(first.values()), tuple(notes)
+
+
+def tool_of(
+    name: str, listed: Mapping[str, m.ToolDefinition], serving_unlisted: tuple[m.ServerName, ...]
+) -> m.ToolDefinition | None:
+    """Return the tool that a call names; `None` if no server serves it.
+
+    Nothing is known of a tool that its server does not list, so it gets a definition without annotations.
+    """
+    tool = listed.get(name)
+    found = split_unlisted(name, serving_unlisted) if tool is None else None
+    if found is None:
+        return tool
+    return unlisted_tool(m.ServerName(found[0]), found[1])
+
+
+def is_as_decided(
+    call: m.ServerCall,
+    server: m.ServerName,
+    listed: Iterable[m.ToolDefinition],
+    *,
+    serves_unlisted: bool = False,
+) -> bool:
+    """Return whether a call's tool is still the one that the call was decided for.
+
+    This is the one rule for a call that a model, a policy, a person or a program has decided on. The session
+    asks it last, when nothing but the sending is left (`actors/mcp_session.py`).
+
+    Args:
+        call: The call; a task that an earlier process has begun is not called again, and so not asked about.
+        server: The server that gets it.
+        listed: The tools that the server lists now, without those that the tool lock refuses.
+        serves_unlisted: The server serves tools that it does not list.
+    """
+    if not call.definition or call.task is not None:
+        return True
+    tools = [tool for tool in listed if tool.tool == call.tool]
+    if not tools and serves_unlisted:
+        tools = [unlisted_tool(server, call.tool)]
+    return any(definition_digest(tool) == call.definition for tool in tools)
+
+
+def definitions_of(
+    calls: Iterable[m.ToolCall],
+    tools: Iterable[m.ToolDefinition],
+    serving_unlisted: tuple[m.ServerName, ...] = (),
+) -> dict[str, str]:
+    """Return digests of the definitions that calls were made for, by name; empty for an unknown tool."""
+    listed = {tool.name: tool for tool in tools}
+    found = {call.name: tool_of(call.name, listed, serving_unlisted) for call in calls}
+    return {name: "" if tool is None else definition_digest(tool) for name, tool in found.items()}
+
+
+def unlisted_tool(server: m.ServerName, tool: str) -> m.ToolDefinition:
+    """Return a definition of a tool that its server does not list: only its name is known."""
+    return m.ToolDefinition(server=server, tool=tool, input_schema={"type": "object"})
+
+
+def open_call(call: m.ToolCall, task: m.OpenTask) -> ValidCall:
+    """Return a call that its server has already, as it was sent; its tool need not be listed any more."""
+    return ValidCall(call, unlisted_tool(task.server, task.call.tool), task.call.arguments, task.call.task)
+
+
+def read_calls(
+    calls: tuple[m.ToolCall, ...],
+    tools: tuple[m.ToolDefinition, ...],
+    serving_unlisted: tuple[m.ServerName, ...] = (),
+) -> tuple[tuple[ValidCall, ...], tuple[Rejected, ...]]:
+    """Return the valid calls in order, and those that name an unknown tool or have unreadable arguments.
+
+    Args:
+        calls: The calls of one reply.
+        tools: The tools of all open sessions.
+        serving_unlisted: The servers whose tools need not be listed.
+
+    Source: R5.3, R6.4, R8.3
+    """
+    listed = {tool.name: tool for tool in tools}
+    known = ", ".join(listed)
+    valid: list[ValidCall] = []
+    rejected: list[Rejected] = []
+    room = MAX_CHARS
+    for call in calls:
+        tool = tool_of(call.name, listed, serving_unlisted)
+        if tool is None:
+            error = _unknown(call.name)
+            error += f". Available tools: {known}{_meant(call.name, listed)}"
+            rejected.append(Rejected(call, error))
+            continue
+        arguments = read_arguments(call.arguments, room)
+        room -= len(call.arguments)
+        if isinstance(arguments, str):
+            rejected.append(Rejected(call, f"Tool call failed: {arguments}"))
+            continue
+        valid.append(ValidCall(call, tool, arguments))
+    return tuple(valid), tuple(rejected)
+
+
+def _meant(name: str, listed: Mapping[str, m.ToolDefinition]) -> str:
+    """Return a question that names the tools which a wrong name may stand for; empty: there are none."""
+    name = name[:_LONGEST_NAME].lower()
+    bare = _SEPARATORS.split(name)[-1]
+    near = [each for each, tool in listed.items() if bare and bare in (tool.tool.lower(), each.lower())]
+    if not near:
+        import difflib  # few names need it
+
+        near = difflib.get_close_matches(name, listed, n=1, cutoff=_ALIKE)
+    return f". Did you mean {' or '.join(near[:_MOST_MEANT])}?" if near else ""
+
+
+def _unknown(name: str) -> str:
+    try:
+        split_name(name)
+    except ValueError as error:
+        return str(error)
+    return f"Unknown MCP tool: {name}"
+
+
+def runs_of(calls: Iterable[tuple[ValidCall, CallTerms]], *, bind: bool = False) -> tuple[Run, ...]:
+    """Group consecutive calls to one server; a call that may run in parallel is a run of its own.
+
+    Args:
+        calls: Valid calls, and what the policy says about each.
+        bind: Each call is only made of the tool that it was decided for.
+    """
+    digests: dict[str, str] = {}
+    runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
+    for valid, terms in calls:
+        server = valid.tool.server
+        if not runs or terms.parallel or runs[-1][:2] != (server, False):
+            runs.append((server, terms.parallel, []))
+        call = m.ServerCall(
+            call_id=valid.call.call_id, tool=valid.tool.tool, arguments=valid.arguments, task=valid.task
+        )
+        if bind and valid.task is None:
+            name = valid.tool.name
+            if name not in digests:
+                digests[name] = definition_digest(valid.tool)
+            call = replace(call, definition=digests[name])
+        runs[-1][2].append(call)
+    return tuple(Run(server, tuple(served), parallel) for server, parallel, served in runs)
+
+
+def record(
+    call: m.ToolCall,
+    iteration: int,
+    settlement: SettlementKind,
+    result: m.ToolCallResult,
+    duration_s: float | None = None,
+) -> m.ToolCallRecord:
+    """Return the record of a call that came with reply number `iteration`."""
+    return m.ToolCallRecord(
+        call_id=call.call_id,
+        name=call.name,
+        arguments=call.arguments,
+        iteration=iteration,
+        settlement=settlement,
+        result=result,
+        duration_s=duration_s,
+    )
+
+
+def record_settlement(
+    call: m.ToolCall, iteration: int, event: m.Settlement, changed: m.JsonObject | None = None
+) -> m.ToolCallRecord:
+    """Return the record of a call that `event` settles.
+
+    Args:
+        call: The call as the model made it.
+        iteration: Number of the reply that asked for it.
+        event: How it ended.
+        changed: The arguments that were sent instead of the model's.
+    """
+    settled = _record_settlement(call, iteration, event)
+    return settled if changed is None else replace(settled, changed_arguments=changed)
+
+
+def _record_settlement(call: m.ToolCall, iteration: int, event: m.Settlement) -> m.ToolCallRecord:
+    match event:
+        case m.ToolReturned(result=result):
+            return record(call, iteration, "returned", result, event.duration_s)
+        case m.ToolTimedOut(timeout_s=timeout_s):
+            return record(call, iteration, "timed_out", tool_results.timed_out(timeout_s), event.duration_s)
+        case m.ServerDied(failure=failure):
+            return record(call, iteration, "died", tool_results.call_failed(failure.cause), event.duration_s)
+        case m.ToolSkipped(reason=reason, refused=True):
+            return record(call, iteration, "rejected", tool_results.call_failed(reason))
+        case m.ToolSkipped(reason=reason):
+            return record(call, iteration, "skipped", tool_results.failure(reason))
+        case _:
+            assert_never(event)
+
+
+def reject(
+    rejected: tuple[Rejected, ...], iteration: int, batch: m.BatchId
+) -> tuple[tuple[m.ToolRejected, ...], tuple[m.ToolCallRecord, ...]]:
+    """Return the notes and records of rejected calls; each has its own error text."""
+    notes = tuple(
+        m.ToolRejected(batch=batch, call_id=item.call.call_id, name=item.call.name, error=item.error)
+        for item in rejected
+    )
+    return notes, tuple(
+        record(item.call, iteration, "rejected", tool_results.failure(item.error)) for item in rejected
+    )
+
+
+def deny(
+    denied: tuple[tuple[m.ToolCall, str], ...], iteration: int, batch: m.BatchId
+) -> tuple[tuple[m.ToolDenied, ...], tuple[m.ToolCallRecord, ...]]:
+    """Return the notes and records of denied calls, each with the reason that the model reads."""
+    notes = tuple(
+        m.ToolDenied(batch=batch, call_id=call.call_id, name=call.name, reason=reason)
+        for call, reason in denied
+    )
+    return notes, tuple(
+        record(call, iteration, "denied", tool_results.failure(f"Tool call denied: {reason}"))
+        for call, reason in denied
+    )
+
+
+def skip(
+    calls: tuple[m.ToolCall, ...], iteration: int, batch: m.BatchId, reason: str
+) -> tuple[tuple[m.ToolSkipped, ...], tuple[m.ToolCallRecord, ...]]:
+    """Return the notes and records of calls that are not sent to their server, all for the same `reason`."""
+    notes = tuple(m.ToolSkipped(batch=batch, call_id=call.call_id, reason=reason) for call in calls)
+    result = tool_results.failure(reason)
+    return notes, tuple(record(call, iteration, "skipped", result) for call in calls)
+
+
+def tool_messages(
+    records: tuple[m.ToolCallRecord, ...],
+    max_result_chars: int,
+    room: MediaRoom | None = None,
+    *,
+    plain: bool = False,
+) -> tuple[m.ToolMessage, ...]:
+    """Return the tool messages of a reply's calls, in order.
+
+    Args:
+        records: The settled calls.
+        max_result_chars: Longest text of one message.
+        room: Collects the attachments; `None` attaches nothing.
+        plain: Whether a text is told as it is, and not within JSON.
+
+    Source: R5.4, P44
+    """
+    tell = tool_results.told_plainly if plain else tool_results.told
+    return tuple(
+        m.ToolMessage(item.call_id, *tell(item.result, max_result_chars, room, _note_on(item)))
+        for item in records
+    )
+
+
+def _note_on(item: m.ToolCallRecord) -> str:
+    if item.changed_arguments is None:
+        return ""
+    written = msgspec.json.encode(item.changed_arguments).decode()
+    return f"The user changed the arguments of this call to {written}"

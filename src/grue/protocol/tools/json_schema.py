@@ -1,0 +1,377 @@
+"""Compare a JSON value with a JSON Schema. Servers write both, so both may be hostile.
+
+`jsonschema-rs` compares. It keeps the GIL, cannot be stopped, and exhausts the stack on a long chain of
+references. So each schema is measured before it is used: how many of its parts can apply to one place of
+a value. This number times the number of values limits the time of a check. References are resolved only
+within the schema; nothing is fetched. Regular expressions run in linear time; one that cannot, because
+it looks around or back, is ignored.
+
+Formats are not checked. Nor are `unevaluatedItems` and `unevaluatedProperties`: their cost cannot be
+foreseen.
+"""
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+import msgspec
+
+from grue import messages as m
+from grue.runtime.safe_text import printable
+
+MAX_SCHEMA_BYTES = 30_000
+MAX_VALUE_BYTES = 1_000_000
+
+_MOST_STEPS = 10_000_000
+"""Most parts of a schema times values in one check, which then takes less than a second."""
+
+_MOST_PARTS = 2_000
+"""Most parts of a schema that apply to one place of a value."""
+
+_DEEPEST = 60
+"""Deepest nesting of the parts that apply to one place: stack of the validator for each level of a value."""
+
+_MOST_TOLD = 2_000
+"""Above it the validator does not say what is wrong if a schema has branches: it copies the value for each
+of them."""
+
+_MOST_WORK = 200_000
+"""Most steps of the measuring itself."""
+
+_MOST_COMPILED = 64
+_REGEX_BYTES = 100_000
+_TOO_MUCH = "it is nested too deeply, or too many of its parts apply to one value"
+_FAULT_CHARS = 300
+_QUOTED_CHARS = 100
+_VALUE = "\0"
+"""Stands for the value in the validator's messages. They escape control characters."""
+
+Check: TypeAlias = Callable[[object], str | None]
+"""Returns the first fault of a value, or `None`. Raises `NotCheckedError` for a value that is too large."""
+
+_DIALECTS = {
+    "http://json-schema.org/draft-06/schema": "Draft6Validator",
+    "http://json-schema.org/draft-07/schema": "Draft7Validator",
+    "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
+}
+_TOO_OLD = ("http://json-schema.org/draft-03/schema", "http://json-schema.org/draft-04/schema")
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_BESIDE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
+_DEPENDENT = ("dependentSchemas", "dependencies")
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", *_DEPENDENT))
+"""Keywords whose value has a schema for each name."""
+
+_DATA = frozenset(("const", "enum", "default", "examples"))
+_UNFORESEEN = frozenset(("unevaluatedItems", "unevaluatedProperties"))
+
+
+class NotCheckedError(Exception):
+    """A schema or a value is not checked. The text says why."""
+
+
+def check_of(schema: m.JsonObject) -> Check:
+    """Compile a schema, once for all sessions: each turn has a new one, with the same tools.
+
+    A property with a default may be left out, also where `required` names it: libraries write such schemas
+    for parameters with a default, and models leave these out.
+
+    Raises:
+        Exception: The schema is too large, too deep or not valid. `reason` has the words for it.
+    """
+    written = msgspec.json.encode(schema)
+    if len(written) > MAX_SCHEMA_BYTES:
+        raise NotCheckedError(f"it is larger than {MAX_SCHEMA_BYTES} bytes")
+    return _check_of(written)
+
+
+def fault_of(schema: m.JsonObject, value: object) -> str | None:
+    """Return why a schema refuses a value; `None` if it takes it or cannot be used."""
+    try:
+        return check_of(schema)(value)
+    except Exception:  # noqa: BLE001 - an untrusted schema may make the validator raise anything
+        return None
+
+
+def reason(error: Exception) -> str:
+    """Return why a schema is not used, in at most 300 characters."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    # The validator's message without the parts of the schema that follow it.
+    said = getattr(error, "message", None) or str(error)
+    shown = said.replace(_VALUE, _shown(getattr(error, "instance", None)))
+    return printable(shown.strip().partition("\n")[0] or type(error).__name__, _FAULT_CHARS)
+
+
+@functools.lru_cache(maxsize=_MOST_COMPILED)
+def _check_of(written: bytes) -> Check:
+    import jsonschema_rs
+
+    schema: m.JsonObject = msgspec.json.decode(written)
+    dialect = schema.pop("$schema", None)
+    schema.pop("$id", None)
+    if isinstance(dialect, str) and dialect.rstrip("#") in _TOO_OLD:
+        raise NotCheckedError("its dialect of JSON Schema is too old")
+    own: Any = _checkable(schema)
+    parts = _most_parts(own, _anchors(own))
+    name = _DIALECTS.get(dialect.rstrip("#") if isinstance(dialect, str) else "", "Draft202012Validator")
+    validator = getattr(jsonschema_rs, name)(
+        own, validate_formats=False, retriever=_refuse, pattern_options=_linear(), mask=_VALUE
+    )
+    has_patterns, has_branches = b"attern" in written, b"Of" in written
+
+    def check(value: object) -> str | None:
+        text = msgspec.json.encode(value)
+        if len(text) > MAX_VALUE_BYTES:
+            raise NotCheckedError(f"of more than {MAX_VALUE_BYTES} bytes")
+        values = 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
+        if parts * (len(text) if has_patterns else values) > _MOST_STEPS:
+            raise NotCheckedError("with very many values for its schema")
+        if validator.is_valid(value):
+            return None
+        if has_branches and values > _MOST_TOLD:
+            return f"{_shown(value)} does not fit"
+        try:
+            validator.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            return _fault_text(error)
+        return None
+
+    return check
+
+
+def _linear() -> Any:
+    import jsonschema_rs
+
+    return jsonschema_rs.RegexOptions(size_limit=_REGEX_BYTES, dfa_size_limit=10 * _REGEX_BYTES)
+
+
+def _refuse(uri: str) -> Any:
+    raise NotCheckedError(f"it refers to something outside: {uri}")
+
+
+def _fault_text(error: Any) -> str:
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path)
+    said = error.message.replace(_VALUE, _shown(error.instance))
+    return printable(f"${steps}: {said}" if steps else said, _FAULT_CHARS)
+
+
+def _shown(value: object) -> str:
+    """Return a short value as JSON; of a longer one only its size, because part of it would tell nothing."""
+    text = msgspec.json.encode(value).decode()
+    if len(text) <= _QUOTED_CHARS:
+        return text
+    match value:
+        case str():
+            return f"a text of {len(value)} characters"
+        case list():
+            return f"a list of {len(value)}"
+        case dict():
+            return f"an object with {len(value)} members"
+        case _:
+            return f"a number of {len(text)} digits"
+
+
+# --- What is checked of a schema ---
+
+
+def _checkable(part: Any, *, names: bool = False) -> Any:
+    """Return a schema without what cannot be checked.
+
+    Args:
+        part: A schema, a list of schemas, or any other value of a keyword.
+        names: It is the value of a keyword of `_NAMED`, so its keys are no keywords.
+    """
+    if isinstance(part, list):
+        return [_checkable(inner) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    whole = {
+        key: value if not names and key in _DATA else _checkable(value, names=not names and key in _NAMED)
+        for key, value in part.items()
+        if names or key not in _UNFORESEEN
+    }
+    if names:
+        return whole
+    properties, required, patterns = (
+        whole.get(key) for key in ("properties", "required", "patternProperties")
+    )
+    if isinstance(required, list) and isinstance(properties, dict):
+        whole["required"] = [name for name in required if not _has_default(properties, name)]
+    if isinstance(patterns, dict) and not all(map(_is_linear, patterns)):
+        del whole["patternProperties"]
+        whole.pop("additionalProperties", None)
+    if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
+        whole["maxProperties"] = 0  # the validator's message names no argument otherwise
+        del whole["additionalProperties"]
+    if "pattern" in whole and not _is_linear(whole["pattern"]):
+        del whole["pattern"]
+    return whole
+
+
+def _has_default(properties: Mapping[str, Any], name: object) -> bool:
+    member = properties.get(name) if isinstance(name, str) else None
+    return isinstance(member, dict) and "default" in member
+
+
+def _is_linear(pattern: object) -> bool:
+    """Return whether a pattern runs in linear time; also if it is not valid, which the validator says."""
+    return _compiles(pattern, _linear()) or not _compiles(pattern, None)
+
+
+def _compiles(pattern: object, options: Any) -> bool:
+    import jsonschema_rs
+
+    try:
+        jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=options)
+    except (jsonschema_rs.ValidationError, ValueError):
+        return False
+    return True
+
+
+# --- How long a check can take ---
+
+
+def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
+    """Return the parts that references name by an anchor.
+
+    Raises:
+        NotCheckedError: A part refers to something outside, or is a schema of its own.
+    """
+    found: dict[str, m.JsonObject] = {}
+    for part in _objects(schema):
+        outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
+        own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
+        if own or not all(reference.startswith("#") for reference in outside):
+            # The validator has a copy of each dialect's own schema, which was not measured.
+            raise NotCheckedError("it refers to something outside, or is made of several schemas")
+        for key in ("$anchor", "$dynamicAnchor"):
+            name = part.get(key)
+            if isinstance(name, str) and found.setdefault(name, part) is not part:
+                raise NotCheckedError("two of its parts have one name")
+    return found
+
+
+def _objects(value: object) -> Iterator[m.JsonObject]:
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(inner)
+
+
+def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
+    """Return how many parts of the schema can apply to one place of a value.
+
+    Follows the schema as the validator does, for every value at once: a state is the parts that apply to one
+    place, each as often as it applies. A recursive schema comes back to a state, unless its parts double with
+    each level.
+
+    Raises:
+        NotCheckedError: They are too many, or the schema refers to itself without end.
+    """
+    states = [[root]]
+    seen: set[tuple[int, ...]] = set()
+    most = work = 0
+    while states:
+        state = states.pop()
+        key = tuple(sorted(map(id, state)))
+        if key in seen:
+            continue
+        seen.add(key)
+        applied = _applied(state, root, anchors)
+        parts = sum(map(_size, applied))
+        below = _below(applied)
+        work += parts + sum(map(len, below))
+        most = max(most, parts)
+        if most > _MOST_PARTS or work > _MOST_WORK:
+            raise NotCheckedError(_TOO_MUCH)
+        states += below
+    return most
+
+
+def _applied(
+    state: list[m.JsonObject], root: m.JsonObject, anchors: Mapping[str, m.JsonObject]
+) -> list[m.JsonObject]:
+    """Return all parts that apply where those of `state` apply."""
+    found: list[m.JsonObject] = []
+    waiting = [(part, 0) for part in state]
+    while waiting:
+        part, depth = waiting.pop()
+        found.append(part)
+        if len(found) > _MOST_PARTS or depth > _DEEPEST:
+            raise NotCheckedError(_TOO_MUCH)
+        inner = [each for key in _BESIDE for each in _schemas(part.get(key))]
+        inner += [each for key in _DEPENDENT for each in _members(part.get(key)).values()]
+        inner += [_target(part[key], root, anchors) for key in _REFERENCES if isinstance(part.get(key), str)]
+        waiting += [(each, depth + 1) for each in inner]
+    return found
+
+
+def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
+    """Return the parts that apply to each member, item and name of a value, if `applied` apply to it."""
+    named: dict[object, list[m.JsonObject]] = defaultdict(list)
+    others: dict[type, list[tuple[list[m.JsonObject], frozenset[object]]]] = {str: [], int: []}
+    keys: list[m.JsonObject] = []
+    for part in applied:
+        members = _members(part.get("properties"))
+        first = part.get("prefixItems", part.get("items"))
+        items = dict(enumerate(first)) if isinstance(first, list) else {}
+        for name, schema in (*members.items(), *items.items()):
+            named[name] += _schemas(schema)
+        others[str].append((list(_members(part.get("patternProperties")).values()), frozenset()))
+        others[str].append((_schemas(part.get("additionalProperties")), _names(part.get("properties"))))
+        rest = part.get("items") if isinstance(part.get("items"), dict) else part.get("additionalItems")
+        others[int].append((_schemas(rest), frozenset(items)))
+        others[int].append((_schemas(part.get("contains")), frozenset()))
+        keys += _schemas(part.get("propertyNames"))
+    for kind, name in ((str, ""), (int, -1)):  # the place of a member, or an item, that no part names
+        others[kind] = [(schemas, own) for schemas, own in others[kind] if schemas]
+        named.setdefault(name, [])
+    if len(named) * max(map(len, others.values())) > _MOST_WORK:
+        raise NotCheckedError(_TOO_MUCH)
+    states = [keys]
+    for name, schemas in named.items():
+        rest_of = [each for found, own in others[type(name)] if name not in own for each in found]
+        states.append([*schemas, *rest_of])
+    return [state for state in states if state]
+
+
+def _schemas(value: object) -> list[m.JsonObject]:
+    """Return the schemas in the value of a keyword that has one, or a list of them."""
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
+
+
+def _members(value: object) -> dict[str, m.JsonObject]:
+    """Return the schemas in the value of a keyword that has one for each name."""
+    return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
+
+
+def _names(value: object) -> frozenset[object]:
+    return frozenset(value if isinstance(value, dict) else ())
+
+
+def _target(reference: object, root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> m.JsonObject:
+    pointer = unquote(str(reference)).removeprefix("#")
+    found: Any = root if not pointer or pointer.startswith("/") else anchors.get(pointer)
+    for step in pointer.split("/")[1:] if pointer.startswith("/") else ():
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(step)] if step.isdigit() and int(step) < len(found) else None
+        else:
+            found = found.get(step) if isinstance(found, dict) else None
+    if isinstance(found, bool):
+        return {}
+    if not isinstance(found, dict) or not _UNFORESEEN.isdisjoint(found):
+        raise NotCheckedError(f"it refers to nothing: {reference}")
+    return found
+
+
+def _size(part: m.JsonObject) -> int:
+    """Return how much of a part the validator looks at for one value."""
+    return sum(
+        len(value) if isinstance(value, list | dict) else 1
+        for key, value in part.items()
+        if key not in ("$defs", "definitions", "const", "default", "examples", "title", "description")
+    )

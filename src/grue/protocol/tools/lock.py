@@ -1,0 +1,160 @@
+"""Compare the tools that a server lists with the definitions that the user has approved; pure.
+
+A definition is pinned by four digests, one for each part that a server can change without the user's
+knowledge: the description, which the model reads as instructions, the schemas of arguments and result, and
+the annotations, which a `ToolPolicy` matches. Order does not matter, neither that of tools nor that of keys.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias, assert_never
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.policies import OnToolDrift, ToolChange
+from grue.protocol.digest import digest
+from grue.runtime.safe_text import printable, well_formed
+
+_SUMMARY_CHARS = 100
+
+
+class ToolPin(Struct, frozen=True, forbid_unknown_fields=True):
+    """One approved definition.
+
+    Attributes:
+        summary: First line of the description, for people; it is compared with nothing.
+        description: Digest, as are the others.
+        output_schema: `None`: the tool declares none.
+        annotations: `None`: the lock was written by a grue that did not pin them. They are then neither
+            compared nor trusted.
+    """
+
+    summary: str
+    description: str
+    input_schema: str
+    output_schema: str | None
+    annotations: str | None = None
+
+
+ServerPins: TypeAlias = Mapping[str, ToolPin]
+"""The approved definitions of one server, by the tools' bare names."""
+
+
+class ToolLock(Struct, frozen=True):
+    """The approved definitions of every server, by the servers' names.
+
+    Attributes:
+        servers: The digests of the definitions.
+        listings: The definitions themselves, as the servers listed them when they were approved. A listing
+            that does not fit the digests is not used.
+    """
+
+    servers: Mapping[str, ServerPins] = {}
+    listings: Mapping[str, tuple[m.ToolDefinition, ...]] = {}
+
+    def pins(self, server: str) -> ServerPins:
+        """Return those of one server; of a server that the lock does not know, nothing is approved."""
+        return self.servers.get(server, {})
+
+    def listing(self, server: str) -> tuple[m.ToolDefinition, ...] | None:
+        """Return the tools that a server listed when it was approved; `None`: that is not known."""
+        tools = self.listings.get(server)
+        return None if tools is None or drift(self.pins(server), tools) else tools
+
+
+class ToolDrift(Struct, frozen=True):
+    """One tool that is not as it was approved; `parts` says what of it has changed."""
+
+    tool: str
+    change: ToolChange
+    parts: tuple[m.ToolPart, ...] = ()
+
+
+def lock_of(tools: Iterable[m.ToolDefinition]) -> dict[str, ToolPin]:
+    """Return the pins of one server's tools, by bare name, sorted."""
+    pins = {tool.tool: _pin(tool) for tool in tools}
+    return dict(sorted(pins.items()))
+
+
+def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrift, ...]:
+    """Return the tools of a server that differ from their approved definitions, by bare name."""
+    listed = lock_of(tools)
+    found = [ToolDrift(name, "removed") for name in pins if name not in listed]
+    for name, pin in listed.items():
+        approved = pins.get(name)
+        if approved is None:
+            found.append(ToolDrift(name, "added"))
+        elif parts := _changed(approved, pin):
+            found.append(ToolDrift(name, "changed", parts))
+    return tuple(sorted(found, key=lambda drift: drift.tool))
+
+
+def screen(
+    pins: ServerPins, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], on_drift: OnToolDrift
+) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDrifted, ...]]:
+    """Return the tools that the policy allows, in order, and a note for each that has drifted.
+
+    The annotations of a tool that has not drifted are marked as trusted: the user has approved them.
+    """
+    if on_drift == "ignore":
+        return tools, ()
+    found = drift(pins, tools)
+    drifted = {each.tool for each in found}
+    refused = {each.tool for each in found if on_drift == "refuse" and each.change != "removed"}
+    notes = tuple(
+        m.ToolDrifted(
+            server=server,
+            # A note goes into the trace, which cannot hold half a surrogate pair; a lock can.
+            tool=well_formed(each.tool),
+            change=each.change,
+            parts=each.parts,
+            refused=each.tool in refused,
+        )
+        for each in found
+    )
+    offered = (tool for tool in tools if tool.tool not in refused)
+    return tuple(tool if tool.tool in drifted else _with_trust(tool, pins) for tool in offered), notes
+
+
+def _with_trust(tool: m.ToolDefinition, pins: ServerPins) -> m.ToolDefinition:
+    approved = tool.annotations is not None and pins[tool.tool].annotations is not None
+    return replace(tool, trusted=True) if approved else tool
+
+
+def drift_text(note: m.ToolDrifted) -> str:
+    """Return one sentence for people; the tool's name in it is untrusted."""
+    name = f"{note.server}.{note.tool}"
+    consequence = ", so it is not offered" if note.refused else ""
+    match note.change:
+        case "added":
+            return f"{name} is not among the approved tools{consequence}"
+        case "removed":
+            return f"{name} was approved and is no longer listed"
+        case "changed":
+            parts = " and ".join(part.replace("_", " ") for part in note.parts)
+            return f"{name} has another {parts} than was approved{consequence}"
+        case never:
+            assert_never(never)
+
+
+def _pin(tool: m.ToolDefinition) -> ToolPin:
+    first_line = tool.description.strip().partition("\n")[0]
+    return ToolPin(
+        summary=printable(first_line, _SUMMARY_CHARS),
+        description=digest(tool.description),
+        input_schema=digest(tool.input_schema),
+        output_schema=None if tool.output_schema is None else digest(tool.output_schema),
+        annotations=digest(msgspec.to_builtins(tool.annotations)),
+    )
+
+
+_PARTS: tuple[m.ToolPart, ...] = ("description", "input_schema", "output_schema")
+
+
+def _changed(approved: ToolPin, listed: ToolPin) -> tuple[m.ToolPart, ...]:
+    parts = tuple(part for part in _PARTS if getattr(approved, part) != getattr(listed, part))
+    if approved.annotations not in (None, listed.annotations):
+        return (*parts, "annotations")
+    return parts

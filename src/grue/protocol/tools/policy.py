@@ -1,0 +1,252 @@
+"""Apply a `ToolPolicy`: what it says about a tool, and about all calls of a reply; pure.
+
+The table itself is data (`policies.py`). A reply is judged as a whole before any of its calls is sent, so
+that a question is asked once and nothing has happened before.
+
+Annotations come from the server, and a server may lie. Each tool is therefore judged twice: with its
+annotations, and with the defaults of the MCP specification. If the annotations are not trusted, the stricter
+of both results counts. So no annotation of an untrusted server can loosen a verdict, whatever the table says.
+"""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.errors import MCPConfigError
+from grue.policies import ApprovalQuestion, ToolAnnotations, ToolPolicy, ToolRule, Verdict
+from grue.protocol.digest import digest
+
+NOT_ALLOWED = "the policy does not allow this tool"
+LIMIT_REACHED = "at most {most} calls of this tool are allowed in a turn"
+
+_CACHED = 500
+_CACHED_BYTES = 20_000
+_digests: dict[bytes, str] = {}
+
+_STRICTNESS: dict[Verdict, int] = {"allow": 0, "ask": 1, "deny": 2}
+
+
+class ToolHints(Struct, frozen=True, kw_only=True):
+    """A tool's annotations. Missing ones have the defaults of the MCP specification."""
+
+    read_only: bool = False
+    destructive: bool = True
+    idempotent: bool = False
+    open_world: bool = True
+
+
+class ToolTerms(Struct, frozen=True, kw_only=True):
+    """The terms of a policy for one tool.
+
+    Attributes:
+        verdict: What happens to a call.
+        reason: Why it is denied or asked about; empty if the rule gives no reason.
+        max_calls: Calls in one turn; `None`: no limit.
+        parallel: A call may run while calls to other servers run.
+        read_only: The tool is known to change nothing.
+    """
+
+    verdict: Verdict = "allow"
+    reason: str = ""
+    max_calls: int | None = None
+    parallel: bool = False
+    read_only: bool = False
+
+
+class CallTerms(Struct, frozen=True, kw_only=True):
+    """The terms of a policy for one call of a reply; the fields are as in `ToolTerms`."""
+
+    verdict: Verdict = "allow"
+    reason: str = ""
+    parallel: bool = False
+    read_only: bool = False
+
+
+def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
+    """Return annotations with the defaults of the specification for what is missing.
+
+    `destructive` and `idempotent` mean something only for tools that change something, so a read-only tool
+    is neither destructive nor unrepeatable, whatever it says.
+    """
+    if annotations is None:
+        return ToolHints()
+    if annotations.read_only:
+        return ToolHints(
+            read_only=True, destructive=False, idempotent=True, open_world=annotations.open_world is not False
+        )
+    return ToolHints(
+        destructive=annotations.destructive is not False,
+        idempotent=annotations.idempotent is True,
+        open_world=annotations.open_world is not False,
+    )
+
+
+def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> ToolTerms:
+    """Return the verdict of `policy` on a tool."""
+    declared = _terms(policy, tool.name, hints_of(tool.annotations))
+    if tool.annotations is None or tool.trusted or tool.server in policy.trusted:
+        return declared
+    return _stricter(declared, _terms(policy, tool.name, ToolHints()))
+
+
+def judge(
+    policy: ToolPolicy, tools: Iterable[m.ToolDefinition], used: Mapping[str, int]
+) -> tuple[tuple[CallTerms, ...], dict[str, int]]:
+    """Judge all calls of a reply.
+
+    Args:
+        policy: The table.
+        tools: The tool of each call, in the order of the calls.
+        used: How often each tool with a limit has been called in this turn.
+
+    Returns:
+        What the policy says about each call, and `used` with these calls added. Denied calls do not count.
+    """
+    counts = dict(used)
+    known: dict[str, ToolTerms] = {}
+    judged: list[CallTerms] = []
+    for tool in tools:
+        name = tool.name
+        terms = known.get(name)
+        if terms is None:
+            terms = known[name] = terms_of(policy, tool)
+        judged.append(_judge_call(terms, counts.get(name, 0)))
+        if judged[-1].verdict != "deny" and terms.max_calls is not None:
+            counts[name] = counts.get(name, 0) + 1
+    return tuple(judged), counts
+
+
+def definition_digest(tool: m.ToolDefinition) -> str:
+    """Return a digest of a tool's definition. An approval counts only for the definition it was given for."""
+    parts = (tool.name, tool.description, tool.input_schema, tool.output_schema, tool.annotations)
+    try:
+        key = msgspec.json.encode(parts)
+    except (UnicodeEncodeError, TypeError):  # half a surrogate pair
+        return digest(msgspec.to_builtins(parts))
+    # A turn and its session both ask for the digest of each tool that is called.
+    if (known := _digests.get(key)) is not None:
+        return known
+    found = digest(msgspec.to_builtins(parts))
+    if len(key) <= _CACHED_BYTES:
+        if len(_digests) >= _CACHED:
+            _digests.clear()
+        _digests[key] = found
+    return found
+
+
+def question_about(
+    call_id: str,
+    tool: m.ToolDefinition,
+    arguments: m.JsonObject,
+    reason: str = "",
+    *,
+    show_schema: bool = True,
+) -> ApprovalQuestion:
+    """Return the question about a call of `tool`, bound to the arguments and the tool's definition.
+
+    It holds copies: whoever answers it may change what it shows, and the call is made as it was.
+    """
+    return ApprovalQuestion(
+        call_id=call_id,
+        name=tool.name,
+        arguments=msgspec.to_builtins(arguments),
+        arguments_digest=digest(arguments),
+        definition_digest=definition_digest(tool),
+        reason=reason,
+        description=tool.description,
+        input_schema=msgspec.to_builtins(tool.input_schema) if show_schema else None,
+    )
+
+
+def check_policy(policy: ToolPolicy) -> ToolPolicy:
+    """Return a policy whose values are all usable.
+
+    Raises:
+        MCPConfigError: A value is not; the error names the rule and the field.
+    """
+    for n, rule in enumerate(policy.rules):
+        if fault := _fault(rule):
+            raise MCPConfigError.of_value("tool_policy", ("rules", n), f"rule {n + 1}: {fault}.")
+    if policy.park_for_s is not None and not policy.park_for_s > 0:
+        text = f"park_for_s should be above 0, not {policy.park_for_s}."
+        raise MCPConfigError.of_value("tool_policy", ("park_for_s",), text)
+    return policy
+
+
+def _fault(rule: ToolRule) -> str:
+    patterns: object = rule.tools
+    if not isinstance(patterns, tuple | list) or not patterns:
+        return f"tools should be a tuple of at least one name or pattern, not {patterns!r}"
+    if rule.verdict not in _STRICTNESS:
+        return f"verdict should be allow, ask or deny, not {rule.verdict!r}"
+    if rule.max_calls is not None and rule.max_calls < 0:
+        return f"max_calls should be 0 or more, not {rule.max_calls}"
+    return ""
+
+
+def _terms(policy: ToolPolicy, name: str, hints: ToolHints) -> ToolTerms:
+    for rule in policy.rules:
+        if _matches(rule, name, hints):
+            return ToolTerms(
+                verdict=rule.verdict,
+                reason=rule.reason,
+                max_calls=rule.max_calls,
+                parallel=rule.parallel and hints.read_only,
+                read_only=hints.read_only,
+            )
+    return ToolTerms(read_only=hints.read_only)
+
+
+def _matches(rule: ToolRule, name: str, hints: ToolHints) -> bool:
+    return (
+        rule.read_only in (None, hints.read_only)
+        and rule.destructive in (None, hints.destructive)
+        and rule.idempotent in (None, hints.idempotent)
+        and rule.open_world in (None, hints.open_world)
+        and matches_any(name, rule.tools)
+    )
+
+
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a canonical tool name matches one of the patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the patterns that match none of the names, as one with a slip of the pen does; each once.
+
+    A rule that denies fails open then, so a turn says at its start which there are.
+    """
+    known = tuple(names)
+    return tuple(
+        pattern
+        for pattern in dict.fromkeys(patterns)
+        if not any(fnmatchcase(name, pattern) for name in known)
+    )
+
+
+def _stricter(one: ToolTerms, other: ToolTerms) -> ToolTerms:
+    verdict, reason = max(
+        ((terms.verdict, terms.reason) for terms in (one, other)), key=lambda pair: _STRICTNESS[pair[0]]
+    )
+    limits = [terms.max_calls for terms in (one, other) if terms.max_calls is not None]
+    return ToolTerms(
+        verdict=verdict,
+        reason=reason,
+        max_calls=min(limits, default=None),
+        parallel=one.parallel and other.parallel,
+        read_only=one.read_only and other.read_only,
+    )
+
+
+def _judge_call(terms: ToolTerms, calls: int) -> CallTerms:
+    if terms.verdict == "deny":
+        return CallTerms(verdict="deny", reason=terms.reason or NOT_ALLOWED)
+    if terms.max_calls is not None and calls >= terms.max_calls:
+        return CallTerms(verdict="deny", reason=LIMIT_REACHED.format(most=terms.max_calls))
+    return CallTerms(
+        verdict=terms.verdict, reason=terms.reason, parallel=terms.parallel, read_only=terms.read_only
+    )

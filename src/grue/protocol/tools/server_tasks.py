@@ -1,0 +1,172 @@
+"""Read a task: a tool call that its server has taken on and answers later. Pure.
+
+MCP has tasks in two forms. This module knows what differs; `transports/mcp/tool_tasks.py` asks for the
+result.
+
+|                   | `experimental` (2025-11-25)          | `extension` (2026-07-28)                   |
+|-------------------|--------------------------------------|--------------------------------------------|
+| decided by        | the client, with `task` in the call  | the server                                 |
+| handle            | `task` in the result                 | the result itself, its `resultType`: `task`|
+| interval, in ms   | `pollInterval`                       | `pollIntervalMs`                           |
+| lifetime, in ms   | `ttl`                                | `ttlMs`                                    |
+| result            | `tasks/result`, which waits for it   | in the answer to `tasks/get`               |
+| questions         | requests while `tasks/result` waits  | in `tasks/get`, answered by `tasks/update` |
+
+Everything that is read here comes from the server, and is untrusted.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from grue import messages as m
+from grue.protocol.tools.results import json_object
+from grue.runtime.safe_text import well_formed
+
+TaskForm: TypeAlias = Literal["experimental", "extension"]
+
+POLL_S = 1.0
+"""How often a server is asked that does not say how often."""
+
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.1, 3600.0
+_ID_CHARS = 1000
+_MESSAGE_CHARS = 100_000
+_UNKNOWN_TASK = frozenset((-32602, -32601, -32002))
+"""Error codes of a server without such a task: invalid parameters, no such method, not found."""
+
+MAX_POLL_ERRORS = 3
+"""After so many refused questions in a row nothing more is asked."""
+
+
+class WaitFor(Struct, frozen=True):
+    """The server is at work: ask again after `poll_s`."""
+
+    poll_s: float
+
+
+class AnswerQuestions(Struct, frozen=True):
+    """The server wants to know something (`tasks/update`), and is asked again after `poll_s`."""
+
+    questions: m.JsonObject
+    poll_s: float
+
+
+class CollectResult(Struct, frozen=True):
+    """The result is to be collected with `tasks/result`, which waits until the task has ended."""
+
+
+class TaskFinished(Struct, frozen=True):
+    """The task has ended with a result."""
+
+    result: m.JsonObject
+
+
+class TaskFailed(Struct, frozen=True):
+    """The task has ended without a result.
+
+    Attributes:
+        reason: Why, for the model.
+        code: The code of the server's error; 0 if it did not send one.
+    """
+
+    reason: str
+    code: int = 0
+
+
+TaskMove: TypeAlias = WaitFor | AnswerQuestions | CollectResult | TaskFinished | TaskFailed
+"""The next step after an answer to `tasks/get`."""
+
+
+def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | None:
+    """Return the handle in an answer to `tools/call`; `None`: it is the call's result.
+
+    Raises:
+        ValueError: It is a handle that cannot be used.
+    """
+    if form == "extension" and answer.get("resultType") == "task":
+        return _handle(answer)
+    task = answer.get("task") if form == "experimental" else None
+    return _handle(task) if isinstance(task, dict) and "content" not in answer else None
+
+
+def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = ()) -> TaskMove:
+    """Return the next step after an answer to `tasks/get`.
+
+    Args:
+        answer: The server's answer.
+        form: Of the session's protocol revision.
+        answered: The questions that have been answered. A server may repeat them.
+
+    Raises:
+        ValueError: The answer says nothing that can be used.
+    """
+    poll_s = _poll_s(answer)
+    match answer.get("status"):
+        case "working":
+            return WaitFor(poll_s)
+        case "input_required" | "completed" | "failed" if form == "experimental":
+            return CollectResult()
+        case "input_required":
+            asked = answer.get("inputRequests")
+            left = {name: each for name, each in _object(asked).items() if name not in answered}
+            return AnswerQuestions(left, poll_s) if left else WaitFor(poll_s)
+        case "completed":
+            return TaskFinished(_object(answer.get("result")))
+        case "failed":
+            error = _object(answer.get("error"))
+            code = error.get("code")
+            return TaskFailed(_text(error.get("message")) or "no reason given", _code(code))
+        case "cancelled":
+            said = status_message(answer)
+            return TaskFailed(f"the server has cancelled its task{': ' if said else ''}{said}")
+        case status:
+            raise ValueError(f"the status of its task is {_shown(status)}")
+
+
+def status_message(answer: m.JsonObject) -> str:
+    """Return the server's text about a task's state; empty if there is none."""
+    return _text(answer.get("statusMessage"))
+
+
+def is_unknown(code: int) -> bool:
+    """Return whether this error to a question about a task means that the server does not know it."""
+    return code in _UNKNOWN_TASK
+
+
+def _handle(task: Mapping[str, object]) -> m.ToolTask:
+    task_id = task.get("taskId")
+    if not isinstance(task_id, str) or not 0 < len(task_id) <= _ID_CHARS or well_formed(task_id) != task_id:
+        raise ValueError("its task has no usable taskId")
+    return m.ToolTask(task_id=task_id, poll_s=_poll_s(task), ttl_s=_seconds(task, "ttlMs", "ttl"))
+
+
+def _poll_s(task: Mapping[str, object]) -> float:
+    stated = _seconds(task, "pollIntervalMs", "pollInterval")
+    return POLL_S if stated is None else min(max(stated, _SHORTEST_POLL_S), _LONGEST_POLL_S)
+
+
+def _seconds(task: Mapping[str, object], *names: str) -> float | None:
+    for name in names:
+        stated = task.get(name)
+        if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):
+            return stated / 1000
+    return None
+
+
+def _object(value: object) -> m.JsonObject:
+    if not isinstance(value, dict):
+        raise ValueError(f"its answer about the task has {_shown(value)} where an object belongs")
+    return json_object(value)
+
+
+def _code(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _text(value: object) -> str:
+    return well_formed(value[:_MESSAGE_CHARS]) if isinstance(value, str) else ""
+
+
+def _shown(value: object) -> str:
+    return f"'{well_formed(value[:100])}'" if isinstance(value, str) else type(value).__name__

@@ -1,0 +1,1 @@
+"""The turn's state machine, in parts."""

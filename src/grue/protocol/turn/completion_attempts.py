@@ -1,0 +1,306 @@
+"""Decide which requests one completion takes (retries, adaptations, a larger limit): a pure state machine.
+
+The LLM actor and the Zork host's blocking client carry out the commands of `attempt_step`, in order; the
+outcome of `SendRequest` is the next event. `retry.py` has the backoff, `chat_wire/profile_adaptation.py`
+what a refusal teaches about the endpoint.
+
+The rules:
+
+- A refusal that shows what the endpoint does not accept changes the profile, and the request is sent again at
+  once. A profile only loses features, so this happens a bounded number of times, and it uses up no retry.
+- A refusal with no known cause may be due to images or files. The newest are replaced by a line of text, and
+  the request is sent again at once; this uses up no retry either.
+- A request that is too long for the context window is reported at once, if the agent clears what it can then.
+  A body that is too large (413) may be so by its images: those are left out first.
+- Any other failure is retried as `RetryPolicy` says. Each kind of failure has its own count, since a kind
+  that is tried only once more says nothing about another; `max_retries` limits all of them together.
+- A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
+  its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
+- A streamed reply that does not end in time is requested once more only.
+- Text that was streamed before a reply failed is taken back before the next request.
+
+```
+Unsent ──CompletionWanted──▶ Sent ──RequestFailed──▶ Sent (next request) | Ended
+                              └─────ReplyRead──────▶ Ended | Sent (once, with a larger limit)
+```
+"""
+
+from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.policies import FailureKind
+from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.retry import RetryPolicy, next_delay
+
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+"""Names that the wire formats use for the token limit of a reply, for a limit set by `extra_body`."""
+
+
+_MOST_ENDLESS = 2
+"""How many replies may go on until their time limit. A model that comes to no end seldom does later."""
+
+
+class Unsent(Struct, frozen=True):
+    """No request has been sent.
+
+    Attributes:
+        settings: The model's settings, without any raised limit.
+        retry: The limits and the backoff.
+        clears: The agent answers an overflow by clearing, so it is reported at once.
+    """
+
+    settings: ModelSettings
+    retry: RetryPolicy
+    clears: bool = False
+
+
+class CutReply(Struct, frozen=True):
+    """A reply that was cut, and whether it was shown while it was streamed."""
+
+    reply: Reply
+    shown: bool
+
+
+class Sent(Struct, frozen=True, kw_only=True):
+    """Waits for the outcome of a request.
+
+    Attributes:
+        settings: The settings that the request was sent with.
+        retry: The limits and the backoff.
+        attempt: Number of the request, from 1; counted from 1 again after a cut reply.
+        failed: The kinds of the failures that used up a retry, in order.
+        cut: The reply that this request is to replace; `None` if it replaces none.
+        clears: As in `Unsent`.
+    """
+
+    settings: ModelSettings
+    retry: RetryPolicy
+    clears: bool = False
+    attempt: int = 1
+    failed: tuple[FailureKind, ...] = ()
+    cut: CutReply | None = None
+
+
+class Ended(Struct, frozen=True):
+    """The completion has its outcome."""
+
+
+AttemptState: TypeAlias = Unsent | Sent | Ended
+
+
+class CompletionWanted(Struct, frozen=True):
+    """The completion is to begin."""
+
+
+class ReplyRead(Struct, frozen=True):
+    """The request was answered with a completion.
+
+    Attributes:
+        reply: The completion.
+        profile: What the request followed.
+        shown: Whether any text of it was shown while it was streamed.
+    """
+
+    reply: Reply
+    profile: WireProfile
+    shown: bool = False
+
+
+class RequestFailed(Struct, frozen=True, kw_only=True):
+    """The request gave no completion.
+
+    Attributes:
+        fault: Why.
+        failure: The same, described for a person, without the number of attempts.
+        profile: What the request followed.
+        attachments: Whether the conversation holds images or files that can be left out.
+        shown: Whether any text of the reply was shown while it was streamed.
+        jitter: A random number from 0 to 1.
+    """
+
+    fault: Fault
+    failure: m.LlmFailure
+    profile: WireProfile
+    attachments: bool = False
+    shown: bool = False
+    jitter: float = 0.0
+
+
+AttemptEvent: TypeAlias = CompletionWanted | ReplyRead | RequestFailed
+
+
+class SendRequest(Struct, frozen=True):
+    """Send the request, with these settings."""
+
+    settings: ModelSettings
+
+
+class AdaptProfile(Struct, frozen=True):
+    """Adapt the endpoint's profile to this refusal, and encode the conversation for it."""
+
+    fault: Fault
+
+
+class DropAttachments(Struct, frozen=True):
+    """Replace the newest images and files of the conversation by a line of text."""
+
+
+class ReportRetry(Struct, frozen=True):
+    """Report that a request failed and is sent again after `delay_s`."""
+
+    attempt: int
+    delay_s: float
+    failure: m.LlmFailure
+
+
+class ReportCut(Struct, frozen=True):
+    """Report that a reply was cut at its token limit."""
+
+    limit_tokens: int | None
+    retried_with: int | None
+    usage: m.Usage
+
+
+class TakeBackShown(Struct, frozen=True):
+    """Tell observers of the stream to discard the text of this reply that they have so far."""
+
+
+class ShowAgain(Struct, frozen=True):
+    """Stream this reply to the host again, because the request for a longer one has failed."""
+
+    reply: Reply
+
+
+class Wait(Struct, frozen=True):
+    """Wait before the next command, for this many seconds."""
+
+    delay_s: float
+
+
+class Finish(Struct, frozen=True):
+    """Report the outcome; no further request is sent."""
+
+    outcome: Reply | m.LlmFailure
+
+
+AttemptCommand: TypeAlias = (
+    SendRequest
+    | AdaptProfile
+    | DropAttachments
+    | ReportRetry
+    | ReportCut
+    | TakeBackShown
+    | ShowAgain
+    | Wait
+    | Finish
+)
+AttemptTransition: TypeAlias = tuple[AttemptState, tuple[AttemptCommand, ...]]
+
+
+class IllegalAttemptEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
+    """The event cannot happen in this state. This is a bug in the caller."""
+
+
+def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
+    """Return the next state, and the commands to carry out, in order.
+
+    The last command is `SendRequest`, whose outcome is the next event, or `Finish`.
+
+    Raises:
+        IllegalAttemptEvent: The event cannot happen in this state; the text names both.
+    """
+    match state, event:
+        case Unsent(settings, retry, clears), CompletionWanted():
+            return Sent(settings=settings, retry=retry, clears=clears), (SendRequest(settings),)
+        case Sent(cut=None), ReplyRead(Reply(cut=True)):
+            return _after_cut(state, event)
+        case Sent(cut=None), ReplyRead(reply):
+            return Ended(), (Finish(reply),)
+        case Sent(cut=CutReply(replaced)), ReplyRead(reply):
+            whole = replace(reply, usage=replaced.usage + reply.usage)
+            cut = (_cut_again(state, event),) if reply.cut else ()
+            return Ended(), (*cut, Finish(whole))
+        case Sent(), RequestFailed():
+            return _after_failure(state, event)
+        case _:
+            raise IllegalAttemptEvent(f"{type(event).__name__} in state {type(state).__name__}")
+
+
+def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPolicy) -> int | None:
+    """Return a larger token limit for a reply that was cut; `None` if there is none.
+
+    Only the profile's default is raised. A limit in the settings is the user's and is never exceeded.
+    """
+    limit = profile.limit(settings)
+    if limit is None or settings.max_tokens is not None or _LIMITS & settings.extra_body.keys():
+        return None
+    larger = int(limit * retry.length_retry_factor)
+    larger = min(larger, profile.max_output_tokens or larger)
+    return larger if larger > limit else None
+
+
+def _after_cut(state: Sent, event: ReplyRead) -> AttemptTransition:
+    larger = larger_limit(state.settings, event.profile, state.retry)
+    report = ReportCut(event.profile.limit(state.settings), larger, event.reply.usage)
+    if larger is None:
+        return Ended(), (report, Finish(event.reply))
+    settings = replace(state.settings, max_tokens=larger)
+    cut = CutReply(event.reply, event.shown)
+    following = Sent(settings=settings, retry=state.retry, cut=cut, clears=state.clears)
+    return following, (report, *_taken_back(event.shown), SendRequest(settings))
+
+
+def _cut_again(state: Sent, event: ReplyRead) -> ReportCut:
+    return ReportCut(event.profile.limit(state.settings), None, event.reply.usage)
+
+
+def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
+    failure = replace(event.failure, attempts=state.attempt)
+    adaptation = _adaptation(event)
+    too_large = adaptation and event.fault.status == 413
+    if state.clears and failure.overflow is not None and not too_large:
+        return _give_up(state, event, failure)
+    delay_s: float | None = 0.0
+    failed = state.failed
+    if not adaptation:
+        failed = (*failed, failure.kind)
+        delay_s = next_delay(
+            state.retry, len(failed), failure, of_kind=failed.count(failure.kind), jitter=event.jitter
+        )
+    endless = event.fault.received > 0 and failed.count("timed_out") >= _MOST_ENDLESS
+    if delay_s is None or (failure.kind == "timed_out" and endless):
+        return _give_up(state, event, failure)
+    report = ReportRetry(state.attempt, delay_s, failure)
+    wait = (Wait(delay_s),) if delay_s else ()
+    following = replace(state, attempt=state.attempt + 1, failed=failed)
+    send = SendRequest(state.settings)
+    return following, (*adaptation, report, *_taken_back(event.shown), *wait, send)
+
+
+def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
+    """Return the one change after which the request is sent again at once; empty: it is not sent again."""
+    # Imported at the first failure, because it compiles many patterns.
+    from grue.protocol.chat_wire.profile_adaptation import adapt_profile, may_blame_attachments
+
+    overflow = event.failure.overflow
+    if overflow is None and adapt_profile(event.profile, event.fault.status, event.fault.message) is not None:
+        return (AdaptProfile(event.fault),)
+    if event.attachments and may_blame_attachments(event.fault.status):
+        return (DropAttachments(),)
+    return ()
+
+
+def _give_up(state: Sent, event: RequestFailed, failure: m.LlmFailure) -> AttemptTransition:
+    if state.cut is None:
+        return Ended(), (Finish(failure),)
+    again = (ShowAgain(state.cut.reply),) if state.cut.shown else ()
+    return Ended(), (*_taken_back(event.shown), *again, Finish(state.cut.reply))
+
+
+def _taken_back(shown: bool) -> tuple[TakeBackShown, ...]:
+    return (TakeBackShown(),) if shown else ()

@@ -1,0 +1,180 @@
+"""Decide whether and how often to connect to a tool server during an episode; a pure state machine.
+
+The MCP session carries out the one command that `connection_step` returns. This module starts no process and
+opens no connection.
+
+The rules:
+
+- The first connect of an episode gets one attempt. If it fails, the episode ends with the failure, or, by
+  policy, goes on without the server.
+- A later connect is retried in the same turn, `connect_retries` times (by default once), in every turn.
+- If the retries fail too, the server is disabled. By the policy that holds for the rest of the episode, or
+  until some time has passed: then the next turn makes one attempt, and if it fails the wait is doubled.
+
+```
+Untried ──ConnectRequested──▶ Connecting ──ConnectSucceeded──▶ Proven ──ConnectRequested──▶ Connecting ...
+                                  │
+                                  └─AttemptFailed─▶ Connecting (next attempt) | Disabled | Untried (raised)
+Disabled ──ConnectRequested, and it is time──▶ Connecting
+```
+
+`Untried`, `Proven` and `Disabled` are the states between turns. `Connecting` exists only within a turn.
+
+Source: R6.1, R6.7-10
+"""
+
+from typing import TypeAlias, assert_never
+
+from msgspec import Struct
+
+from grue import messages as m
+from grue.policies import FailurePolicy
+
+_LONGEST_WAIT_S = 900.0
+_MOST_DOUBLINGS = 30
+
+
+class Untried(Struct, frozen=True, tag=True):
+    """No connect of this episode has succeeded yet."""
+
+
+class Proven(Struct, frozen=True, tag=True):
+    """A connect has succeeded in this episode."""
+
+
+class Disabled(Struct, frozen=True, tag=True):
+    """The server is not used, for this `reason`.
+
+    Attributes:
+        failures: How often it has been given up in a row.
+        until_s: When it may be tried again, by the clock of the events; `None`: never, as a host says.
+    """
+
+    reason: str
+    failures: int = 1
+    until_s: float | None = None
+
+
+class Connecting(Struct, frozen=True, tag=True):
+    """An attempt is under way.
+
+    Attributes:
+        attempt: Number of the attempt within the turn, from 1.
+        first: Whether no connect of this episode has succeeded before.
+        policy: Decides how often to retry and what a failed first connect leads to.
+        failures: How often the server has been given up in a row.
+    """
+
+    attempt: int
+    first: bool
+    policy: FailurePolicy
+    failures: int = 0
+
+
+Settled: TypeAlias = Untried | Proven | Disabled
+ConnectionState: TypeAlias = Settled | Connecting
+
+
+class ConnectRequested(Struct, frozen=True, tag=True):
+    """A turn needs the server; `at_s` is the time by any clock that all events have in common."""
+
+    policy: FailurePolicy
+    at_s: float = 0.0
+
+
+class ConnectSucceeded(Struct, frozen=True, tag=True):
+    """The server is connected and initialised, and has listed its tools."""
+
+
+class AttemptFailed(Struct, frozen=True, tag=True):
+    """The connect attempt failed, at the time `at_s`."""
+
+    failure: m.ServerFailure
+    at_s: float = 0.0
+
+
+ConnectionEvent: TypeAlias = ConnectRequested | ConnectSucceeded | AttemptFailed
+
+
+class Attempt(Struct, frozen=True, tag=True):
+    """Try to connect; `number` counts the attempts of the turn."""
+
+    number: int
+
+
+class ReportOpened(Struct, frozen=True, tag=True):
+    """Tell the agent that the session is open."""
+
+    attempt: int
+
+
+class ReportDisabled(Struct, frozen=True, tag=True):
+    """Tell the agent that this server is disabled; `newly` if this turn disabled it."""
+
+    reason: str
+    newly: bool
+
+
+class ReportStartupFailure(Struct, frozen=True, tag=True):
+    """Tell the agent that the first connect failed and that the policy is to raise."""
+
+    failure: m.ServerFailure
+
+
+ConnectionCommand: TypeAlias = Attempt | ReportOpened | ReportDisabled | ReportStartupFailure
+
+
+class IllegalConnectionEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
+    """The event cannot happen in this state. This is a bug in the caller."""
+
+
+def connection_step(
+    state: ConnectionState, event: ConnectionEvent
+) -> tuple[ConnectionState, ConnectionCommand]:
+    """Return the next state and the one command to carry out.
+
+    Raises:
+        IllegalConnectionEvent: The event cannot happen in this state; the text names both.
+    """
+    match state, event:
+        case Untried(), ConnectRequested(policy):
+            return Connecting(1, first=True, policy=policy), Attempt(1)
+        case Proven(), ConnectRequested(policy):
+            return Connecting(1, first=False, policy=policy), Attempt(1)
+        case Disabled(_, failures, until_s), ConnectRequested(policy, at_s) if (
+            policy.retry_disabled_s is not None and until_s is not None and at_s >= until_s
+        ):
+            return Connecting(1, first=False, policy=policy, failures=failures), Attempt(1)
+        case Disabled(reason), ConnectRequested():
+            return state, ReportDisabled(reason, newly=False)
+        case Connecting(attempt), ConnectSucceeded():
+            return Proven(), ReportOpened(attempt)
+        case Connecting(), AttemptFailed(failure, at_s):
+            return _after_failure(state, failure, at_s)
+        case _:
+            raise IllegalConnectionEvent(f"{type(event).__name__} in state {type(state).__name__}")
+
+
+def _after_failure(
+    state: Connecting, failure: m.ServerFailure, at_s: float
+) -> tuple[ConnectionState, ConnectionCommand]:
+    if state.first:
+        match state.policy.on_first_connect(failure.server):
+            case "raise":
+                return Untried(), ReportStartupFailure(failure)
+            case "disable":
+                return _given_up(state, failure, at_s)
+            case unknown:
+                assert_never(unknown)
+    if not state.failures and state.attempt <= state.policy.connect_retries:
+        number = state.attempt + 1
+        return Connecting(number, first=False, policy=state.policy), Attempt(number)
+    return _given_up(state, failure, at_s)
+
+
+def _given_up(state: Connecting, failure: m.ServerFailure, at_s: float) -> tuple[Disabled, ReportDisabled]:
+    first_s, report = state.policy.retry_disabled_s, ReportDisabled(failure.cause, newly=not state.failures)
+    if first_s is None:
+        return Disabled(failure.cause), report
+    wait_s = max(first_s, min(first_s * 2 ** min(state.failures, _MOST_DOUBLINGS), _LONGEST_WAIT_S))
+    return Disabled(failure.cause, state.failures + 1, at_s + wait_s), report

@@ -1,0 +1,156 @@
+"""The part of the turn's machine that keeps a conversation within the context window.
+
+What is cleared, and when, is decided in `context/fit.py`; `asking.py` makes commands of it. These functions
+are pure.
+"""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.policies import ContextItem, ContextOverflow, ContextPolicy
+from grue.protocol.context.fit import clear, cut_last, fit, room_in, stub_of, without_oldest
+from grue.protocol.context.ledger import ContextLedger
+from grue.protocol.turn.states import Turn
+
+SUMMARY = "Summary of the conversation so far, which takes its place:\n{summary}"
+
+_SUMMARY_SHARE = 10
+"""A summary may have a tenth of the window."""
+
+_WORDS_PER_TOKEN = 0.7
+_MOST_WORDS = 2000
+
+
+class Fitted(Struct, frozen=True, kw_only=True):
+    """A turn in which the next request fits; see `context.fit.Fit`."""
+
+    turn: Turn
+    new: tuple[m.ConversationItem, ...]
+    cleared: m.Cleared | None = None
+    summarise: bool = False
+
+
+def begun(run: m.RunTurn) -> Turn:
+    """Return the turn that `run` starts, with a ledger if it has a policy."""
+    media_bytes = sum(image.bytes for image in run.images)
+    if run.context is None:
+        return Turn(run=run, media_bytes=media_bytes)
+    ledger = ContextLedger(bytes_per_token=run.context.bytes_per_token)
+    if run.earlier:
+        head, *items = run.earlier
+        ledger = replace(ledger, head=head, items=tuple(items), current=len(items))
+    return Turn(run=run, media_bytes=media_bytes, ledger=ledger, window=run.context.window_tokens)
+
+
+def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
+    """Count a reply: its cost, its size, and the size of the prompt that it answers."""
+    turn = turn.count(reply.usage)
+    if turn.ledger is None:
+        return turn
+    ledger = turn.ledger.counted(reply.prompt_tokens)
+    # With a reply that was cut short, the output is that of two replies.
+    output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
+    return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
+
+
+def make_room(turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool) -> Fitted:
+    """Fit a request that adds `new` into the window."""
+    policy, ledger = _kept(turn)
+    if turn.relisted:
+        ledger = ledger.offer(turn.tools)
+    turn = replace(turn, ledger=ledger)
+    if turn.window is None:
+        return Fitted(turn=turn, new=new)
+    room = room_in(policy, turn.window)
+    found = fit(ledger, new, room, _stubs(turn), _named(turn, new), may_summarise=may_summarise)
+    return Fitted(
+        turn=replace(turn, ledger=found.ledger),
+        new=found.new,
+        cleared=found.cleared,
+        summarise=found.summarise,
+    )
+
+
+def may_summarise(turn: Turn) -> bool:
+    """Return whether a summary may be asked for; one request is kept back for the answer."""
+    policy, _ = _kept(turn)
+    return turn.summaries < policy.max_summaries and not turn.budget_reached
+
+
+def said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
+    """Add what a request says to the ledger."""
+    _, ledger = _kept(turn)
+    last = tuple(item for item in new if isinstance(item, m.ToolMessage))
+    # A turn's own text is its task: only a later turn may clear it.
+    stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
+    return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
+
+
+def summary_request(turn: Turn) -> m.UserText:
+    """Return the text that asks for a summary."""
+    policy, _ = _kept(turn)
+    words = int((turn.window or 0) / _SUMMARY_SHARE * _WORDS_PER_TOKEN)
+    return m.UserText(policy.summary_request.replace("{words}", str(min(words, _MOST_WORDS))))
+
+
+def with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
+    """Put a summary in the place of everything but the first entry and the last reply.
+
+    If the turn continues a conversation and its own text has been said already, the text is said again.
+    """
+    _, ledger = _kept(turn)
+    items = [m.UserText(SUMMARY.format(summary=summary.strip()))]
+    if turn.run.earlier and turn.requests > turn.summaries:
+        items += [item for item in turn.opening if isinstance(item, m.UserText)]
+    sizes = tuple(ContextItem(tokens=ledger.item_of(item, {}).tokens) for item in items)
+    ledger = replace(ledger, items=(*sizes, *ledger.items[ledger.current :]), current=len(sizes))
+    return replace(turn, ledger=ledger), m.Summarised(tuple(items))
+
+
+def after_overflow(turn: Turn, overflow: ContextOverflow) -> tuple[Turn, tuple[m.Cleared | m.Shortened, ...]]:
+    """Clear what can be cleared after an endpoint has refused a request as too long.
+
+    If that is not enough, the oldest exchanges are left out. A summary of them cannot be asked for, because
+    the request for it would be too long as well.
+
+    Returns:
+        The turn, and the changes of the history; none if there is nothing to clear and to leave out.
+    """
+    policy, ledger = _kept(turn)
+    ledger = ledger.counted(overflow.prompt_tokens or 0)
+    windows = [size for size in (overflow.window_tokens, turn.window) if size is not None]
+    window = min(windows, default=ledger.tokens)
+    room = room_in(policy, window)
+    ledger, cleared = clear(ledger.scaled_to(room.high), room.low, _stubs(turn))
+    cleared = cleared or m.Cleared()
+    if ledger.tokens > room.low:
+        ledger, shorter = cut_last(ledger, turn.last, room.low)
+        cleared = replace(cleared, results=(*cleared.results, *shorter))
+    changes: tuple[m.Cleared | m.Shortened, ...] = () if cleared == m.Cleared() else (cleared,)
+    if ledger.tokens > room.high:
+        shortened = without_oldest(ledger, room.low)
+        if shortened is not None:
+            ledger, share = shortened
+            changes = (*changes, m.Shortened(share))
+    return (replace(turn, ledger=ledger, window=window), changes) if changes else (turn, ())
+
+
+def _kept(turn: Turn) -> tuple[ContextPolicy, ContextLedger]:
+    assert turn.run.context is not None, "only a turn with a policy keeps a ledger"
+    assert turn.ledger is not None, "a turn with a policy keeps a ledger"
+    return turn.run.context, turn.ledger
+
+
+def _stubs(turn: Turn) -> Callable[[str], str]:
+    policy, _ = _kept(turn)
+    offered = {tool.name: tool for tool in turn.tools}
+    return lambda tool: stub_of(tool, policy, offered, plain=turn.run.plain_results)
+
+
+def _named(turn: Turn, new: tuple[m.ConversationItem, ...]) -> dict[str, str]:
+    """Return the names of the tools whose calls `new` answers; their records are the turn's last ones."""
+    answers = sum(isinstance(item, m.ToolMessage) for item in new)
+    return {record.call_id: record.name for record in turn.records[len(turn.records) - answers :]}

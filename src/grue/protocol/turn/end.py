@@ -1,0 +1,118 @@
+"""The part of the turn's machine that ends a turn: it closes the sessions and reports how the turn ended.
+
+Every other part of the machine may call these functions; they are pure.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.calls import record
+from grue.protocol.turn.states import (
+    AwaitingApproval,
+    AwaitingClose,
+    AwaitingCompletion,
+    AwaitingDrop,
+    AwaitingReconnect,
+    AwaitingSessions,
+    AwaitingTools,
+    Finished,
+    JudgedReply,
+    LiveState,
+    Presuming,
+    Transition,
+    Turn,
+    waiting_for,
+    without,
+)
+
+_ASKED = (AwaitingCompletion, Presuming, AwaitingDrop)
+"""The states in which the turn has not read the reply to its last request."""
+
+
+def fail(
+    turn: Turn, failure: m.TurnFailure, notes: tuple[m.TurnNote, ...] = (), *, unread: bool = False
+) -> Transition:
+    """End the turn without an answer; `unread`: it waits for a reply of the model, and will not read it."""
+    end = m.TurnFailed(
+        turn=turn.run.turn,
+        failure=failure,
+        iterations=turn.iterations,
+        requests=turn.requests,
+        tool_calls=turn.records,
+        usage=turn.usage,
+        untold=turn.untold,
+        unread=unread and turn.run.history is not None,
+    )
+    return close(turn, end, notes)
+
+
+def close(turn: Turn, end: m.TurnEnd, notes: tuple[m.TurnNote, ...] = ()) -> Transition:
+    """Close every open session, and report `end` when the last one is closed."""
+    if not turn.open:
+        return Finished(), (*notes, end)
+    closing = tuple(m.CloseSession(server=server) for server in turn.open)
+    return AwaitingClose(turn, turn.open, end), (*notes, *closing)
+
+
+def closed(state: AwaitingClose, server: m.ServerName) -> Transition:
+    """Note that the session of `server` is closed; the last one ends the turn."""
+    pending = without(state.pending, server)
+    if pending:
+        return AwaitingClose(state.turn, pending, state.end), ()
+    return Finished(), (state.end,)
+
+
+def abandon(state: LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
+    """End the turn from whatever state it is in; a call that is under way gets no record."""
+    turn = state.turn
+    match state:
+        case Presuming(pending=pending):
+            turn = replace(turn, open=(*turn.open, *pending))
+        case AwaitingSessions(pending=pending):
+            # Sessions that are still opening are closed as soon as they have opened.
+            turn = replace(turn, open=(*turn.open, *pending))
+            if turn.resuming is not None:
+                turn = replace(turn, told=turn.resuming.parked.untold)
+        case AwaitingTools(settled=settled, calls=calls):
+            unsent = {call.call_id for run in state.unsent for call in run.calls}
+            told = answers_at_end(turn, calls, settled, unsent)
+            turn = replace(turn, records=(*turn.records, *settled), told=told)
+        case AwaitingApproval(reply=JudgedReply(calls=calls, settled=settled)):
+            told = answers_at_end(turn, calls, settled, calls)
+            turn = replace(turn, records=(*turn.records, *settled), told=told)
+        case _:
+            pass
+    failure: m.TurnFailure
+    if isinstance(event, m.DeadlinePassed):
+        failure = m.DeadlineMissed(limit_s=event.limit_s, doing=waiting_for(state), kept_s=event.kept_s)
+    else:
+        failure = m.Interrupted(reason=event.reason)
+    following, commands = fail(turn, failure, unread=isinstance(state, _ASKED))
+    if isinstance(state, AwaitingReconnect):
+        # This session has already been told to close.
+        commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))
+    return following, commands
+
+
+def answers_at_end(
+    turn: Turn,
+    calls: Mapping[m.CallId, m.ToolCall],
+    settled: Iterable[m.ToolCallRecord],
+    unsent: Collection[m.CallId],
+) -> tuple[m.ToolMessage, ...]:
+    """Return an answer to every call of the reply, for the conversation that goes on after this turn.
+
+    The machine knows which calls it has sent, but not which of them the session has begun: a settlement may
+    still be in the mailbox. So every call that was sent and is not settled may have taken effect.
+    """
+    if turn.run.history is None:
+        return ()
+    answers = {record.call_id: record for record in settled}
+    for call_id, call in calls.items():
+        if call_id not in answers:
+            reason = tool_results.NOT_CALLED if call_id in unsent else tool_results.INTERRUPTED
+            answers[call_id] = record(call, turn.iterations, "skipped", tool_results.failure(reason))
+    return turn.tell(tuple(answers[call_id] for call_id in calls))[1]

@@ -1,0 +1,118 @@
+"""The part of the turn's machine that says where a parked or killed turn goes on.
+
+`sessions.py` begins such a turn. These functions are pure.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.calls import definitions_of, record
+from grue.protocol.turn import states as states
+from grue.protocol.turn.approval import parked_at_questions
+from grue.protocol.turn.context import begun
+from grue.protocol.turn.end import answers_at_end
+from grue.protocol.turn.progress import progress
+from grue.protocol.turn.states import Turn, TurnState
+
+
+def cut_off(
+    state: TurnState, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask] | None = None
+) -> m.Resumption | None:
+    """Return where a turn goes on whose process was killed; `None`: it had ended, or cannot go on.
+
+    A call that was sent and has no settlement may have taken effect. It is never sent again: its server is
+    asked for the result, if it has made a task of the call, and else the answer says what is known. Calls
+    that were not sent are judged again, and asked about again: their approval was for a process that is gone.
+
+    Args:
+        state: The state after the last event that the trace holds.
+        called: The calls of which the trace says that they were sent.
+        tasks: Those that their servers have made tasks of.
+    """
+    match state:
+        case states.AwaitingClose(turn=turn, end=m.TurnParked() as parked):
+            return m.Resumption(parked=parked, tasks=tuple(turn.open_tasks.values()))
+        case states.AwaitingApproval(turn=turn):
+            return m.Resumption(parked=parked_at_questions(state), tasks=tuple(turn.open_tasks.values()))
+        case states.AwaitingTools():
+            return _in_calls(state, called, tasks or {})
+        case states.AwaitingSessions(turn=turn) if turn.resuming is not None:
+            return replace(turn.resuming, decisions=())
+        case states.AwaitingSessions(turn=turn, new=new) | states.AwaitingReconnect(turn=turn, new=new):
+            return m.Resumption(parked=progress(turn), new=new)
+        case states.AwaitingSummary(turn=turn, new=new):
+            return m.Resumption(parked=progress(turn), new=new)
+        case states.AwaitingSupport(turn=turn):
+            return m.Resumption(parked=progress(turn), new=turn.opening)
+        case (
+            states.AwaitingCompletion(turn=turn)
+            | states.AwaitingVerdict(turn=turn)
+            | states.Presuming(turn=turn)
+            | states.AwaitingDrop(turn=turn, failure=None)
+        ):
+            return m.Resumption(parked=progress(turn))
+        case _:
+            return None
+
+
+def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
+    """Return the tasks that a turn still has to be asked for, which was resumed and parked again."""
+    resumed = run.resumed
+    same_reply = resumed is not None and resumed.parked.batches == parked.batches
+    return resumed.tasks if resumed is not None and same_reply else ()
+
+
+def _in_calls(
+    state: states.AwaitingTools, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask]
+) -> m.Resumption:
+    turn = state.turn
+    done = {each.call_id: each for each in state.settled}
+    open_tasks = {
+        call_id: replace(tasks[call_id], changed_arguments=state.changed.get(call_id))
+        for call_id in state.calls
+        if call_id in tasks and call_id not in done
+    }
+    interrupted = tuple(
+        record(call, turn.iterations, "interrupted", tool_results.failure(tool_results.INTERRUPTED))
+        for call_id, call in state.calls.items()
+        if call_id in called and call_id not in done and call_id not in open_tasks
+    )
+    sent = done.keys() | open_tasks.keys() | {each.call_id for each in interrupted}
+    settled, unsent = (*done.values(), *interrupted), [name for name in state.calls if name not in sent]
+    again = Counter(state.calls[call_id].name for call_id in unsent)
+    parked = replace(
+        progress(turn),
+        calls=tuple(state.calls.values()),
+        settled=settled,
+        untold=answers_at_end(turn, state.calls, settled, unsent),
+        definitions=definitions_of(state.calls.values(), state.tools, turn.unlisted),
+        used={name: max(0, count - again[name]) for name, count in turn.used.items()},
+    )
+    return m.Resumption(parked=parked, tasks=tuple(open_tasks.values()))
+
+
+def turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
+    """Return the turn as it was when it was parked, without its sessions."""
+    turn = begun(run)
+    if turn.ledger is not None and parked.calls:
+        turn = replace(turn, ledger=turn.ledger.reply(None, parked.calls, 0))
+    return replace(
+        turn,
+        iterations=parked.iterations,
+        requests=parked.requests,
+        batches=parked.batches,
+        records=parked.tool_calls,
+        usage=parked.usage,
+        media_bytes=parked.media_bytes,
+        forced=parked.forced,
+        degraded=parked.degraded,
+        reconnected=parked.reconnected,
+        used=parked.used,
+        summaries=parked.summaries,
+        overflowed=parked.overflowed,
+        window=turn.window if parked.window is None else parked.window,
+    )

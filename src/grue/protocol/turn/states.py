@@ -1,0 +1,475 @@
+"""The states of a turn, each named for what it waits for, and the `Turn` that all of them carry.
+
+A field of `Turn` is what a turn has to remember. `tool_loop.py` has the transitions.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.protocol.context.growing import Growing, Remaining
+from grue.protocol.context.ledger import ContextLedger
+from grue.protocol.tools.calls import Run, ValidCall, tool_messages, tool_of
+from grue.protocol.tools.media import MediaRoom
+from grue.protocol.tools.policy import CallTerms, matches_any
+
+T = TypeVar("T")
+
+Phase = Literal["loop", "only", "forced", "repair"]
+"""The kind of a request: `loop` offers tools, `only` has none to offer, `forced` asks for the final answer,
+`repair` asks for a corrected one."""
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    """The memory of a turn, passed from state to state.
+
+    Attributes:
+        run: The command that started the turn.
+        tools: The tools of all open sessions, in the order of the servers.
+        relisted: Whether the tools have changed since the last request that offered them.
+        open: Servers whose session has to be closed before the turn ends.
+        serving_unlisted: Servers that serve tools which they do not list.
+        iterations: Replies with tool calls so far.
+        requests: Requests sent to the model so far.
+        batches: The number of the last batch of tool calls.
+        records: The settled tool calls of earlier replies.
+        usage: Tokens and cost of the finished completions.
+        media_bytes: Decoded size of the images, audio and files attached to tool messages so far.
+        forced: Why the final answer was forced; empty if it was not.
+        degraded: Why tools that were wanted are missing; empty if none are.
+        reconnected: Whether the one reconnect of the turn has been used.
+        ledger: The sizes of the conversation's parts; `None`: the turn has no `ContextPolicy`.
+        window: The model's context window in tokens, as far as it is known.
+        last: The tool messages that the last request has added.
+        summaries: Summaries requested so far.
+        overflowed: Whether the one try after an overflow has been used.
+        used: How often each tool with a limit has been called.
+        told: The answers to the last reply's tool calls, until a request tells them to the model.
+        reminded: Whether the model has been told to make tool calls as such, and not as text.
+    """
+
+    run: m.RunTurn
+    tools: tuple[m.ToolDefinition, ...] = ()
+    relisted: bool = False
+    open: tuple[m.ServerName, ...] = ()
+    serving_unlisted: tuple[m.ServerName, ...] = ()
+    iterations: int = 0
+    requests: int = 0
+    batches: int = 0
+    records: tuple[m.ToolCallRecord, ...] = ()
+    usage: m.Usage = m.Usage()
+    media_bytes: int = 0
+    forced: str = ""
+    degraded: str = ""
+    reconnected: bool = False
+    ledger: ContextLedger | None = None
+    window: int | None = None
+    last: tuple[m.ToolMessage, ...] = ()
+    summaries: int = 0
+    overflowed: bool = False
+    used: Mapping[str, int] = {}
+    told: tuple[m.ToolMessage, ...] = ()
+    reminded: bool = False
+
+    @property
+    def conversation(self) -> m.ConversationId:
+        """The conversation of the turn's requests."""
+        history = self.run.history
+        return m.ConversationId(f"turn-{self.run.turn}") if history is None else history.conversation
+
+    @property
+    def resuming(self) -> m.Resumption | None:
+        """The work that a resumed turn still has to do; `None`: none.
+
+        Its sessions may open a second time, after a reconnect. By then it has sent a batch of its own.
+        """
+        resumed = self.run.resumed
+        return resumed if resumed is not None and resumed.parked.batches == self.batches else None
+
+    @property
+    def open_tasks(self) -> Mapping[m.CallId, m.OpenTask]:
+        """The calls of a resumed turn that an earlier process has sent, and whose results are asked for."""
+        resumed = self.resuming
+        return {} if resumed is None else {each.call.call_id: each for each in resumed.tasks}
+
+    @property
+    def opening(self) -> tuple[m.ConversationItem, ...]:
+        """The turn's first items: the user text, after the system text if it begins a conversation."""
+        history, user = (
+            self.run.history,
+            m.UserText(self.run.user, attachments=self.run.images, stub=self.run.user_stub),
+        )
+        if history is not None and history.length:
+            return (user,)
+        return m.SystemText(self.run.system), user
+
+    @property
+    def untold(self) -> tuple[m.ToolMessage, ...]:
+        """The part of the turn's end by which its conversation gets an answer to every tool call."""
+        return () if self.run.history is None else self.told
+
+    @property
+    def unlisted(self) -> tuple[m.ServerName, ...]:
+        """The servers that may be called with names which they do not list: none if the host names tools."""
+        return self.serving_unlisted if self.run.tools is None else ()
+
+    @property
+    def can_call(self) -> bool:
+        """Whether there is a tool to call, listed or not."""
+        return bool(self.tools or self.unlisted)
+
+    def relist(self, server: m.ServerName, listed: tuple[m.ToolDefinition, ...]) -> "Turn":
+        """Replace the tools that the server listed before with `listed`, and keep the order of the servers.
+
+        The order matters for repeatability: a turn offers the same list whichever server boots first.
+        """
+        order = {name: position for position, name in enumerate(self.run.servers)}
+        others = tuple(tool for tool in self.tools if tool.server != server)
+        wanted = self.run.tools
+        if wanted is not None:
+            listed = tuple(tool for tool in listed if matches_any(tool.name, wanted))
+        tools = tuple(sorted((*others, *listed), key=lambda tool: order[tool.server]))
+        return replace(self, tools=tools, relisted=True)
+
+    def server_that_died(self, records: tuple[m.ToolCallRecord, ...]) -> m.ServerName:
+        """Return the server that died, from the records of one reply; one of them must be a `died`."""
+        died = next(record for record in records if record.settlement == "died")
+        tool = tool_of(died.name, {tool.name: tool for tool in self.tools}, self.serving_unlisted)
+        assert tool is not None, "only a call of a tool that is served reaches a server"
+        return tool.server
+
+    def tell(self, records: tuple[m.ToolCallRecord, ...]) -> tuple["Turn", tuple[m.ToolMessage, ...]]:
+        """Add the records of one reply to the turn, and return the tool messages for the conversation."""
+        limits = self.run.limits
+        room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
+        told = tool_messages(records, limits.max_result_chars, room, plain=self.run.plain_results)
+        shown = sum(attachment.bytes for attachment in room.attachments) if room else 0
+        turn = replace(
+            self, records=(*self.records, *records), media_bytes=self.media_bytes + shown, told=told
+        )
+        return turn, told
+
+    def count(self, usage: m.Usage) -> "Turn":
+        """Add the tokens and cost of a completion."""
+        return replace(self, usage=self.usage + usage)
+
+    @property
+    def budget_reached(self) -> bool:
+        """Whether the loop has to stop; one request is kept back for the final answer."""
+        most = self.run.limits.budget.requests
+        return self.budget_spent or (most is not None and self.requests + 1 >= most)
+
+    @property
+    def budget_spent(self) -> bool:
+        """Whether no further request may be sent, not even a repair."""
+        budget, usage = self.run.limits.budget, self.usage
+        return (
+            (budget.requests is not None and self.requests >= budget.requests)
+            or (budget.tokens is not None and usage.input_tokens + usage.output_tokens >= budget.tokens)
+            or (budget.cost_usd is not None and (usage.cost_usd or 0.0) >= budget.cost_usd)
+        )
+
+
+class Idle(Struct, frozen=True):
+    """The turn has not started; it waits for `RunTurn`."""
+
+
+class AwaitingSupport(Struct, frozen=True):
+    """Waits for the check that the model can call tools; no session has been opened yet.
+
+    Attributes:
+        presumed: What the first request may offer before the sessions have opened.
+    """
+
+    turn: Turn
+    presumed: m.ToolsPresumed | None = None
+
+
+class AwaitingSessions(Struct, frozen=True):
+    """Waits until the session of each `pending` server has opened or has been given up.
+
+    Attributes:
+        pending: Servers that have not reported yet.
+        new: Conversation items for the next request.
+        asking: Whether the check that the model can call tools is still under way.
+        presumed: What the first request may offer before the sessions have opened.
+    """
+
+    turn: Turn
+    pending: tuple[m.ServerName, ...]
+    new: tuple[m.ConversationItem, ...]
+    asking: bool = False
+    presumed: m.ToolsPresumed | None = None
+
+
+class Presuming(Struct, frozen=True, kw_only=True):
+    """Waits for the reply to a request that offers presumed tools, and for the sessions.
+
+    Attributes:
+        turn: Its `tools` are those that the sessions have listed so far.
+        pending: Servers that have not reported yet.
+        offered: The tools that the request offers.
+        ledger: The turn's ledger without the reply.
+        reply: The reply. Nothing follows from it before all servers have reported.
+    """
+
+    turn: Turn
+    pending: tuple[m.ServerName, ...]
+    offered: tuple[m.ToolDefinition, ...]
+    ledger: ContextLedger | None
+    reply: m.CompletionReceived | m.CompletionFailed | None = None
+
+
+class AwaitingDrop(Struct, frozen=True):
+    """Waits until the LLM actor has dropped the reply to presumed tools.
+
+    Attributes:
+        failure: The turn fails with it then; `None`: it asks again, with the tools that the servers list.
+    """
+
+    turn: Turn
+    failure: m.ServerFailure | None = None
+
+
+class AwaitingCompletion(Struct, frozen=True):
+    """Waits for the model's reply to the request that was sent last."""
+
+    turn: Turn
+    phase: Phase
+
+
+class AwaitingSummary(Struct, frozen=True):
+    """Waits for the summary that takes the place of the history, and then sends the next request.
+
+    Attributes:
+        phase: The kind of the next request.
+        new: Conversation items for it.
+    """
+
+    turn: Turn
+    phase: Phase
+    new: tuple[m.ConversationItem, ...]
+
+
+class JudgedCall(Struct, frozen=True):
+    """A valid call, and what the policy says about it."""
+
+    valid: ValidCall
+    terms: CallTerms
+
+
+class JudgedReply(Struct, frozen=True, kw_only=True):
+    """The tool calls of a reply that the policy has seen, before any of them is sent.
+
+    Attributes:
+        calls: All tool calls of the reply by id, in order.
+        open: Those that are to be made, in order, some of them only if a person approves.
+        earlier: Records of those that were sent before the turn was resumed.
+        settled: Records of all that are answered already.
+        used_before: `Turn.used` without these calls.
+    """
+
+    calls: Mapping[m.CallId, m.ToolCall]
+    open: tuple[JudgedCall, ...]
+    earlier: tuple[m.ToolCallRecord, ...] = ()
+    settled: Growing[m.ToolCallRecord]
+    used_before: Mapping[str, int] = {}
+
+
+class AwaitingApproval(Struct, frozen=True):
+    """Waits for a person's decisions. No call of the reply has been sent.
+
+    Attributes:
+        questions: The questions that are not answered yet.
+        decisions: The answers so far.
+    """
+
+    turn: Turn
+    reply: JudgedReply
+    questions: tuple[ApprovalQuestion, ...]
+    decisions: Mapping[m.CallId, ApprovalDecision]
+
+
+class Batch(Struct, frozen=True):
+    """A run of calls that has been sent.
+
+    Attributes:
+        pending: Its calls that are not settled yet.
+        parallel: Other batches may be under way at the same time.
+    """
+
+    number: m.BatchId
+    server: m.ServerName
+    pending: Remaining[m.CallId]
+    parallel: bool = False
+
+
+class AwaitingTools(Struct, frozen=True):
+    """Waits until every call of the reply is settled: returned, timed out, skipped or lost with its server.
+
+    Attributes:
+        calls: All tool calls of the reply by id, in order.
+        under_way: The batches that have been sent and are not settled; one, unless calls run in parallel.
+        unsent: Runs that are sent later.
+        settled: Records of the settled calls of the reply, in the order in which they were settled.
+        broken: The failure that decides how the turn goes on once all calls are settled; empty if none.
+        changed: The arguments of calls that a person has changed.
+        tools: The tools when the calls were decided on.
+    """
+
+    turn: Turn
+    calls: Mapping[m.CallId, m.ToolCall]
+    under_way: tuple[Batch, ...]
+    unsent: Remaining[Run]
+    settled: Growing[m.ToolCallRecord]
+    broken: Literal["", "tool_timeout", "server_died"] = ""
+    changed: Mapping[m.CallId, m.JsonObject] = {}
+    tools: tuple[m.ToolDefinition, ...] = ()
+
+    def waits_for(self, batch: m.BatchId, call_id: m.CallId) -> bool:
+        """Return whether this call of this batch is under way."""
+        return any(each.number == batch and call_id in each.pending for each in self.under_way)
+
+
+class AwaitingReconnect(Struct, frozen=True):
+    """Waits until the session of the server that died is closed, and then opens a new one."""
+
+    turn: Turn
+    server: m.ServerName
+    new: tuple[m.ConversationItem, ...]
+
+
+class AwaitingVerdict(Struct, frozen=True):
+    """Waits for the host's check of the final text; `cut`: it was cut at the length limit."""
+
+    turn: Turn
+    phase: Phase
+    content: str
+    cut: bool = False
+
+
+class AwaitingClose(Struct, frozen=True):
+    """Waits until every session is closed, and then reports `end`."""
+
+    turn: Turn
+    pending: tuple[m.ServerName, ...]
+    end: m.TurnEnd
+
+
+class Finished(Struct, frozen=True):
+    """The turn has ended."""
+
+
+TurnState: TypeAlias = (
+    Idle
+    | AwaitingSupport
+    | AwaitingSessions
+    | Presuming
+    | AwaitingDrop
+    | AwaitingCompletion
+    | AwaitingApproval
+    | AwaitingSummary
+    | AwaitingTools
+    | AwaitingReconnect
+    | AwaitingVerdict
+    | AwaitingClose
+    | Finished
+)
+
+LiveState: TypeAlias = (
+    AwaitingSupport
+    | AwaitingSessions
+    | Presuming
+    | AwaitingDrop
+    | AwaitingCompletion
+    | AwaitingApproval
+    | AwaitingSummary
+    | AwaitingTools
+    | AwaitingReconnect
+    | AwaitingVerdict
+)
+"""The states in which a deadline or an interruption can still change how the turn ends."""
+
+Commands: TypeAlias = tuple[m.TurnCommand | m.TurnNote, ...]
+Transition: TypeAlias = tuple[TurnState, Commands]
+"""The result of every function of the machine: the next state, and the commands to carry out in order."""
+
+
+def waiting_for(state: LiveState) -> str:
+    """Describe, for an error text, what a turn in this state waits for."""
+    match state:
+        case AwaitingSupport() | AwaitingSessions(pending=()):
+            return "asking whether the model takes tools"
+        case AwaitingSessions(pending=pending):
+            return f"starting {', '.join(pending)}"
+        case Presuming(pending=pending, reply=reply) if pending:
+            starting = f"starting {', '.join(pending)}"
+            return starting if reply is not None else f"{starting} and {_for_the_model(state.turn)}"
+        case AwaitingCompletion() | Presuming() | AwaitingDrop():
+            return _for_the_model(state.turn)
+        case AwaitingSummary():
+            return f"waiting for a summary (request {state.turn.requests})"
+        case AwaitingApproval(questions=questions):
+            return f"waiting for an approval of {', '.join(question.name for question in questions)}"
+        case AwaitingTools(under_way=under_way, calls=calls):
+            return f"waiting for {', '.join(calls[batch.pending.first].name for batch in under_way)}"
+        case AwaitingReconnect(server=server):
+            return f"restarting {server}"
+        case _:
+            return "checking the answer"
+
+
+def _for_the_model(turn: Turn) -> str:
+    return f"waiting for the model (request {turn.requests})"
+
+
+def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
+    """Return all items except `item`."""
+    return tuple(other for other in items if other != item)
+
+
+class TurnProgress(Struct, frozen=True, kw_only=True):
+    """A snapshot of how far a turn has come.
+
+    Attributes:
+        doing: What the turn waits for, in words: `waiting for the model (request 2)`.
+        iterations: Replies with tool calls so far.
+        requests: Requests sent to the model so far.
+        tool_calls: Tool calls settled so far.
+        usage: Tokens and cost of the finished completions.
+        elapsed_s: Seconds since the turn was requested.
+    """
+
+    doing: str
+    iterations: int = 0
+    requests: int = 0
+    tool_calls: int = 0
+    usage: m.Usage = m.Usage()
+    elapsed_s: float = 0.0
+
+
+def progress_of(state: TurnState) -> TurnProgress:
+    """Return the progress of a turn; `elapsed_s` is left at 0, because this module has no clock."""
+    settled = 0
+    match state:
+        case Idle():
+            return TurnProgress(doing="starting")
+        case Finished():
+            return TurnProgress(doing="ending")
+        case AwaitingTools(turn=turn):
+            doing, settled = waiting_for(state), len(state.settled)
+        case AwaitingClose(turn=turn):
+            doing = "closing its sessions"
+        case _:
+            turn, doing = state.turn, waiting_for(state)
+    return TurnProgress(
+        doing=doing,
+        iterations=turn.iterations,
+        requests=turn.requests,
+        tool_calls=len(turn.records) + settled,
+        usage=turn.usage,
+    )

@@ -1,0 +1,166 @@
+"""The part of the turn's machine that has tool calls made: runs, settlements, and what follows them.
+
+`tool_loop.step` calls these functions; they are pure.
+"""
+
+from collections.abc import Mapping
+from itertools import islice
+
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.protocol.context.growing import Remaining
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.calls import Run, record_settlement, runs_of, skip
+from grue.protocol.turn.asking import ask, force
+from grue.protocol.turn.states import AwaitingReconnect, AwaitingTools, Batch, JudgedReply, Transition, Turn
+
+_LOOK_AHEAD = 32
+"""How many unsent calls are searched for one whose server is idle."""
+
+
+def start_calls(
+    turn: Turn, reply: JudgedReply, changed: Mapping[m.CallId, m.JsonObject], notes: tuple[m.TurnNote, ...]
+) -> Transition:
+    """Send the first run of a reply's calls, or go on if there is none.
+
+    Args:
+        turn: The turn.
+        reply: The judged reply; all its open calls are to be made.
+        changed: The arguments of calls that a person has changed.
+        notes: Recorded before.
+    """
+    runs = runs_of(((each.valid, each.terms) for each in reply.open), bind=turn.run.binds_calls)
+    if not runs:
+        # The notes use this number, and two replies must not share one.
+        turn = replace(turn, batches=turn.batches + 1)
+    state = AwaitingTools(
+        turn, reply.calls, (), Remaining(runs), reply.settled, changed=changed, tools=turn.tools
+    )
+    return _send_runs(state, notes)
+
+
+def _send_runs(state: AwaitingTools, notes: tuple[m.TurnNote, ...] = ()) -> Transition:
+    """Send the runs that may be sent now; go on with the turn if no call is left."""
+    commands: list[m.TurnCommand | m.TurnNote] = [*notes]
+    while (run := _next_run(state)) is not None:
+        state, command = _sent(state, run)
+        commands.append(command)
+    if state.under_way:
+        return state, tuple(commands)
+    following, more = _after_tools(state)
+    return following, (*commands, *more)
+
+
+def _next_run(state: AwaitingTools) -> Run | None:
+    """Return the run to send now, or `None` if it has to wait.
+
+    Runs are sent one at a time and in order, except that a parallel one may be sent while other parallel ones
+    are under way. A session serves one batch at a time, so the server of such a run has to be idle.
+    """
+    if not state.unsent:
+        return None
+    if not state.under_way:
+        return state.unsent.first
+    if not all(batch.parallel for batch in state.under_way):
+        return None
+    busy = {batch.server for batch in state.under_way}
+    for run in islice(state.unsent, _LOOK_AHEAD):
+        if not run.parallel:
+            return None
+        if run.server not in busy:
+            return run
+    return None
+
+
+def _sent(state: AwaitingTools, run: Run) -> tuple[AwaitingTools, m.CallTools]:
+    turn = replace(state.turn, batches=state.turn.batches + 1)
+    number = m.BatchId(turn.batches)
+    pending = Remaining(tuple(call.call_id for call in run.calls))
+    under_way = (*state.under_way, Batch(number, run.server, pending, run.parallel))
+    limits, policy = turn.run.limits, turn.run.policy
+    command = m.CallTools(
+        server=run.server,
+        batch=number,
+        calls=run.calls,
+        timeout_s=limits.tool_call_timeout_s,
+        after_timeout="continue" if policy.after_timeout == "continue" else "skip",
+    )
+    return replace(state, turn=turn, under_way=under_way, unsent=state.unsent.without(run)), command
+
+
+def settle(
+    state: AwaitingTools, event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
+) -> Transition:
+    """Record how a call ended; after the last of its run, send the next run or ask the model.
+
+    After a timeout or a death the calls that are not sent yet are skipped. Those that are under way at other
+    servers are waited for.
+    """
+    call_id = event.call_id
+    settled = record_settlement(
+        state.calls[call_id], state.turn.iterations, event, state.changed.get(call_id)
+    )
+    under_way = _without_call(state.under_way, event)
+    state = replace(state, under_way=under_way, settled=state.settled.add([settled]))
+    notes: tuple[m.TurnNote, ...] = ()
+    match event:
+        case m.ServerDied():
+            state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_DEATH, event.batch)
+            state = replace(state, broken="server_died")
+        case m.ToolTimedOut() if state.turn.run.policy.after_timeout != "continue":
+            state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_TIMEOUT, event.batch)
+            state = replace(state, broken=state.broken or "tool_timeout")
+        case _:
+            pass
+    return _send_runs(state, notes)
+
+
+def _without_call(
+    under_way: tuple[Batch, ...], event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
+) -> tuple[Batch, ...]:
+    """Return the batches without a call that is settled, and without a batch that this completes."""
+    left = (
+        replace(batch, pending=batch.pending.without(event.call_id)) if batch.number == event.batch else batch
+        for batch in under_way
+    )
+    return tuple(batch for batch in left if batch.pending)
+
+
+def _skip_unsent(
+    state: AwaitingTools, reason: str, batch: m.BatchId
+) -> tuple[AwaitingTools, tuple[m.TurnNote, ...]]:
+    unsent = {call.call_id: call for run in state.unsent for call in run.calls}
+    notes: tuple[m.TurnNote, ...] = ()
+    records: tuple[m.ToolCallRecord, ...] = ()
+    for sent_before, answer in ((False, reason), (True, tool_results.INTERRUPTED)):
+        calls = tuple(
+            call
+            for call_id, call in state.calls.items()
+            if call_id in unsent and (unsent[call_id].task is not None) == sent_before
+        )
+        noted, recorded = skip(calls, state.turn.iterations, batch, answer)
+        notes, records = (*notes, *noted), (*records, *recorded)
+    return replace(state, unsent=Remaining(), settled=state.settled.add(records)), notes
+
+
+def _after_tools(state: AwaitingTools) -> Transition:
+    """Add the results to the conversation, in the order of the calls, and decide what the turn does next."""
+    by_id = {record.call_id: record for record in state.settled}
+    records = tuple(by_id[call_id] for call_id in state.calls)
+    turn, new = state.turn.tell(records)
+    policy = turn.run.policy
+    used_up = turn.iterations >= turn.run.limits.max_tool_iterations
+    if state.broken == "server_died":
+        if policy.after_death == "reconnect" and not turn.reconnected and not used_up:
+            server = turn.server_that_died(records)
+            return AwaitingReconnect(turn, server, new), (m.CloseSession(server=server),)
+        return force(turn, "server_died", new)
+    if state.broken == "tool_timeout" and policy.after_timeout == "force":
+        return force(turn, "tool_timeout", new)
+    if used_up:
+        return force(turn, "max_iterations", new)
+    if turn.budget_reached:
+        return force(turn, "budget", new)
+    # The server may have removed its last tool during the turn.
+    return ask(turn, "loop" if turn.can_call else "only", new)

@@ -1,0 +1,99 @@
+"""Distinguish exceptions of the host's callbacks from the same exceptions of our own code."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import anyio
+
+
+class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never reaches a caller
+    """Carries a callback's exception past code that would handle it as one of its own.
+
+    For example, a callback may raise `TimeoutError` during a request, where that means a slow model. A
+    `KeyboardInterrupt` of a callback would stop the whole event loop at once. The supervisor unwraps it.
+
+    Attributes:
+        error: The callback's exception.
+    """
+
+    def __init__(self, error: BaseException, whose: str = "a callback of the host") -> None:
+        super().__init__(str(error))
+        self.error = error
+        blame(error, whose)
+
+
+@contextlib.contextmanager
+def host_code(whose: str = "a callback of the host") -> Iterator[None]:
+    """Run a callback of the host. Its exceptions are wrapped in `HostCodeFailed`, except a cancellation.
+
+    Args:
+        whose: What to call the callback in the error that the host gets; empty: the code says it itself.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if ends_the_task(error):
+            raise
+        raise HostCodeFailed(error, whose) from error
+
+
+def blame(error: BaseException, whose: str) -> None:
+    """Note whose code has raised an exception, unless that is known already."""
+    if whose and not raised_by(error):
+        with contextlib.suppress(AttributeError, TypeError):  # a class of the host's may refuse attributes
+            error._raised_by = whose  # type: ignore[attr-defined]  # noqa: SLF001 - a mark of ours
+
+
+@contextlib.contextmanager
+def calling(called: object, what: str) -> Iterator[None]:
+    """Note of an exception of the block that it comes from `called`, unless that is code of grue."""
+    try:
+        yield
+    except BaseException as error:
+        if not str(getattr(called, "__module__", "")).startswith("grue."):
+            blame(error, f"{what} {getattr(called, '__qualname__', type(called).__qualname__)}")
+        raise
+
+
+def raised_by(error: BaseException) -> str:
+    """Return whose code has raised an exception; empty: not known, or ours."""
+    whose = getattr(error, "_raised_by", "")
+    return whose if isinstance(whose, str) else ""
+
+
+def ends_the_task(error: BaseException) -> bool:
+    """Return whether the current task must end with this: it was cancelled, or its coroutine is being closed.
+
+    The host's code may raise `CancelledError` although our task was not cancelled, for instance because it
+    awaited a task of its own that was. If we treated that as a cancellation, our task would end silently.
+    """
+    if not isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs
+        return True
+    if task is None:
+        return True
+    if isinstance(error, GeneratorExit):
+        return False
+    return task.cancelling() > 0 or anyio.get_current_task().has_pending_cancellation()
+
+
+def single(error: BaseException) -> BaseException:
+    """Unwrap an exception from `HostCodeFailed` and from exception groups.
+
+    A group is replaced by its only member, or by a member that is to end the program.
+    """
+    while True:
+        match error:
+            case HostCodeFailed():
+                error = error.error
+            case BaseExceptionGroup():
+                leaving = error.subgroup((KeyboardInterrupt, SystemExit)) or error
+                if len(leaving.exceptions) > 1 and isinstance(leaving, Exception):
+                    return error
+                error = leaving.exceptions[0]
+            case _:
+                return error

@@ -1,0 +1,353 @@
+"""Ctrl-C: the only module that sets, reads or blocks signals for grue's own process.
+
+Come here when Ctrl-C does not do what it should. (`runtime/processes/` sends signals to servers; it handles
+none.)
+
+What a press of Ctrl-C does depends on where the main thread is, because Python runs signal handlers there:
+
+```
+the main thread is in                   1st press               2nd press                 3rd press
+--------------------------------------  ----------------------  ------------------------  ---------
+the start or the exit of the command    the process ends with   -                         -
+  `grue` (its imports)                  status 130
+the host's own code, or an import that  raise now, as Python    -                         -
+  it makes                              does
+`run_blocking`, loop in this thread:    cancel the work         `force_kill()`            raise now
+  servers' start-up, turn, callbacks,
+  imports, clean-up
+`run_blocking`, loop in another thread  cancel, wait max. 3 s   raise now; `on_exit`      -
+  (a loop runs in the caller's)                                 kills the processes
+`EpisodeLoop()`, while it starts        raise; the loop ends    -                         -
+                                        by itself
+`Call.wait` (run_turn in an episode,    cancel, wait max. 3 s   `force_kill()`, wait      raise now
+  ToolClient.call)                                              max. 3 s
+`Call.join` (TurnHandle.result)         raise; the call goes on -                         -
+an item of `Runner.map`                 cancel all, wait max.   `force_kill()`, wait      raise now
+                                        3 s                     max. 3 s
+`EpisodeLoop.close` (Runner.close,      `force_kill()`, wait    stop waiting, raise       raise now
+  ToolClient's exit)                    max. 10 s
+the interpreter's exit (`atexit`)       `force_kill()`, wait    stop waiting              -
+a fleet's driver (`grue fleet run`)     running episodes end    cancel them               raise now
+any of them, but the host has its own   the host's handler decides; an exception that it raises ends the
+  SIGINT handler                        wait (or the loop in this thread), with the same clean-up
+any of them, in another thread          nothing: Python runs handlers in the main thread only
+```
+
+"Raise now" means: raise `KeyboardInterrupt` at whatever line is running. Every other press ends in a
+`KeyboardInterrupt` too, but only after the clean-up. A host's callback (a function tool, an answer check, an
+observer) that blocks is not interrupted by the first two presses: the cancellation takes effect when it
+returns. A callback in the loop's thread cannot be interrupted at all; the main thread stops waiting for it.
+
+Why not leave SIGINT to asyncio? Its handler cancels the main task at the first press and raises
+`KeyboardInterrupt` at an arbitrary line from the second press on. That line is usually in the middle of the
+clean-up: a server process stays alive, a lock stays held, or the loop never ends. An impatient user presses
+Ctrl-C twice within a second, so this would be the common case. Here the second press kills the processes
+that the clean-up waits for, so the clean-up ends by itself. Only the third press can strike an arbitrary
+line; it is the way out if the clean-up itself hangs.
+
+`cli/__init__.py` has the first row in code of its own. It must run before anything else is imported, this
+module included.
+"""
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, wait
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+INTERRUPT_GRACE_S = 3.0
+"""How long a Ctrl-C waits for the loop in the other thread to clean up."""
+
+_NOTICE_S = 0.05
+"""How often a waiting thread looks for a Ctrl-C that was deferred or that an event loop has taken."""
+
+
+class WorkInterrupted(KeyboardInterrupt):
+    """The work was interrupted from outside. A `KeyboardInterrupt` that the work raises is not this one."""
+
+
+def block_signals() -> None:
+    """Block all signals in the current thread, which is a background thread.
+
+    A signal that is delivered to a thread that waits does not wake the main thread, which is to handle it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C in this process, whose parent decides what it means. Call it in the main thread."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def born_without_interrupts() -> Iterator[None]:
+    """Start processes that a Ctrl-C cannot reach until they call `ignore_interrupts`.
+
+    A Ctrl-C at a terminal goes to all processes of the command. One that is still importing would print a
+    traceback and end. A process inherits the signals that are blocked in the thread that starts it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def may_handle_interrupts() -> bool:
+    """Return whether this is the main thread and SIGINT still has Python's default handler."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class MainThreadWork(Generic[T]):
+    """Work in an event loop of the main thread. Ctrl-C cancels it and does not raise in the middle of it.
+
+    Use it only if `may_handle_interrupts`.
+
+    Args:
+        function: The coroutine function.
+        force_kill: Called in the signal handler at the second press. Makes the running clean-up end at once.
+    """
+
+    def __init__(self, function: Callable[[], Awaitable[T]], force_kill: Callable[[], object]) -> None:
+        self._function = function
+        self._force_kill = force_kill
+        self._presses = 0
+        self._cancel: Callable[[], object] | None = None
+        self._result: list[T] = []
+
+    async def run(self) -> None:
+        """Run the work. `run_within` must be around the loop."""
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as scope:
+            self._cancel = lambda: loop.call_soon_threadsafe(scope.cancel)
+            if self._presses:
+                # Pressed while the loop was starting, when there was nothing to cancel yet.
+                scope.cancel()
+            try:
+                self._result.append(await self._function())
+            finally:
+                self._cancel = None
+
+    def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:
+        """Run the work in the loop that `run_loop` runs, and return its result.
+
+        The handler is set before the loop starts and restored after its end. asyncio then sets none of its
+        own, whose first press would cancel the main task, also while the loop starts and ends. A press after
+        the work is over is raised when the loop has ended.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
+        """
+        before = signal.signal(signal.SIGINT, self._press)
+        try:
+            run_loop(self.run)
+        except Exception as error:
+            if self._presses:
+                raise KeyboardInterrupt from error
+            raise
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if self._presses:
+            raise KeyboardInterrupt
+        return self._result[0]
+
+    def _press(self, signum: int, frame: FrameType | None) -> None:
+        # A signal handler runs between any two lines, so it must not take locks that the interrupted line may
+        # hold. It only schedules the cancellation, and the loop carries it out.
+        self._presses += 1
+        if self._presses == 1:
+            cancel = self._cancel
+            if cancel is not None:
+                cancel()
+        elif self._presses == 2:
+            self._force_kill()
+        else:
+            signal.default_int_handler(signum, frame)
+
+
+class Interruptible:
+    """A cancel scope around a coroutine. Any thread can cancel it, also before the coroutine starts."""
+
+    def __init__(self) -> None:
+        # Reentrant, because a finalizer that the garbage collector runs may call `interrupt` in a thread that
+        # already holds the lock.
+        self._lock = threading.RLock()
+        self._cancel: Callable[[], object] | None = None
+        self._interrupted = False
+
+    async def run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run `function`.
+
+        Raises:
+            WorkInterrupted: `interrupt` was called.
+        """
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as scope:
+            with self._lock:
+                self._cancel = lambda: loop.call_soon_threadsafe(scope.cancel)
+                if self._interrupted:
+                    scope.cancel()
+            try:
+                return await function()
+            finally:
+                with self._lock:
+                    self._cancel = None
+        raise WorkInterrupted
+
+    def interrupt(self) -> None:
+        """Cancel the work now, or as soon as it starts. Callable from any thread; returns at once."""
+        with self._lock:
+            self._interrupted = True
+            cancel = self._cancel
+        if cancel is not None:
+            # The loop may have ended since the lock was released. Then there is nothing left to cancel.
+            with contextlib.suppress(RuntimeError):
+                cancel()
+
+
+class _PressCounter:
+    """A SIGINT handler that counts. Only from the third press on it raises.
+
+    Attributes:
+        deferred: Presses that nothing has raised as `KeyboardInterrupt` yet.
+    """
+
+    def __init__(self) -> None:
+        self.deferred = 0
+        self._presses = 0
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self._presses += 1
+        self.deferred += 1
+        if self._presses > 2:
+            signal.default_int_handler(signum, frame)
+
+
+@contextlib.contextmanager
+def defer_interrupts() -> Iterator[None]:
+    """Defer Ctrl-C: count it, and let `wait_for` or `raise_deferred` raise it at a safe point.
+
+    Python's default handler raises at an arbitrary line of the main thread. That line may be between taking a
+    lock and the `try` that releases it. The loop's thread needs the same locks, so it would hang, and with it
+    the clean-up that the interrupt asks for. Inside this block the handler therefore only counts, and
+    `wait_for`, which holds no lock, raises.
+
+    Nestable: the outermost block counts. No-op off the main thread, or if the host has its own SIGINT
+    handler.
+
+    Raises:
+        KeyboardInterrupt: At the end of the block, if a press was counted and nothing has raised it.
+    """
+    if not may_handle_interrupts():
+        yield
+        return
+    presses = _PressCounter()
+    before = signal.signal(signal.SIGINT, presses)
+    try:
+        yield
+    except Exception as error:
+        if presses.deferred:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if presses.deferred:
+        raise KeyboardInterrupt
+
+
+def raise_deferred() -> None:
+    """Raise one Ctrl-C that `defer_interrupts` has deferred, if there is one.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    if _take_deferred():
+        raise KeyboardInterrupt
+
+
+def _take_deferred() -> bool:
+    """Take one deferred Ctrl-C off the count. Return whether there was one."""
+    handler = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not (in_main_thread and isinstance(handler, _PressCounter) and handler.deferred):
+        return False
+    handler.deferred -= 1
+    return True
+
+
+@contextlib.contextmanager
+def restore_interrupt() -> Iterator[None]:
+    """Raise a Ctrl-C as `KeyboardInterrupt`, even if it struck inside a lock's own code.
+
+    A `threading.Condition` that is interrupted while it releases its lock raises a `RuntimeError` about the
+    lock instead (seen in CPython 3.11). The interrupt is then only that error's context.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
+
+
+class InterruptWatch:
+    """Detects a Ctrl-C that the asyncio loop of this thread has swallowed.
+
+    A loop that `asyncio.run` started handles the first Ctrl-C by cancelling its main task. A blocking call
+    inside that loop never sees it: no exception is raised, and the task cannot run while the call blocks. The
+    watch compares the task's count of cancellation requests with the count at its own creation. Create it
+    before the work starts, so that a press between the two is not missed.
+    """
+
+    def __init__(self) -> None:
+        task = _current_task()
+        self._task = None if task is None else weakref.ref(task)
+        self._cancelled_before = task.cancelling() if task else 0
+
+    def struck(self) -> bool:
+        """Return whether a Ctrl-C came since the last call. Always false outside the task that made this."""
+        task = _current_task()
+        if task is None or self._task is None or task is not self._task():
+            return False
+        before, self._cancelled_before = self._cancelled_before, task.cancelling()
+        return self._cancelled_before > before
+
+
+def wait_for(
+    finished: Future[Any], within_s: float | None = None, *, watch: InterruptWatch | None = None
+) -> None:
+    """Wait until `finished` is done or `within_s` has passed. This is where a deferred Ctrl-C is raised.
+
+    Args:
+        finished: The future.
+        within_s: Seconds; `None`: no limit.
+        watch: Also raise a Ctrl-C that was pressed since this watch was created.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
+    deadline = float("inf") if within_s is None else time.monotonic() + within_s
+    while (left_s := deadline - time.monotonic()) > 0 and not wait([finished], min(left_s, _NOTICE_S)).done:
+        # Ask every watch, without a short circuit: each press must be reported once only.
+        struck = [each.struck() for each in watches]
+        if any(struck) or _take_deferred():
+            raise KeyboardInterrupt
+
+
+def _current_task() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

@@ -1,0 +1,418 @@
+"""One event loop for a whole episode, in a background thread, used from synchronous code.
+
+`run_blocking` starts and ends a loop with each call. The loop here stays alive between calls: connections
+stay open in it, and background work goes on while the host does something else. The thread is a daemon. Come
+here for what happens at close, at exit, after a fork, or when several threads submit calls. The module must
+not know what it runs.
+
+The loop ends in one of three ways. The owner calls `close`, which waits. The interpreter exits, and the
+`atexit` hook calls `close`. Or the owner is garbage collected, and its finalizer calls `end`, which does not
+wait. In each case the running calls are cancelled and get a limited time to clean up.
+
+`submit`, `interrupt` and `end` never wait for an answer of the loop's thread. The loop may be busy or about
+to end, or the caller may be the loop's own thread. Waiting could then be a deadlock.
+
+Ctrl-C reaches the main thread while it waits for a call. `Call.wait` then cancels the call, waits for its
+clean-up for at most `INTERRUPT_GRACE_S`, and raises `KeyboardInterrupt`. The loop and the other calls go on.
+`interrupts.py` opens with a table of what each press does.
+
+After a fork the loop's thread exists in the parent only. In the child `submit` and every wait raise
+`MCPError`, because they would never end; `end` and `close` do not wait there.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeAlias, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from grue.errors import MCPError, TurnCancelled
+from grue.runtime.loops.daemon_thread import context_of
+from grue.runtime.loops.host_code import single
+from grue.runtime.loops.interrupts import (
+    INTERRUPT_GRACE_S,
+    Interruptible,
+    InterruptWatch,
+    WorkInterrupted,
+    defer_interrupts,
+    restore_interrupt,
+    wait_for,
+)
+from grue.runtime.loops.reentry import refuse_reentry
+from grue.runtime.loops.sync_edge import run_loop, start_thread
+
+T = TypeVar("T")
+
+LoopContext: TypeAlias = Callable[[TaskGroup], contextlib.AbstractAsyncContextManager[Any]]
+"""Makes the context manager that is open while the loop runs, given the loop's task group."""
+
+CLOSE_GRACE_S = 1.5
+"""How long the clean-up may take when the loop ends. A cancelled session needs at most one second."""
+
+CLOSE_WITHIN_S = 10.0
+"""How long `close` waits after that, when all processes are killed."""
+
+
+class ErrorTexts(Struct, frozen=True):
+    """Error texts for a loop that cannot be used.
+
+    Attributes:
+        forked: The loop belongs to the parent process.
+        waiting: A call would wait for its own loop.
+        closed: The loop is closed.
+        ended_early: The loop ended before the call was done.
+    """
+
+    forked: str = "The episode is its parent process's: make a new runner after a fork."
+    waiting: str = "A turn cannot wait for another turn of its own episode: use another runner."
+    closed: str = "The episode is closed: it takes no further turn."
+    ended_early: str = "The episode was closed before its turn was over."
+
+
+class LoopThread(Struct, frozen=True):
+    """The thread that a loop runs in, and the check of who may wait for it.
+
+    Attributes:
+        thread: The thread.
+        process: Id of the process that started it.
+        error_texts: Error texts for a caller that may not wait.
+    """
+
+    thread: threading.Thread
+    process: int
+    error_texts: ErrorTexts = ErrorTexts()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs in the loop's own thread."""
+        return threading.current_thread() is self.thread
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one that runs the loop."""
+        return self.process != os.getpid()
+
+    def refuse_forked(self) -> None:
+        """Raise if this process was forked from the one that runs the loop.
+
+        Raises:
+            MCPError: This is a forked process.
+        """
+        if self.is_forked:
+            raise MCPError(self.error_texts.forked)
+
+    def refuse_waiting(self) -> None:
+        """Raise if a wait for this loop would be a deadlock.
+
+        Raises:
+            MCPError: The caller is part of a call of this loop, or of a function that such a call runs in a
+                worker thread. Or this is a forked process, which does not have the loop. Or the caller is a
+                signal handler that has interrupted grue or an import.
+        """
+        self.refuse_forked()
+        refuse_reentry()
+        if self.is_here or _current_loop_thread.get() is self.thread:
+            raise MCPError(self.error_texts.waiting)
+
+
+_current_loop_thread: "contextvars.ContextVar[threading.Thread | None]" = contextvars.ContextVar(
+    "current_loop_thread", default=None
+)
+"""The loop thread whose call this code is part of. A worker thread inherits it."""
+
+
+class Call(Future[T]):
+    """The future of a coroutine function that runs in the loop.
+
+    After `interrupt` its result is a `WorkInterrupted`.
+
+    Attributes:
+        loop_thread: The thread of its loop.
+        submitted_at: When it was submitted, on the monotonic clock.
+        ended_at: When it ended, on the same clock; `None` until it is done.
+    """
+
+    def __init__(self, loop_thread: LoopThread) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()  # only the loop may settle it
+        self.loop_thread = loop_thread
+        self.submitted_at = time.monotonic()
+        self.ended_at: float | None = None
+        self._work = Interruptible()
+        self._watch = InterruptWatch()
+
+    def set_result(self, result: T) -> None:
+        """Set `ended_at`, then the result. In this order, because waiting threads read `ended_at` at once."""
+        self.ended_at = time.monotonic()
+        super().set_result(result)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Set the exception, `ended_at` first."""
+        self.ended_at = time.monotonic()
+        super().set_exception(exception)
+
+    def interrupt(self) -> None:
+        """Cancel the call and return at once. Callable from any thread. The call ends after its clean-up."""
+        self._work.interrupt()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the call is done or the time has passed. Return whether it is done. Cancels nothing.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed. The call goes on.
+            MCPError: The wait would be a deadlock; see `LoopThread.refuse_waiting`.
+        """
+        if not self.done() and timeout_s != 0:
+            self.loop_thread.refuse_waiting()
+            with defer_interrupts(), restore_interrupt():
+                wait_for(self, timeout_s, watch=self._watch)
+        return self.done()
+
+    def wait(self, force_kill: Callable[[], object] = lambda: None) -> T:
+        """Wait for the result and return it.
+
+        If anything interrupts the wait, the call is cancelled, and its clean-up gets `INTERRUPT_GRACE_S`.
+        Without that wait the caller would go on, or exit, while server processes are still alive.
+
+        Args:
+            force_kill: Called at the second Ctrl-C. Makes the running clean-up end at once.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed. The third press raises immediately.
+            MCPError: The wait would be a deadlock; see `LoopThread.refuse_waiting`.
+            BaseException: A signal handler of the host raised it.
+        """
+        if not self.done():
+            self.loop_thread.refuse_waiting()
+        with defer_interrupts():
+            try:
+                self.join()
+            except BaseException:
+                self._cancel(force_kill)
+                raise
+            return self.result()
+
+    def _cancel(self, force_kill: Callable[[], object]) -> None:
+        try:
+            cancel_and_wait([self])
+        except KeyboardInterrupt:
+            force_kill()
+            cancel_and_wait([self])
+
+    async def run(self, function: Callable[[], Awaitable[T]]) -> None:
+        """Run `function` in the loop and keep its result or exception."""
+        _current_loop_thread.set(self.loop_thread.thread)  # for this call's task only
+        try:
+            result = await self._work.run(function)
+        except anyio.get_cancelled_exc_class():
+            # The loop is ending. Not raising again is safe, because the task has nothing else to do.
+            self.fail(None)
+        except BaseException as error:  # noqa: BLE001 - the thread that waits for the call raises it
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+    def fail(self, cause: BaseException | None) -> None:
+        """Settle the call with `TurnCancelled`, because the loop ended first."""
+        why = f" {cause}" if isinstance(cause, MCPError) else ""
+        error = TurnCancelled(self.loop_thread.error_texts.ended_early + why)
+        error.__cause__ = cause
+        self.set_exception(error)
+
+
+class EpisodeLoop:
+    """An event loop in a background thread. Thread-safe.
+
+    Args:
+        context: Entered when the loop starts, left when it ends.
+        on_exit: Called in the loop's thread after the loop has ended, for whatever reason. Must be
+            synchronous and quick.
+        force_kill: Called if the loop takes too long to end. Kills the processes that it waits for. Must not
+            wait.
+        error_texts: Error texts for a loop that cannot be used; `None`: those of an episode.
+
+    Raises:
+        Exception: `context` raised it, and the loop could not start.
+        MCPError: The caller is a signal handler that has interrupted grue or an import.
+        KeyboardInterrupt: Ctrl-C was pressed. The loop then ends by itself.
+    """
+
+    def __init__(
+        self,
+        context: LoopContext,
+        *,
+        on_exit: Callable[[], object],
+        force_kill: Callable[[], object] = lambda: None,
+        error_texts: ErrorTexts | None = None,
+    ) -> None:
+        refuse_reentry()
+        self._context = context
+        self._on_exit = on_exit
+        self._force_kill = force_kill
+        # Reentrant, because a finalizer that the garbage collector runs may call `end` in a thread that
+        # already holds the lock.
+        self._lock = threading.RLock()
+        self._calls: set[Call[Any]] = set()
+        self._submitted: deque[tuple[contextvars.Context, Call[Any], Callable[[], Awaitable[Any]]]] = deque()
+        self._work = Interruptible()
+        self._ending = False
+        self._failure: BaseException | None = None
+        self._started: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        thread = threading.Thread(target=self._run, name="grue-episode", daemon=True)
+        self.loop_thread = LoopThread(thread, os.getpid(), error_texts or ErrorTexts())
+        # Register again, as the last hook. `atexit` runs the last one first, so the loops close in an orderly
+        # way before the hook of the process registry kills all processes.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+        watch = InterruptWatch()
+        try:
+            with restore_interrupt():
+                start_thread(thread)
+                wait_for(self._started, watch=watch)
+        except BaseException:
+            self.end()
+            raise
+        self._started.result()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop is closed or has failed. It then accepts no further call."""
+        return self._ending
+
+    def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
+        """Start `function` in the loop, in a copy of the caller's context, and return at once.
+
+        Raises:
+            MCPError: The loop is closed, or belongs to another process.
+        """
+        self.loop_thread.refuse_forked()
+        call: Call[T] = Call(self.loop_thread)
+        context = context_of("asyncio")  # the caller's may be trio
+        with self._lock:
+            if self._ending:
+                raise MCPError(self.loop_thread.error_texts.closed) from self._failure
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+            self._submitted.append((context, call, function))
+            self._loop.call_soon_threadsafe(self._call_submitted.set)
+        return call
+
+    def end(self) -> None:
+        """Cancel all calls and return at once. The loop ends after their clean-up."""
+        if not self.loop_thread.is_forked:
+            with self._lock:
+                self._ending = True
+            self._work.interrupt()
+
+    def close(self) -> None:
+        """Cancel all calls, wait for their clean-up, and end the loop. A second call does nothing.
+
+        In the loop's own thread it does not wait. A Ctrl-C kills the processes, so that the clean-up ends at
+        once.
+        """
+        if self.loop_thread.is_forked or self.loop_thread.is_here:
+            self.end()
+            return
+        with defer_interrupts():
+            self.end()
+            try:
+                wait_for(self._ended, CLOSE_GRACE_S)
+            finally:
+                if not self._ended.done():
+                    self._force_kill()
+                    wait_for(self._ended, CLOSE_WITHIN_S)
+        # Join only now, when the thread is about to end. If a Ctrl-C interrupts `Thread.join`, CPython 3.11
+        # marks the thread as finished although it still runs.
+        if self._ended.done():
+            self.loop_thread.thread.join()
+
+    def _run(self) -> None:
+        try:
+            run_loop(lambda: self._work.run(self._serve))
+        except WorkInterrupted:
+            pass  # `end` was called
+        except BaseException as error:  # noqa: BLE001 - raised by the constructor, or by later calls
+            self._failure = single(error)
+        finally:
+            try:
+                self._on_exit()
+            finally:
+                self._settle_all()
+
+    def _settle_all(self) -> None:
+        """Settle every open call, and wake the threads that wait for the loop to start or to end."""
+        with self._lock:
+            self._ending = True
+            calls = list(self._calls)
+        for call in calls:
+            call.fail(self._failure)
+        if not self._started.done():
+            self._started.set_exception(self._failure or KeyboardInterrupt())
+        _running_loops.discard(self)
+        self._ended.set_result(None)
+
+    async def _serve(self) -> None:
+        _running_loops.add(self)
+        self._loop = asyncio.get_running_loop()
+        self._call_submitted = asyncio.Event()
+        async with anyio.create_task_group() as group, self._context(group):
+            self._started.set_result(None)
+            try:
+                while True:
+                    await self._call_submitted.wait()
+                    self._call_submitted.clear()
+                    self._start_submitted(group)
+            finally:
+                self._ending = True  # `_run` fails the calls that were submitted but not started
+                # A server that was given its normal time to exit gets no more than this from now on.
+                self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
+
+    def _start_submitted(self, group: TaskGroup) -> None:
+        # A method, so that its local variables do not keep the last call alive while the loop waits.
+        while self._submitted:
+            context, call, function = self._submitted.popleft()
+            context.run(group.start_soon, call.run, function)
+
+
+_running_loops: set[EpisodeLoop] = set()
+"""The running loops of this process. In a forked child these are its parent's."""
+
+
+def _close_all() -> None:
+    loops = list(_running_loops)
+    # The interpreter is exiting. A Ctrl-C makes that faster; there is nothing else left to interrupt.
+    with contextlib.suppress(KeyboardInterrupt), defer_interrupts():
+        for loop in loops:
+            loop.end()
+        for loop in loops:
+            with contextlib.suppress(KeyboardInterrupt):
+                loop.close()
+
+
+def cancel_and_wait(calls: Sequence[Call[Any]]) -> None:
+    """Cancel calls and wait for their clean-up, at most `INTERRUPT_GRACE_S`.
+
+    Calls of the caller's own loop are cancelled but not waited for. Calls of another process are skipped.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed again.
+    """
+    ours = [call for call in calls if not call.loop_thread.is_forked]
+    for call in ours:
+        call.interrupt()
+    deadline = time.monotonic() + INTERRUPT_GRACE_S
+    for call in ours:
+        if not call.loop_thread.is_here:
+            with restore_interrupt():
+                wait_for(call, deadline - time.monotonic())

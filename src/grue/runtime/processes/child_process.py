@@ -1,0 +1,323 @@
+"""A child process: start it, write to it, and end it in every case.
+
+Come here for the order of closing and for cancellation. A `ServerProcess` is read line by line, a `Command`
+is captured. Whatever the process does, these hold:
+
+- Sending never blocks, even if the process has stopped reading.
+- An exit is seen at once, even if a grandchild still holds the pipes open.
+- Leaving takes bounded time, and afterwards no process of the group is alive.
+
+Source: R3.5-R3.7, P9
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import anyio
+
+from grue.policies import ProcessEnding
+from grue.runtime.loops.background_tasks import BackgroundTasks, leaves_no_time
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.processes.process_group import ProcessGroup, ProcessRegistry
+from grue.runtime.processes.server_exit import ServerExit
+
+CHUNK_BYTES = 65_536
+"""How much is read from a pipe at once."""
+
+_GRACE_AT_LEAST_S = 0.05
+"""The shortest grace before SIGTERM, and again before SIGKILL, if the deadline has passed."""
+
+_KILL_GRACE_S = 5.0
+
+
+class Program(Protocol):
+    """A command to start, with its arguments, environment and working directory."""
+
+    @property
+    def command(self) -> str:
+        """A path, relative to `cwd` or absolute, or a name on the PATH."""
+        ...
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """Its arguments."""
+        ...
+
+    @property
+    def cwd(self) -> str | None:
+        """Its working directory; `None`: the host's."""
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Return its whole environment."""
+        ...
+
+
+class ChildProcess:
+    """A running child process. The same task enters and leaves it. A subclass reads its output.
+
+    Leaving closes its standard input and waits, sends SIGTERM and waits, then sends SIGKILL. In every case
+    the whole group is killed before the leader is reaped.
+
+    Cancellation is what makes leaving hard. Waiting for an exit needs `await`, and in a cancelled scope every
+    `await` raises at once. Without care a cancelled turn would either skip the graces, so that a server could
+    not save what it holds, or leave the process running. There are three cases:
+
+    1. The block was cancelled, and then it is left. Nobody may wait long now, since the user who pressed
+       Ctrl-C is waiting, so both graces are shortened (`ProcessLimits.when_cancelled`).
+    2. The cancellation arrives while the process is being closed. The wait that it interrupts raises. Closing
+       then starts again under a shield, with the shorter graces, from the step that it had reached: `_ending`
+       and `_asked_to_exit` remember the progress. If it started from the beginning instead, it would wait for
+       a polite exit of a server that has had its SIGTERM, and the user would wait for one grace more.
+    3. The event loop itself is torn down, as by a second Ctrl-C or a `SystemExit`. No shield stops that and
+       nothing can be awaited any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
+       Skipping this would leave the server running after the program has ended.
+
+    Args:
+        program: What to start.
+        registry: Holds the process until it is reaped. Its owner kills leftovers outside the event loop.
+        limits: Time limits for closing, and size limits. If it is entered under a deadline, each grace is cut
+            to a part of the time left, so that SIGTERM and SIGKILL still fit in.
+
+    Raises:
+        SpawnError: On entering, if the command or the directory is not found, or the system refuses.
+        MCPConfigError: On entering, on Windows.
+    """
+
+    def __init__(
+        self, program: Program, registry: ProcessRegistry, limits: ProcessLimits | None = None
+    ) -> None:
+        self._program = program
+        self._registry = registry
+        self._limits = limits or ProcessLimits()
+        self._close_by = float("inf")
+        self._group: ProcessGroup
+        self._tasks = BackgroundTasks()
+        self._gone: anyio.Event
+        self._unsent = bytearray()
+        self._flushing = False
+        self._input_ended = False
+        self._died: bool | None = None
+        self._ending: ProcessEnding = "none"
+        self._asked_to_exit = False
+
+    async def __aenter__(self) -> Self:
+        program = self._program
+        # Read the deadline now: once a scope is cancelled, anyio reports -inf instead of its deadline.
+        self._close_by = anyio.current_effective_deadline()
+        self._group = self._registry.spawn(program.command, program.args, program.environment(), program.cwd)
+        self._gone = anyio.Event()
+        await self._tasks.__aenter__()
+        self._tasks.start(self._await_exit)
+        for reader in self._readers():
+            self._tasks.start(reader)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if exc_type is not None and issubclass(exc_type, anyio.get_cancelled_exc_class()):
+            self._limits = self._limits.when_cancelled()
+        try:
+            if not leaves_no_time(exc_type):
+                await self._leave()
+        finally:
+            # Usually the group has ended by now and this does nothing. It matters if `_leave` was skipped or
+            # was broken off in spite of its shield, as a second Ctrl-C does: then this blocking call kills
+            # the group, because there is no event loop left to wait with.
+            self._group.end()
+            self._gone.set()
+            self._close_descriptors()
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the id of its process group and of its session."""
+        return self._group.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended, reaped or not."""
+        return self._group.exit is not None or self._group.watch.exited_within(0)
+
+    @property
+    def exited(self) -> ServerExit | None:
+        """How the process ended, or `None` while it runs."""
+        return self._group.exit
+
+    @property
+    def ending(self) -> ProcessEnding:
+        """How the process was ended."""
+        return "died" if self._ending == "none" and self.exited else self._ending
+
+    async def wait_exit(self) -> ServerExit:
+        """Wait until the process has exited and its group is killed. Safe to cancel."""
+        await self._gone.wait()
+        return self._group.exit or ServerExit()
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input; queue what the pipe does not take at once. Keeps the order.
+
+        Raises:
+            anyio.BrokenResourceError: The process has exited, or has closed its input.
+        """
+        if self._group.exit is not None or self._group.stdin < 0:
+            raise anyio.BrokenResourceError
+        self._unsent += data
+        if self._flushing:
+            return
+        if not self._write():
+            raise anyio.BrokenResourceError
+        if self._unsent:
+            self._flushing = True
+            self._tasks.start(self._flush)
+
+    def ask_to_exit(self) -> None:
+        """End its input before the block is left, so that it exits while other things are closed.
+
+        From now on its exit counts as polite, and not as a death.
+        """
+        self._note_death()
+        self.end_input()
+
+    def end_input(self) -> None:
+        """Close its standard input, once everything that is queued has been written."""
+        self._input_ended = True
+        if not self._flushing:
+            self._stop_sending()
+
+    def _readers(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        """Return the tasks that read its output while it runs."""
+        raise NotImplementedError
+
+    def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        """Return the tasks that keep its pipes empty while it is being ended, after the readers."""
+        raise NotImplementedError
+
+    def _on_exit(self) -> None:
+        """React to its exit. Its group is killed by then."""
+
+    def _read_rest(self) -> None:
+        """Read what is left in its pipes, just before they are closed. Must not block."""
+
+    def _write(self) -> bool:
+        """Write what the pipe takes; return `False` if its other end is closed."""
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self._group.stdin, self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+            self._group.close_stdin()
+            return False
+        return True
+
+    async def _flush(self) -> None:
+        while self._unsent:
+            try:
+                await anyio.wait_writable(self._group.stdin)
+            except (anyio.ClosedResourceError, OSError, ValueError):
+                break  # closed while waiting; the next `send_line` raises
+            self._write()
+        self._flushing = False
+        if self._input_ended:
+            self._stop_sending()
+
+    async def _await_exit(self) -> None:
+        await self._group.watch.wait()
+        self._group.end()
+        self._gone.set()
+        self._on_exit()
+
+    async def _leave(self) -> None:
+        # The tasks that watch and drain the process belong to a group, and leaving a group is an `await`. If
+        # the scope around us is cancelled, that `await` raises the cancellation here, before anything was
+        # closed. So catch it, close, and raise it again. Order matters: the tasks end first, because two
+        # tasks must not read the same pipe, and `_await_end` starts its own to drain them. The pipes have to
+        # be drained while we wait, or a server that still writes would block on a full one and not exit.
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        except anyio.get_cancelled_exc_class():
+            await self._close()
+            raise
+        await self._close()
+
+    async def _close(self) -> None:
+        died = self._note_death()
+        self._stop_sending()
+        try:
+            await self._await_end(died=died)
+        except anyio.get_cancelled_exc_class():
+            # Case 2 of the class's docstring. The process still runs. If this were passed on at once, the
+            # `finally` in `__aexit__` would kill it without SIGTERM. So wait again, shielded and for less
+            # time, and only then pass the cancellation on: swallowing it would let the turn go on.
+            self._limits = self._limits.when_cancelled()
+            with anyio.CancelScope(shield=True):
+                await self._await_end(died=died)
+            raise
+
+    def _note_death(self) -> bool:
+        """Return whether it had exited before it was asked to."""
+        if self._died is None:
+            self._died = self._group.watch.exited_within(0)
+        return self._died
+
+    async def _await_end(self, *, died: bool) -> None:
+        async with BackgroundTasks() as drains:
+            for drain in self._drains():
+                drains.start(drain)
+            if self._ending == "none":
+                self._ending = "died" if died else await self._terminate_in_steps()
+
+    async def _terminate_in_steps(self) -> ProcessEnding:
+        if not self._asked_to_exit and await self._exited_within(self._shortened(self._limits.exit_grace_s)):
+            return "polite"
+        self._asked_to_exit = True
+        self._group.signal(signal.SIGTERM)
+        if await self._exited_within(self._shortened(self._limits.term_grace_s)):
+            return "terminated"
+        self._group.signal(signal.SIGKILL)
+        await self._exited_within(_KILL_GRACE_S)
+        return "killed"
+
+    def _shortened(self, grace_s: float) -> float:
+        """Return the grace, or half of the time left for closing if that is less.
+
+        Half, so that the first wait leaves time for the second.
+        """
+        left_s = self._close_by - anyio.current_time()
+        return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
+
+    async def _exited_within(self, limit_s: float) -> bool:
+        with anyio.move_on_after(limit_s):
+            await self._group.watch.wait()
+        return self._group.watch.exited_within(0)
+
+    def _stop_sending(self) -> None:
+        self._unsent.clear()
+        if self._group.stdin >= 0:
+            anyio.notify_closing(self._group.stdin)
+            self._group.close_stdin()
+
+    def _close_descriptors(self) -> None:
+        group = self._group
+        self._read_rest()
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits on them
+            for fd in (group.stdin, group.stdout, group.stderr, group.watch.descriptor()):
+                if fd is not None and fd >= 0:
+                    anyio.notify_closing(fd)
+        group.close_descriptors()
+
+
+def read_available(fd: int) -> bytes | None:
+    """Read what is available: `None` if there is nothing yet, empty bytes at the end."""
+    try:
+        return os.read(fd, CHUNK_BYTES) if fd >= 0 else b""
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

@@ -1,0 +1,211 @@
+"""Find the descendants of a server that have left its process group, and kill them.
+
+A process that calls `setsid` leaves the group, and one whose parent has exited cannot be found by walking the
+process tree. But every child inherits the resource limits, and `exec` keeps them. So each server is marked:
+it gets a unique number as its RLIMIT_RTTIME. That limit matters only for realtime scheduling, and a value of
+10^18 microseconds or more limits nothing. A process with that number was started by this server. The number
+is the hard limit, too, and that one is looked at: a process may raise every limit to its maximum, or lower
+the soft one, and keeps it.
+
+This works only on Linux, and only where `prlimit` and pidfds work. Elsewhere nothing is marked or found. A
+process loses the mark if it lowers its hard limit, or raises it as root. A process that another program
+starts on behalf of a server (systemd, Docker, cron) does not have it.
+
+A process is killed through a pidfd that was opened before its mark was checked. With a plain process id, the
+process could exit after the check, and the kill could hit an unrelated process that was given the same id.
+"""
+
+import itertools
+import os
+import secrets
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+if sys.platform == "linux":
+    import resource
+
+_BASE = 4 * 10**18
+"""Marks are `4`, nine digits of the host and nine of the server."""
+
+_FEWEST_MARKS = 10**6
+"""A host that is part of a server takes marks below its own, and none if fewer than these are left."""
+
+_FEW_IDS = 64
+_IDS_PER_S = 20_000
+"""No system assigns more process and thread ids a second than this. It tells when ids may wrap around."""
+
+
+class HostMark:
+    """The part of the marks that all servers of this process share. A forked child gets its own."""
+
+    def __init__(self) -> None:
+        self._digits: str | None = None
+        self._serial = itertools.count(1)
+
+    def digits(self) -> str:
+        """Return the decimal digits that each mark of this host begins with; empty if marks cannot be set."""
+        if self._digits is None:
+            room = _room() if _can_mark() else 0
+            self._digits = f"4{secrets.randbelow(room):09d}" if room >= _FEWEST_MARKS else ""
+        return self._digits
+
+    def next(self) -> int | None:
+        """Return a new mark for a server, or `None` if marks cannot be set."""
+        digits = self.digits()
+        return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
+
+    def forget(self) -> None:
+        """Choose a new mark at the next use; for a forked child."""
+        self._digits = None
+
+
+host_mark = HostMark()
+
+
+class Descendants:
+    """All processes that a process starts from now on. Call `kill` before the process is reaped."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._since = time.monotonic()
+        self._mark = host_mark.next()
+        if self._mark is not None and not _set_mark(pid, self._mark):
+            self._mark = None
+
+    def kill(self, within_s: float) -> int:
+        """Kill every live descendant and wait until they are gone; return how many there were.
+
+        Processes that they start in the meantime are killed too.
+
+        Args:
+            within_s: Time limit in seconds.
+        """
+        killed = 0
+        deadline = time.monotonic() + within_s
+        while found := self._find():
+            killed += len(found)
+            for pidfd in found:
+                with suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            for pidfd in found:
+                _exited(pidfd, deadline - time.monotonic())
+                os.close(pidfd)
+            if time.monotonic() >= deadline:
+                break
+        return killed
+
+    def _find(self) -> list[int]:
+        """Return a pidfd of each live process that carries the mark, except the server itself."""
+        if self._mark is None:
+            return []
+        found = []
+        for pid in _ids_since(self._pid, time.monotonic() - self._since):
+            # Most ids belong to other programs, so check the mark before opening a pidfd, and again after.
+            if pid == self._pid or _mark_of(pid) != self._mark:
+                continue
+            with suppress(OSError):  # it has exited, or this is a thread's id
+                pidfd = os.pidfd_open(pid)
+                if _mark_of(pid) == self._mark and not _exited(pidfd, 0):
+                    found.append(pidfd)
+                else:
+                    os.close(pidfd)
+        return found
+
+
+def unmark(pid: int) -> None:
+    """Remove the mark that a child inherited from this process, if this process is part of a server."""
+    if _can_mark() and _mark_of(os.getpid()) >= _BASE:
+        _set_mark(pid, _BASE - 1)  # it cannot be raised again
+
+
+def _can_mark() -> bool:
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return False
+    soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+    if any(limit != resource.RLIM_INFINITY and limit < _BASE for limit in (soft, hard)):
+        return False  # the limit is used for its real purpose
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        # If /proc belongs to another pid namespace, its ids are not the ids that we could kill.
+        return Path("/proc/self").readlink().name == str(os.getpid())
+    except OSError:
+        return False
+
+
+def _room() -> int:
+    """Return how many hosts' marks are left below the hard limit, which only root can raise."""
+    hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
+    return 10**9 if hard == resource.RLIM_INFINITY else min(10**9, (hard - _BASE) // 10**9)
+
+
+def carries_host_mark(pid: int) -> bool:
+    """Return whether a server of this process, or any descendant of one, has started that process."""
+    digits = host_mark.digits()
+    return bool(digits) and _mark_of(pid) // 10**9 == int(digits)
+
+
+def _set_mark(pid: int, mark: int) -> bool:
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError):
+            resource.prlimit(pid, resource.RLIMIT_RTTIME, (mark, mark))
+            return True
+    return False
+
+
+def _mark_of(pid: int) -> int:
+    """Return the process's hard limit; -1 if it is unlimited, or the process is gone or not ours."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            return resource.prlimit(pid, resource.RLIMIT_RTTIME)[1]
+    return -1
+
+
+def _exited(pidfd: int, within_s: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, within_s) * 1000))
+
+
+def _ids_since(first: int, age_s: float) -> Iterable[int]:
+    """Return the ids that processes started after `first` may have; `first` started `age_s` seconds ago.
+
+    The kernel assigns ids in order. Unless they may have wrapped around, only the ids between `first` and the
+    newest are searched. Those are usually few, while a machine may have thousands of processes.
+    """
+    highest, newest = _highest_id(), _newest_id()
+    if age_s > highest / _IDS_PER_S:
+        return _listed()
+    if first <= newest <= first + _FEW_IDS:
+        return range(first + 1, newest + 1)
+    if first <= newest:
+        return [pid for pid in _listed() if first < pid <= newest]
+    return [pid for pid in _listed() if pid > first or pid <= newest]
+
+
+def _newest_id() -> int:
+    return int(_read("/proc/loadavg").split()[-1])
+
+
+def _highest_id() -> int:
+    return int(_read("/proc/sys/kernel/pid_max"))
+
+
+def _listed() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - a tenth of the time
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 256)
+    finally:
+        os.close(descriptor)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=host_mark.forget)

@@ -1,0 +1,205 @@
+"""The guard: a small shell process that kills all servers when the host ends, even by SIGKILL.
+
+One guard runs beside the host process, in its own session. It reads `+pgid` and `-pgid` lines from a pipe,
+which add a process group to its list or remove one. Only the host holds the writing end, so the kernel
+closes the pipe when the host ends, however it ends. Then the guard kills the groups still on its list. It
+also kills processes that left those groups and carry the mark of this host's servers (`descendants.py`),
+unless the host has said before that nothing is left.
+
+PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and does not reach grandchildren.
+
+Two orders matter:
+
+- A group is added before its server runs, and removed before its leader is reaped. Added later, a server
+  could outlive a host that is killed in between. Removed later, the guard could kill an unrelated group that
+  has been given the same id.
+- No other process may hold the writing end. It is close-on-exec, and a forked child closes its copy at once.
+  With a copy in a process that outlives the host, the guard would never see the end of the pipe.
+"""
+
+import atexit
+import contextlib
+import os
+import subprocess
+import threading
+import warnings
+
+from grue.runtime.processes.descendants import host_mark, unmark
+
+_SCRIPT = """
+trap '' INT HUP TERM
+groups=' '
+while read -r line; do
+  group=" ${line#[+-]} "
+  case $line in
+    +*) groups="$groups${line#+} " ;;
+    -*) case $groups in *"$group"*) groups="${groups%%"$group"*} ${groups#*"$group"}" ;; esac ;;
+    nothing-left) exit ;;
+  esac
+done
+for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
+[ -n "$1" ] || exit
+for round in 1 2 3 4 5; do
+  if command -v grep; then
+    found=$(grep -l "^Max realtime timeout .* $1" /proc/[0-9]*/limits)
+  else
+    found=
+    for limits in /proc/[0-9]*/limits; do
+      while read -r limit; do
+        case $limit in "Max realtime timeout "*" $1"*) found="$found $limits" ;; esac
+      done <"$limits"
+    done
+  fi 2>/dev/null
+  [ -n "$found" ] || exit
+  for limits in $found; do limits=${limits#/proc/}; kill -s KILL "${limits%/limits}" 2>/dev/null; done
+done
+"""
+"""The guard's program. `$1` is the common beginning of the marks of this host's servers.
+
+Without `grep`, which not every PATH has, the shell reads the files itself: that takes 15 times as long.
+
+The search is repeated because a process that forks just as it is killed may leave a child. The number of
+rounds is limited because a zombie that nobody reaps is found in each of them.
+"""
+
+_END_S = 1.0
+"""How long interpreter exit waits for the guard to finish; it takes about a millisecond."""
+
+
+class GuardUnavailableWarning(RuntimeWarning):
+    """Servers run without a guard. They are still closed after their turn, but not if the host is killed."""
+
+
+class HostGuard:
+    """The guard of this process. It starts at its first use and is replaced if it dies. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: set[int] = set()
+        self._shell: subprocess.Popen[bytes] | None = None
+        self._unavailable = False
+
+    @property
+    def pid(self) -> int | None:
+        """The guard's process id, or `None` while there is none."""
+        return self._shell.pid if self._shell else None
+
+    def start(self) -> None:
+        """Start the guard now rather than with the first server."""
+        with self._lock:
+            self._ensure_running()
+
+    def watch(self, pgid: int) -> None:
+        """Add a process group to the list that is killed when the host ends."""
+        with self._lock:
+            self._groups.add(pgid)
+            self._send(f"+{pgid}")
+
+    def release(self, pgid: int) -> None:
+        """Remove a group from the list. Call it before the leader is reaped, since that frees the id."""
+        with self._lock:
+            self._groups.discard(pgid)
+            if self._shell is not None:
+                self._send(f"-{pgid}")
+
+    def end(self) -> None:
+        """End the guard. It kills the groups that are still on its list first."""
+        with self._lock:
+            shell, self._shell = self._shell, None
+            if shell is None or shell.stdin is None:
+                return
+            if not self._groups:
+                with contextlib.suppress(OSError):
+                    os.write(shell.stdin.fileno(), b"nothing-left\n")
+            shell.stdin.close()
+            try:
+                shell.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                shell.kill()
+                shell.wait()
+
+    def forget(self) -> None:
+        """In a forked child, drop the parent's guard: the servers are the parent's."""
+        shell, self._shell = self._shell, None
+        self._lock = threading.Lock()  # another thread may have held the old one at the fork
+        self._groups = set()
+        if shell is not None and shell.stdin is not None:
+            shell.stdin.close()
+            shell.returncode = 0  # not our child: keeps Popen from waiting for it
+
+    def _send(self, line: str) -> None:
+        if self._ensure_running():
+            return  # a new guard has just been sent the whole list
+        try:
+            self._write(line)
+        except OSError:
+            # The guard died after the check, or it is stopped and the pipe is full. Replace it. The new one
+            # gets the whole list, so this line must not be sent again.
+            self._discard()
+            self._ensure_running()
+
+    def _write(self, line: str) -> None:
+        if self._shell is not None and self._shell.stdin is not None:
+            os.write(self._shell.stdin.fileno(), f"{line}\n".encode())
+
+    def _ensure_running(self) -> bool:
+        """Start a guard if none runs; return `True` if a new one was started."""
+        if self._unavailable or (self._shell is not None and self._shell.poll() is None):
+            return False
+        self._discard()
+        try:
+            self._shell = _start_shell()
+        except OSError as error:
+            self._unavailable = True
+            warnings.warn(
+                f"No guard for server processes ({error}): they would survive if this program were killed.",
+                GuardUnavailableWarning,
+                stacklevel=2,
+            )
+            return False
+        for pgid in self._groups:
+            self._write(f"+{pgid}")
+        return True
+
+    def _discard(self) -> None:
+        shell, self._shell = self._shell, None
+        if shell is None or shell.stdin is None:
+            return
+        # Kill it before closing its pipe. At the end of the pipe it would kill every group on its list, and
+        # those servers still run, under the new guard.
+        shell.kill()
+        shell.wait()
+        shell.stdin.close()
+
+
+def _start_shell() -> subprocess.Popen[bytes]:
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", _SCRIPT, "grue-guard", host_mark.digits()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        cwd="/",  # it may live long, and must not pin a directory
+        env={"PATH": os.environ.get("PATH", os.defpath)},  # nor keep the host's secrets
+        start_new_session=True,
+    )
+    unmark(shell.pid)  # if the host is part of a server itself, the guard must not be killed with that server
+    if shell.stdin is not None:
+        os.set_blocking(shell.stdin.fileno(), False)
+    return shell
+
+
+guard = HostGuard()
+
+
+def guard_pid() -> int | None:
+    """Return the process id of this host's guard, or `None` if none runs.
+
+    The guard lives as long as the host. Skip it when you look for leftover processes.
+    """
+    return guard.pid
+
+
+atexit.register(guard.end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=guard.forget)

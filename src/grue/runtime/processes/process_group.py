@@ -1,0 +1,344 @@
+"""Process groups: start a server as the leader of its own group, end the whole group, reap the leader.
+
+`ProcessGroup.end` does these steps, and their order is what makes them safe:
+
+1. Kill the group, even if the leader has exited politely, since its children may still run.
+2. Wait for the leader's exit without reaping it.
+3. Kill the processes that have left the group (`descendants.py`).
+4. Tell the guard (`guard.py`) to forget the group.
+5. Reap the leader.
+6. Wait until the other members of the group are gone.
+
+A process that has exited but is not reaped is a zombie, and the kernel does not reuse its id or its group's
+id. Reaping frees the id. If the leader were reaped before step 1, the kill could hit an unrelated process
+group that has been given the same id. If it were reaped before step 4 and the host died in between, the guard
+would kill that unrelated group. So nothing may wait for or poll the leader earlier: `exit_watch.py` sees its
+exit without reaping it.
+
+Everything here is blocking code that needs no event loop and works from any thread. A `finally` outside
+`anyio.run` calls it after a second Ctrl-C has torn the loop down.
+"""
+
+import atexit
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from grue.errors import MCPConfigError, MCPError
+from grue.runtime.processes.descendants import Descendants
+from grue.runtime.processes.exit_watch import ExitWatch
+from grue.runtime.processes.guard import guard
+from grue.runtime.processes.process_table import live_members
+from grue.runtime.processes.server_exit import ServerExit
+
+_SHELL = "/bin/sh"
+_SHIM = 'read -r _ && exec "$@"'
+"""A shell that waits for one line and then becomes the server with `exec`.
+
+The guard has to know the group before the server runs; otherwise a host that is killed in between would leave
+a server that nothing ends. `read` takes a pipe byte by byte, so that everything after the line is left for
+the server. If the host dies first, `read` meets the end of the pipe and the shell exits.
+"""
+
+_DEATH_S = 5.0
+"""How long to wait for a killed process. It takes milliseconds unless the process is stuck in the kernel."""
+
+_DESCENDANTS_S = 1.0
+"""How long to search for processes that left the group. A process that keeps forking could go on for ever."""
+
+
+class SpawnError(MCPError):
+    """The process could not be started.
+
+    Attributes:
+        missing: The command that was not found, or `None` if something else was wrong.
+        remedy: What the user can do, if the cause says it.
+    """
+
+    def __init__(self, message: str, *, missing: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.missing = missing
+        self.remedy = remedy
+
+
+class ProcessGroup:
+    """A process that leads its own session and group, with its children. Made by `ProcessRegistry.spawn`."""
+
+    def __init__(self, leader: subprocess.Popen[bytes], registry: "ProcessRegistry") -> None:
+        self._leader = leader
+        self._registry = registry
+        self._lock = threading.RLock()  # a signal handler may run in a thread that holds it
+        self._exit: ServerExit | None = None
+        self.pid = leader.pid
+        self._descendants = Descendants(leader.pid)
+        self.watch = ExitWatch(leader.pid)
+
+    @property
+    def exit(self) -> ServerExit | None:
+        """How the leader ended; `None` until the group is killed and the leader reaped."""
+        return self._exit
+
+    @property
+    def stdin(self) -> int:
+        """Our end of the leader's standard input; -1 once closed."""
+        return _fileno(self._leader.stdin)
+
+    @property
+    def stdout(self) -> int:
+        """Our end of its standard output; -1 once closed."""
+        return _fileno(self._leader.stdout)
+
+    @property
+    def stderr(self) -> int:
+        """Our end of its standard error; -1 once closed."""
+        return _fileno(self._leader.stderr)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the whole group, unless it has ended."""
+        with self._lock:
+            self._signal(number)
+
+    def end(self, patience_s: float = _DEATH_S) -> ServerExit | None:
+        """Kill the group and what has left it, reap the leader, and wait until all are gone.
+
+        Blocks. Safe to repeat, from any thread.
+
+        Returns:
+            How the leader ended, or `None` if it had not exited after `patience_s` seconds.
+
+        Source: P9
+        """
+        with self._lock:
+            if self._exit is None:
+                self._signal(signal.SIGKILL)
+                if not self.watch.exited_within(patience_s):
+                    return None
+                self._descendants.kill(_DESCENDANTS_S)
+                guard.release(self.pid)
+                self._exit = _exit_of(self._leader.wait())
+                _await_empty(self.pid)
+                self._registry._remove(self)  # noqa: SLF001 - the other half of one pair
+            return self._exit
+
+    def close_descriptors(self) -> None:
+        """Close the pipes and the exit watch. Call it only when no event loop waits on them."""
+        for pipe in (self._leader.stdin, self._leader.stdout, self._leader.stderr):
+            if pipe is not None:
+                pipe.close()
+        self.watch.close()
+
+    def close_stdin(self) -> None:
+        """Close the leader's standard input, which asks it to exit."""
+        if self._leader.stdin is not None:
+            self._leader.stdin.close()
+
+    def disown(self) -> None:
+        """In a forked child, drop the copy of the parent's process without signalling it."""
+        self._leader.returncode = 0
+        self.close_descriptors()
+
+    def _signal(self, number: int) -> None:
+        if self._leader.returncode is not None:
+            return  # reaped: the id may belong to another group by now
+        # Darwin raises EPERM if a zombie is all that is left of the group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+class ProcessRegistry:
+    """The process groups of one run, so that leftovers can be killed without an event loop. Thread-safe.
+
+    Each run has its own registry, so that two turns in two threads do not kill each other's servers.
+
+    Source: R3.5, R3.7, P9
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, ProcessGroup] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def spawn(
+        self, command: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str | None
+    ) -> ProcessGroup:
+        """Start `command` in its own session, with pipes for its standard streams, and register it.
+
+        Args:
+            command: A path, relative to `cwd` or absolute, or a name to look for on `env`'s PATH, or
+                on the host's if `env` has none.
+            args: Its arguments.
+            env: The whole environment of the process.
+            cwd: Its working directory; `None`: the host's.
+
+        Raises:
+            SpawnError: The command or the directory does not exist, or the system refuses.
+            MCPConfigError: On Windows.
+        """
+        if os.name != "posix":
+            raise MCPConfigError("grue's stdio servers need Linux or macOS.")
+        argv = (_resolve(command, env, cwd), *args)
+        shim = _shell_keeps(env)
+        try:
+            leader = subprocess.Popen(
+                (_SHELL, "-c", _SHIM, _SHELL, *argv) if shim else argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise SpawnError(f"{command}: {getattr(error, 'strerror', None) or error}") from error
+        return self._admit(leader, released=not shim)
+
+    def kill_now(self) -> None:
+        """Send SIGKILL to every group and return at once. The tasks that wait for their exit reap them.
+
+        May be called from a signal handler, and is used there for a second Ctrl-C. Raising an exception in
+        the handler instead would not be safe: it can strike inside the event loop's own code and lose the
+        wake-up of a task, which then waits for ever.
+        """
+        for group in list(self._groups.values()):
+            group.signal(signal.SIGKILL)
+
+    def kill_leftovers(self, *, loop_running: bool = False) -> int:
+        """Kill and reap every group still registered, and return how many there were.
+
+        Args:
+            loop_running: Whether the event loop that opened them may still run in another thread. If so,
+                their descriptors stay open, since the loop may be waiting on them.
+        """
+        groups = list(self._groups.values())
+        self.kill_now()
+        for group in groups:
+            group.end()
+            if not loop_running:
+                group.close_descriptors()
+        return len(groups)
+
+    def _admit(self, leader: subprocess.Popen[bytes], *, released: bool) -> ProcessGroup:
+        group = ProcessGroup(leader, self)
+        self._groups[group.pid] = group
+        _all_groups[group.pid] = group
+        guard.watch(group.pid)
+        for fd in (group.stdin, group.stdout, group.stderr):
+            os.set_blocking(fd, False)
+        if not released:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(group.stdin, b"\n")
+        return group
+
+    def _remove(self, group: ProcessGroup) -> None:
+        self._groups.pop(group.pid, None)
+        _all_groups.pop(group.pid, None)
+
+
+_all_groups: dict[int, ProcessGroup] = {}
+"""The groups of all registries: killed when the interpreter exits, dropped in forked children.
+
+It is the last resort. Each registry's owner kills its leftovers before that.
+"""
+
+
+def _kill_all() -> None:
+    for group in list(_all_groups.values()):
+        group.end()
+        group.close_descriptors()
+
+
+def _disown_all() -> None:
+    groups = list(_all_groups.values())
+    _all_groups.clear()
+    for group in groups:
+        group._registry._groups.clear()  # noqa: SLF001 - the processes are the parent's
+        group.disown()
+
+
+def _await_empty(pgid: int) -> None:
+    """Wait until all members of a killed group are gone, which takes a moment after the signal.
+
+    The kernel does not reuse the group's id while the group has members, even after its leader is reaped.
+    """
+    deadline = time.monotonic() + _DEATH_S
+    pause_s = 0.0002
+    while _has_members(pgid) and time.monotonic() < deadline:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+
+
+def _has_members(pgid: int) -> bool:
+    try:
+        os.killpg(pgid, 0)
+    except (ProcessLookupError, PermissionError):  # Darwin raises the latter for zombies
+        return False
+    # Orphaned zombies count as members until init reaps them. Some containers have no init that does, so on
+    # Linux only live members count.
+    return sys.platform != "linux" or bool(live_members(pgid))
+
+
+def _fileno(pipe: IO[bytes] | None) -> int:
+    return -1 if pipe is None or pipe.closed else pipe.fileno()
+
+
+def _exit_of(returncode: int) -> ServerExit:
+    if returncode >= 0:
+        return ServerExit(status=returncode)
+    try:
+        return ServerExit(signal=signal.Signals(-returncode).name)
+    except ValueError:  # a real-time signal has no name
+        return ServerExit(signal=f"signal {-returncode}")
+
+
+def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
+    """Return the program's absolute path. Checked before the spawn, for a clear error."""
+    base = cwd or "."
+    # Texts and not `Path`s, which take ten times as long: the server starts after this.
+    if not os.path.isdir(base):  # noqa: PTH112
+        raise SpawnError(f"The working directory {cwd} does not exist.")
+    if "/" in command:
+        path = os.path.join(base, command)  # noqa: PTH118
+        found = path if os.path.isfile(path) and os.access(path, os.X_OK) else None  # noqa: PTH113
+    else:
+        import shutil  # 3 ms, and a path needs no search
+
+        found = shutil.which(command, path=env.get("PATH", os.environ.get("PATH", os.defpath)))
+    if found is None:
+        raise _not_found(command, Path(base))
+    return found if found.startswith("/") else str(Path(found).absolute())
+
+
+def _not_found(command: str, base: Path) -> SpawnError:
+    """Return the error for a command that cannot be started: it is a folder, or a file without permission."""
+    path = base / command
+    if "/" not in command or not path.exists():
+        return SpawnError(f"The command {command!r} was not found.", missing=command)
+    if path.is_dir():
+        return SpawnError(f"The command {command!r} is a folder.", remedy="Name the program in it.")
+    return SpawnError(
+        f"The command {command!r} is not executable: the file has no execute permission.",
+        remedy=f"Run `chmod +x {shlex.quote(str(path.absolute()))}`, or name its interpreter as the command"
+        " and the file as the first argument.",
+    )
+
+
+def _shell_keeps(env: Mapping[str, str]) -> bool:
+    # A POSIX shell may drop variables whose names it could not have set itself. The server must get its whole
+    # environment, so with such a name in it the server starts without the shell, and is registered with the
+    # guard a moment after it has started. Source: R3.2
+    return os.access(_SHELL, os.X_OK) and "".join(env).isascii() and all(map(str.isidentifier, env))
+
+
+atexit.register(_kill_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)

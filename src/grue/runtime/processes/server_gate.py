@@ -1,0 +1,61 @@
+"""The gate that each start of an MCP server process passes, if this process has one.
+
+A program that shares a machine between processes, such as a fleet, sets a gate for each process. `McpClient`
+then asks it before it starts a server, waits for a place, and gives the place back when no process of the
+server is left. The wait does not count against the server's start-up limit. Without a gate nothing is asked.
+`grue.transports.llm.request_gate` is the same for requests to a model.
+"""
+
+from typing import Protocol
+
+
+class ServerPlace(Protocol):
+    """The permission to have one server process."""
+
+    def leave(self) -> None:
+        """Give the place back. Called once; does not block."""
+
+
+class ServerGate(Protocol):
+    """Decides when a server process may be started. Used from any event loop and thread."""
+
+    async def admit(self) -> "ServerPlace | str":
+        """Wait for a place. Return it, or a sentence that says why there is none.
+
+        A cancellation gives up the wait.
+        """
+
+
+_gates: list[ServerGate] = []
+
+
+def set_server_gate(gate: ServerGate | None) -> None:
+    """Set the gate of this process; `None`: server processes are not asked for."""
+    _gates[:] = [] if gate is None else [gate]
+
+
+def server_gate() -> ServerGate | None:
+    """Return the gate of this process; `None` if it has none."""
+    return _gates[0] if _gates else None
+
+
+class HeldPlace:
+    """The place of one server, if the process has a gate."""
+
+    def __init__(self) -> None:
+        self._place: ServerPlace | None = None
+
+    async def take(self) -> str:
+        """Wait for a place. Return an empty text, or a sentence that says why there is none."""
+        gate = server_gate()
+        place = None if gate is None else await gate.admit()
+        if isinstance(place, str):
+            return place
+        self._place = place
+        return ""
+
+    def leave(self) -> None:
+        """Give the place back, if there is one. A second call does nothing."""
+        place, self._place = self._place, None
+        if place is not None:
+            place.leave()

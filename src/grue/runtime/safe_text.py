@@ -1,0 +1,165 @@
+r"""Make untrusted text safe to print in a terminal or a log.
+
+Text from a model, a tool or a game can contain newlines that fake a log line, escape sequences that move the
+cursor, and marks that reverse the writing direction. `printable` and `written_out` replace such characters by
+their escapes (`\n`, `\u001b`). They drop nothing, so that a reader sees what was sent.
+
+Backslashes are not escaped. The functions can therefore be applied twice, and JSON text stays valid JSON
+text.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from itertools import groupby
+
+ELLIPSIS = "…"
+
+_ESCAPE_SEQUENCE = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # operating system command: titles, links, clipboard
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequence: colours, cursor
+    r"|\x1b[ -/]*[0-~]"  # the short ones
+)
+
+_ESCAPES = re.compile(
+    r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+"""An escaped backslash, a pair of surrogates, or one without the other."""
+
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    """Return `text` as one line of printable characters.
+
+    Args:
+        text: Any text, lone surrogates included.
+        limit: Most characters to return, at least 1; a longer text is cut and ends in an ellipsis.
+    """
+    if limit is not None:
+        # No character becomes shorter, so the text beyond the limit, which may be megabytes, is not needed.
+        text = text[: limit + 1]
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else _visible(char) for char in text)
+    if limit is not None and len(text) > limit:
+        return text[: limit - 1] + ELLIPSIS
+    return text
+
+
+def beginning(text: str, limit: int) -> str:
+    """Return the first `limit` characters of a text, with an ellipsis if it was cut.
+
+    Use this to cut a text that is redacted afterwards. A secret may be cut in the middle; the redaction
+    recognises the beginning of a secret only before this ellipsis.
+    """
+    return text if len(text) <= limit else text[:limit] + ELLIPSIS
+
+
+def plain_text(text: str) -> str:
+    r"""Return `text` without terminal escape sequences and with its other control characters escaped.
+
+    Newlines and tabs stay; `\r\n` becomes `\n`. Use this for the output of a program that was written for a
+    terminal: its colours mean nothing here, so their escape sequences are dropped.
+    """
+    return written_out(_ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n")))
+
+
+def written_out(text: str) -> str:
+    """Return `text` with unprintable characters escaped; newlines and tabs stay, and nothing is dropped."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else _visible(char) for char in text)
+
+
+def well_formed(text: str) -> str:
+    """Return `text` with U+FFFD in place of lone surrogates, which cannot be encoded.
+
+    Lone surrogates come from bytes that are not valid text, as in a file's name or a program's output.
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()  # finds the same errors as the line below at a tenth of the cost
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def well_formed_escapes(text: str) -> str:
+    r"""Return a JSON text with `\ufffd` in place of the escapes of lone surrogates.
+
+    Such a text is valid itself, and what it is read as is not.
+    """
+    if "\\u" not in text:
+        return text
+    return _ESCAPES.sub(lambda found: "\\ufffd" if found[1] else found[0], text)
+
+
+_MOST_SHOWN = 50_000
+_MOST_READ = 2_000_000
+_REPEATED = 24
+_ROW = 76
+_UNIT = re.compile(r"\\u[0-9a-f]{4}|\\U[0-9a-f]{8}|\\.|.", re.DOTALL)
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Characters that count as printable and show nothing."""
+
+
+def shown_whole(value: object) -> list[str] | None:
+    r"""Return a JSON value in rows that show all of it, for a person who has to approve it.
+
+    Whatever cannot be seen is escaped, a space that is not the usual one too. A character that is repeated
+    often is shown once, with its count: `\(3000 spaces)`. A row that goes on in the next one ends in a
+    backslash. No JSON text has these two, so that nothing can be taken for something else.
+
+    Returns:
+        The rows; `None` if there would be too many to read.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if len(text) > _MOST_READ:
+        return None
+    text = "".join(char if _is_seen(char) else _escaped(char) for char in text)
+    pieces = list(_folded(_UNIT.findall(text)))
+    if sum(map(len, pieces)) > _MOST_SHOWN:
+        return None
+    rows = [""]
+    for piece in pieces:
+        if rows[-1] and len(rows[-1]) + len(piece) > _ROW:
+            rows[-1] += "\\"
+            rows.append("")
+        rows[-1] += piece
+    return rows
+
+
+def _is_seen(char: str) -> bool:
+    return char.isprintable() and not _BLANK.match(char)
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def _folded(units: list[str]) -> Iterator[str]:
+    for unit, same in groupby(units):
+        count = sum(1 for _ in same)
+        if count <= _REPEATED:
+            yield from [unit] * count
+        elif unit == " ":
+            yield f"\\({count} spaces)"
+        else:
+            yield f"{unit}\\({count} times)"
+
+
+def _visible(char: str) -> str:
+    if char in _NAMED:
+        return _NAMED[char]
+    if unicodedata.category(char) == "Zs":
+        return " "
+    code = ord(char)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

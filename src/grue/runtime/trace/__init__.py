@@ -1,0 +1,1 @@
+"""The trace: recording, its file, reading it."""

@@ -1,0 +1,309 @@
+"""Write a trace file, new or continued.
+
+A background thread (`line_queue`) writes the lines, so that a slow disk does not delay a turn. Envelopes to
+or from the host are flushed synchronously: `record()` blocks, in the event loop, for at most
+`flush_within_s`, so that a decision is on file before the host acts on it.
+
+Why block the event loop? Suppose that the host plays a command and the process is killed before the line is
+written. A resumed episode would then ask the model again and play a second command, and the game would no
+longer match the trace. The flush prevents this, and it costs little: there are a few such envelopes per turn,
+and a write to the page cache takes microseconds. The messages inside a turn are not flushed, because nothing
+outside the process depends on them. If the disk does not answer within `flush_within_s`, the turn goes on:
+an incomplete trace is better than a program that hangs. From then on `record()` waits only 50 ms per
+envelope, until a flush succeeds in time again.
+
+A file belongs to one episode and one process. The format itself is in `trace_format`; reading is in
+`trace_reader`. Secrets are removed before an envelope gets here (`redaction`).
+"""
+
+import hashlib
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
+
+from grue.errors import TraceError
+from grue.runtime.large_data import joined
+from grue.runtime.loops.closing import Closing
+from grue.runtime.safe_open import next_line, open_regular
+from grue.runtime.trace.checks import UNDECODABLE
+from grue.runtime.trace.format import (
+    FORMAT,
+    Extract,
+    PayloadReference,
+    TraceHeader,
+    TraceLine,
+    long_strings,
+    payload_path,
+    read_header,
+)
+from grue.runtime.trace.line_file import LineFile
+from grue.runtime.trace.line_queue import FLUSH_WITHIN_S, LineQueue
+from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.runtime.whole_file import write_whole
+
+_LATE_S = 0.05
+
+
+class TraceOptions(Struct, frozen=True, kw_only=True):
+    """How a trace file is written.
+
+    Attributes:
+        fsync: Call `fsync` at each flush. Without it a flushed line survives the death of the process, but
+            not a crash of the machine.
+        max_payload_bytes: Longest JSON text of a message that stays in its line. A longer one goes into a
+            separate file, named by its hash, in `payloads` next to the trace.
+        outside: The host's name as sender and receiver. An envelope from or to it is flushed before `record`
+            returns.
+        flush_within_s: How long `record` waits for that flush at most. After a flush that was late it waits
+            50 ms only, until one is in time again. A late line is still written.
+        version: Version of the program that writes, for the header.
+    """
+
+    fsync: bool = False
+    max_payload_bytes: int = 65_536
+    outside: str = "host"
+    flush_within_s: float = FLUSH_WITHIN_S
+    version: str = ""
+
+
+class TraceWriter(Closing):
+    """Write a trace file that only its owner can read. Use it as an observer of a `Recorder`.
+
+    Thread-safe. A file lock keeps two processes from writing the same file. In a forked child the writer is
+    closed.
+
+    Args:
+        path: The file.
+        episode: Id of the episode, for the file's first line.
+        started_at: Seconds since the epoch; `None`: now.
+        options: How it is written.
+        resume: Continue an existing file. An incomplete last line is removed.
+
+    Raises:
+        TraceError: The file cannot be created, or it is not empty. With `resume`: it is not this episode's
+            trace, or has another format. In both cases: another process is writing it.
+            When an envelope is recorded, on `flush` and on `close`: writing failed. The lines before it stay
+            readable.
+
+    Attributes:
+        last_seq: Number of the last envelope that a resumed file holds; 0 in a new one.
+        last_t: Its time.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        episode: str,
+        started_at: float | None = None,
+        options: TraceOptions | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.last_seq, self.last_t = 0, 0.0
+        self._options = options or TraceOptions()
+        header = _header_to_resume(self.path, episode) if resume else None
+        self._file = LineFile(self.path, "trace file")
+        try:
+            self._lock()
+            if header is not None:
+                self._go_on(len(header))
+            else:
+                self._begin(episode, time.time() if started_at is None else started_at)
+        except BaseException:
+            self._file.close()
+            raise
+        self._written_seq = self.last_seq
+        self._in_time = True
+        self._lines = LineQueue(self._file, self._write, fsync=self._options.fsync)
+        self._recorders: list[Recorder] = []
+
+    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Append one envelope. Return when it is queued, or flushed if the host sends or receives it.
+
+        Raises:
+            TraceError: Its number is not greater than the last one, and readers would reject the file. Or
+                writing failed.
+        """
+        if envelope.seq <= self._written_seq:
+            raise TraceError(
+                f"Message {envelope.seq} cannot be written after message {self._written_seq} of {self.path}. "
+                "To go on with a trace: recorder.resume(after_seq=writer.last_seq, after_t=writer.last_t)."
+            )
+        self._written_seq = envelope.seq
+        self._lines.put(line)
+        outside = self._options.outside
+        if envelope.sender == outside or envelope.receiver == outside:
+            self._in_time = self._lines.flush(self._options.flush_within_s if self._in_time else _LATE_S)
+
+    def added_to(self, recorder: Recorder) -> None:
+        """Remember the recorder, so that `close` waits for its work. `Recorder.add` calls this."""
+        self._recorders.append(recorder)
+
+    def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
+        """Flush everything recorded so far. Return whether that was done within the time limit.
+
+        Raises:
+            TraceError: Writing failed, or the writer is closed.
+        """
+        return self._lines.flush(within_s)
+
+    def close(self) -> None:
+        """Write all that was recorded, without a time limit, and close the file. A second call does nothing.
+
+        A recorder works on long messages in a thread, and inside an event loop `record` does not wait for
+        that. Without the wait here, a program that closes its trace in a notebook would lose them.
+
+        Raises:
+            TraceError: Writing failed, and no earlier call has raised that.
+        """
+        recorders, self._recorders = self._recorders, []
+        try:
+            for recorder in recorders:
+                recorder.settle()
+        finally:
+            self._lines.close()
+
+    def _lock(self) -> None:
+        if not self._file.lock():
+            raise TraceError(f"The episode of {self.path} is still being played: another process writes it.")
+
+    def _begin(self, episode: str, started_at: float) -> None:
+        if self._file.size:
+            raise TraceError(f"The trace file {self.path} exists already: choose another name, or remove it.")
+        version = self._options.version
+        header = TraceHeader(format=FORMAT, episode=episode, started_at=started_at, version=version)
+        self._file.write(msgspec.json.encode(header))
+
+    def _go_on(self, after: int) -> None:
+        last = self._last_whole_line(after)
+        if last is not None:
+            self.last_seq, self.last_t = last.seq, last.t
+
+    def _last_whole_line(self, after: int) -> TraceLine | None:
+        """Repair the end of the file and return the last line after the header; `None` if there is none."""
+        written = self._file.last_line()
+        if not written.endswith(b"\n"):
+            line = _line(written)
+            if line is not None or self._file.size == after:
+                # Only the newline is missing. Readers accept such a line, and the host may already have
+                # resumed its state from it, so it must be kept.
+                self._file.write(b"")
+                return line
+            self._file.cut(self._file.size - len(written))
+            written = self._file.last_line()
+        if self._file.size == after:
+            return None
+        line = _line(written)
+        if line is None:
+            raise TraceError(f"{self.path}: its last line is not a trace line.")
+        return line
+
+    def _write(self, lines: list[bytes]) -> None:
+        start = 0
+        for position, line in enumerate(lines):
+            strings = long_strings(line)
+            if strings or len(line) > self._options.max_payload_bytes:
+                self._file.write(*lines[start:position])
+                self._file.write(self._shortened(line, strings))
+                start = position + 1
+        self._file.write(*lines[start:])
+        self._file.require_not_deleted()
+
+    def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
+        """Move long strings into files, and the body too if it is still too long. Return the short line."""
+        view = memoryview(written)
+        pieces: list[memoryview] = []
+        extracts: list[Extract] = []
+        end = length = 0
+        for start, following in strings:
+            pieces += [view[end:start], _EMPTY]
+            length += start - end
+            string = view[start:following]
+            extracts.append(Extract(at=length, sha256=self._kept(string), bytes=len(string)))
+            length, end = length + 2, following
+        kept = memoryview(joined(*pieces, view[end:])) if strings else view
+        return self._with_reference(kept, extracts)
+
+    def _with_reference(self, written: memoryview, extracts: list[Extract]) -> bytes:
+        """Move the line's body into a separate file if it is too long. Return the line for the trace."""
+        # The body is the last member of a line, and no string before it holds an unescaped quote. Decoding
+        # the whole line would keep the interpreter for as long as it takes to copy it.
+        start = _BODY.search(written)
+        assert start is not None, "a line has a body"
+        before = start.end()
+        head = _LINES.decode(bytes(written[:before]) + b"0}")
+        body = written[before:-1]
+        line = replace(head, extracts=tuple(replace(each, at=each.at - before) for each in extracts))
+        if len(body) <= self._options.max_payload_bytes:
+            return msgspec.json.encode(replace(line, body=msgspec.Raw(bytes(body))))
+        reference = PayloadReference(sha256=self._kept(body), bytes=len(body), type=_tag(body))
+        return msgspec.json.encode(replace(line, body=msgspec.Raw(msgspec.json.encode(reference))))
+
+    def _kept(self, content: memoryview) -> str:
+        """Write a payload file, and return the hash that names it."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        self._keep_payload(payload_path(self.path, sha256), content)
+        return sha256
+
+    def _keep_payload(self, path: Path, body: memoryview) -> None:
+        try:
+            if path.exists() and path.stat().st_size == len(body):
+                return
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_whole(path, body, fsync=self._options.fsync, draft=path.with_suffix(".part").name)
+        except OSError as error:
+            raise TraceError(f"Cannot write the trace's payload {path}: {error.strerror}.") from error
+
+
+def writers_of(recorder: Recorder) -> list[TraceWriter]:
+    """Return what writes the messages of a recorder to trace files."""
+    return [each for each in recorder.observers if isinstance(each, TraceWriter)]
+
+
+class _Tagged(Struct):
+    type: str | UnsetType = UNSET
+
+
+_BODY = re.compile(rb'"body":')
+_EMPTY = memoryview(b'""')
+_FIRST_MEMBER = re.compile(rb'\{"type":"[^"]*"')
+_LINES = msgspec.json.Decoder(TraceLine)
+_TAGS = msgspec.json.Decoder(_Tagged)
+
+
+def _line(written: bytes) -> TraceLine | None:
+    try:
+        return _LINES.decode(written)
+    except UNDECODABLE:
+        return None
+
+
+def _tag(body: memoryview) -> str | UnsetType:
+    """Return the tag, which is the first member of a message's JSON."""
+    first = _FIRST_MEMBER.match(body)
+    try:
+        return _TAGS.decode(first[0] + b"}").type if first else UNSET
+    except UNDECODABLE:
+        return UNSET
+
+
+def _header_to_resume(path: Path, episode: str) -> bytes:
+    """Return the first line of a file that can be continued."""
+    try:
+        with open_regular(path) as file:
+            first = next_line(file)
+    except OSError as error:
+        raise TraceError(f"Cannot read the trace file {path}: {error.strerror}.") from error
+    header = read_header(path, first)
+    if header.format != FORMAT:
+        raise TraceError(f"{path} has trace format {header.format}; only format {FORMAT} can be continued.")
+    if header.episode != episode:
+        raise TraceError(f"{path} is the trace of the episode {header.episode}, not of {episode}.")
+    return first

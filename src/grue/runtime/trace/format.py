@@ -1,0 +1,176 @@
+"""The format of a trace file: its header, its lines, and the payload files beside it.
+
+Writing is in `trace_file`, reading in `trace_reader`.
+
+A trace is JSON Lines. The first line is a `TraceHeader`, each further line a `TraceLine`: an envelope whose
+body is the message, tagged with its type. A body that is too large for a line is written to a file of its
+own, `payloads/SHA256.json`, and the line holds a `PayloadReference` instead.
+
+An image that a tool returned occurs in several messages: the result, the request that shows it to the model,
+the end of the turn. Its base64 is cut out of each of them and written once, as a JSON string, to a file of
+the same kind. The body has `""` instead, and the line has an `Extract` with the position.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from grue.errors import TraceError
+from grue.runtime.large_data import find_in
+
+FORMAT = 2
+"""Version of the format. Readers accept this one and all older ones. Format 1 had no payloads."""
+
+PAYLOADS = "payloads"
+"""Name of the folder for payload files, beside the trace file."""
+
+
+class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="trace", tag="grue"):
+    """First line of a trace file.
+
+    Attributes:
+        format: Version of the format.
+        episode: Name of the episode.
+        started_at: Seconds since the epoch.
+        version: Version of the program that created the file; empty if unknown.
+    """
+
+    format: int
+    episode: str
+    started_at: float
+    version: str = ""
+
+
+class TraceLine(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"sender": "from", "receiver": "to"}
+):
+    """An envelope as the file has it. The body is not decoded."""
+
+    seq: int
+    t: float
+    at: float
+    turn: int
+    sender: str
+    receiver: str
+    cause: int | None = None
+    redacted: bool = False
+    extracts: tuple["Extract", ...] = ()
+    body: msgspec.Raw
+
+
+class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
+    """Replaces a body that is in a payload file.
+
+    Attributes:
+        sha256: SHA-256 of the body's JSON, in hexadecimal. It is also the file's name.
+        bytes: Length of the JSON.
+        type: The body's tag, so that a reader knows the kind of message without opening the file.
+    """
+
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]
+    bytes: int
+    type: str | UnsetType = UNSET
+
+
+class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
+    """A long string that was cut out of a body and is in a payload file.
+
+    Attributes:
+        at: Offset in bytes of the `""` that replaces the string, in the body's JSON.
+        sha256: SHA-256 of the string's JSON with its quotes, in hexadecimal. It is also the file's name.
+        bytes: Length of the JSON.
+    """
+
+    at: int
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]
+    bytes: int
+
+
+REFERENCE_START = b'{"$payload":'
+"""First bytes of a `PayloadReference`. A message never begins with them, because its tag comes first."""
+
+
+_TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')
+
+
+def tag_at_start(body: bytes | msgspec.Raw) -> str:
+    """Return the tag of a message's JSON if it comes first, where the writers of grue put it; else `""`.
+
+    It looks at the first bytes only, and does not check the rest.
+    """
+    found = _TAG_AT_START.match(body)
+    return found[1].decode() if found else ""
+
+
+def payload_path(trace: Path, sha256: str) -> Path:
+    """Return the path of a payload file of the trace file `trace`."""
+    return trace.parent / PAYLOADS / f"{sha256}.json"
+
+
+MIN_EXTRACT_BYTES = 1024
+"""Length of the shortest string that is cut out of a body."""
+
+_BASE64_MEMBERS = (b'"data":"', b'"blob":"')
+"""The members of MCP results that hold base64. In JSON these bytes always begin a member. Inside a string,
+the quotes would have backslashes before them."""
+
+
+def long_strings(written: bytes) -> list[tuple[int, int]]:
+    """Return start and end of each long base64 string in a body's JSON, quotes included.
+
+    It looks at members that can hold base64 only, and skips their content: a line may have megabytes.
+    """
+    found: list[tuple[int, int]] = []
+    for member in _BASE64_MEMBERS:
+        at = find_in(written, member)
+        while at >= 0:
+            start = at + len(member) - 1
+            end = written.find(b'"', start + 1)
+            if end < 0:
+                break
+            # A string with a backslash is not base64, and the quote found may be an escaped one.
+            if end - start >= MIN_EXTRACT_BYTES and written.find(b"\\", start, end) < 0:
+                found.append((start, end + 1))
+            at = find_in(written, member, start + 1)
+    return sorted(found)
+
+
+def read_header(path: Path, first: bytes) -> TraceHeader:
+    """Read a trace file's first line.
+
+    Raises:
+        TraceError: The line is not a header, or the format is newer than this version reads.
+    """
+    try:
+        header = msgspec.json.decode(first, type=TraceHeader)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{path} is not a grue trace: {_wrong_start(first)}.") from error
+    if header.format > FORMAT:
+        raise TraceError(
+            f"{path} has trace format {header.format}; this version reads up to {FORMAT}. Upgrade grue."
+        )
+    if header.format < 1:
+        raise TraceError(f"{path} is not a grue trace: there is no trace format {header.format}.")
+    return header
+
+
+def _wrong_start(first: bytes) -> str:
+    """Return why the first line is not a header."""
+    if not first:
+        return "it is empty"
+    for start, name, command in _PACKED:
+        if first.startswith(start):
+            return f"it is compressed with {name}; unpack it first: {command}"
+    return "its first line is not a trace header. Name the trace.jsonl of a run, or the run's folder"
+
+
+_PACKED = (
+    (b"\x1f\x8b", "gzip", "gunzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
+    (b"\xfd7zXZ\x00", "xz", "unxz"),
+    (b"BZh", "bzip2", "bunzip2"),
+    (b"PK\x03\x04", "zip", "unzip"),
+)

@@ -1,0 +1,328 @@
+"""Read a trace file: a line at a time, whole, or while it is being written.
+
+A trace can come from anywhere and may be damaged. Whatever the file contains, a reader returns envelopes or
+raises `TraceError`. The checks of a line are in `trace_checks`.
+
+Most of a trace is the bodies of its messages, and many readers need few of them. `TraceReader.lines` yields
+lines whose bodies are decoded when the reader asks for them.
+"""
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar, cast
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import TraceError
+from grue.runtime.large_data import decode, joined
+from grue.runtime.safe_open import MAX_LINE_BYTES, next_line, open_regular, read_regular
+from grue.runtime.trace.checks import UNDECODABLE, check_depth, check_numbers, damaged, error_text, unknown
+from grue.runtime.trace.format import (
+    REFERENCE_START,
+    PayloadReference,
+    TraceHeader,
+    TraceLine,
+    payload_path,
+    read_header,
+    tag_at_start,
+)
+from grue.runtime.trace.recorder import Envelope
+
+B = TypeVar("B")
+
+
+class Trace(Struct, Generic[B], frozen=True):
+    """A trace file that was read into memory.
+
+    Attributes:
+        header: Its first line.
+        envelopes: All complete envelopes, in order.
+        cut_short: The last line was incomplete: the host was killed while it was written.
+    """
+
+    header: TraceHeader
+    envelopes: tuple[Envelope[B], ...]
+    cut_short: bool
+
+
+class LinePlace(NamedTuple):
+    """The place of a line in a trace file: offset of its first byte, line number from 1, size in bytes."""
+
+    offset: int
+    number: int
+    size: int
+
+
+class RecordedLine(Struct, Generic[B], frozen=True):
+    """A line of a trace whose body is not decoded yet.
+
+    Attributes:
+        line: All fields of the envelope but the body.
+        number: Number of the line in the file, from 1.
+        reader: Decodes the body.
+    """
+
+    line: TraceLine
+    number: int
+    reader: "TraceReader[B]"
+
+    @property
+    def tag(self) -> str:
+        """The tag of the body's type; empty if it does not come first in the body, as no grue writes it."""
+        body = self.line.body
+        tag = tag_at_start(body)
+        if not tag and bytes(memoryview(cast("Any", body))[: len(REFERENCE_START)]) == REFERENCE_START:
+            with contextlib.suppress(*UNDECODABLE):
+                return _REFERENCES.decode(body).type or ""
+        return tag
+
+    def envelope(self) -> Envelope[B]:
+        """Return the envelope with its body.
+
+        Raises:
+            TraceError: The body is damaged, or is a message that this version does not know.
+        """
+        return self.reader.decoded(self.number, self.line)
+
+
+class TraceReader(Generic[B]):
+    """Yield the envelopes of a trace file in order, one line in memory at a time.
+
+    Each iteration opens the file and closes it at the end.
+
+    Args:
+        path: The file.
+        body_type: Type of the bodies: a union of tagged Structs, or `dict` for plain JSON.
+
+    Raises:
+        TraceError: The file is missing, is not a regular file or not a trace, or its format is newer than
+            this version reads. While iterating: a line before the last one is damaged, out of order or longer
+            than 512 MiB, or a payload file is missing or altered. The error names file and line.
+
+    Attributes:
+        header: The file's first line.
+        cut_short: The last line was incomplete when the last iteration or `follow` ended. The host was killed
+            while it wrote the line.
+    """
+
+    def __init__(self, path: Path, body_type: type[B] | Any) -> None:
+        self.path = path
+        self.cut_short = False
+        self._bodies = msgspec.json.Decoder(body_type)
+        with _opened(path) as file:
+            self.header = read_header(path, _next_line(path, 1, file))
+
+    def __iter__(self) -> Iterator[Envelope[B]]:
+        """Yield the envelopes that are in the file now."""
+        decoded = self.decoded
+        for _, number, _, line in self._placed():
+            yield decoded(number, line)
+
+    def with_places(self) -> Iterator[tuple[LinePlace, Envelope[B]]]:
+        """Yield each envelope with its place, so that it can be read again with `at`."""
+        for offset, number, size, line in self._placed():
+            yield LinePlace(offset, number, size), self.decoded(number, line)
+
+    def at(self, place: LinePlace) -> Envelope[B]:
+        """Read one envelope again. It costs a few system calls.
+
+        Raises:
+            TraceError: The file has changed since, or cannot be read.
+        """
+        with _opened(self.path) as file:
+            file.seek(place.offset)
+            line = _decoded(self.path, place.number, _next_line(self.path, place.number, file))
+        if line is None:
+            raise damaged(self.path, place.number, "the file has changed while it was read")
+        return self.decoded(place.number, line)
+
+    def lines(self) -> Iterator[RecordedLine[B]]:
+        """Yield the lines that are in the file now, without their bodies.
+
+        It is for readers that need the bodies of some messages only. The JSON of a body that is never decoded
+        is checked, its content is not.
+        """
+        for _, number, _, line in self._placed():
+            yield RecordedLine(line, number, self)
+
+    def _placed(self) -> Iterator[tuple[int, int, int, TraceLine]]:
+        """Yield offset, number and size of each line, and its fields but the body."""
+        self.cut_short = False
+        path, number, seq = self.path, 2, 0
+        with _opened(path) as file:
+            offset = len(_next_line(path, 1, file))
+            try:
+                while text := next_line(file):
+                    line = _decoded(path, number, text)
+                    if line is None:
+                        self.cut_short = True
+                        return
+                    check_numbers(path, number, line, seq)
+                    size, seq = len(text), line.seq
+                    yield offset, number, size, line
+                    offset, number = offset + size, number + 1
+            except OSError as error:
+                raise _unreadable(path, number, error) from error
+
+    def follow(
+        self,
+        stop: Callable[[], bool],
+        poll_s: float = 0.2,
+        *,
+        over: Callable[[Envelope[B]], bool] = lambda _: False,
+    ) -> Iterator[Envelope[B]]:
+        """Yield the envelopes that are in the file, then those that are appended.
+
+        Args:
+            stop: Called whenever there is nothing more to read; true ends the iteration.
+            poll_s: Seconds between two reads at the end of the file.
+            over: Returns whether the file ends with the given envelope, if none comes after it.
+        """
+        with _opened(self.path) as file:
+            _next_line(self.path, 1, file)
+            number, last = 2, None
+            while True:
+                start = file.tell()
+                text = _next_line(self.path, number, file)
+                line = _decoded(self.path, number, text) if text.endswith(b"\n") else None
+                if line is not None:
+                    check_numbers(self.path, number, line, after=last.seq if last else 0)
+                    last = self.decoded(number, line)
+                    number += 1
+                    yield last
+                    continue
+                self.cut_short = bool(text)
+                if stop() or (last is not None and over(last)):
+                    return
+                time.sleep(poll_s)
+                # Read the line from its start again. A resumed writer cuts an incomplete line off and writes
+                # another one in its place.
+                file.seek(start)
+
+    def decoded(self, number: int, line: TraceLine) -> Envelope[B]:
+        """Return the envelope of a line.
+
+        Raises:
+            TraceError: Its body is damaged, or is a message that this version does not know.
+        """
+        written = bytes(line.body)
+        if written.startswith(REFERENCE_START):
+            written = self._payload(number, line)
+        if line.extracts:
+            written = self._restored(number, line, written)
+        check_depth(self.path, number, written)
+        try:
+            body = self._body(line, written)
+        except UNDECODABLE as error:
+            raise unknown(self.path, number, error) from error
+        return Envelope(
+            seq=line.seq,
+            t=line.t,
+            at=line.at,
+            turn=line.turn,
+            sender=line.sender,
+            receiver=line.receiver,
+            cause=line.cause,
+            body=body,
+            redacted=line.redacted,
+        )
+
+    def _body(self, line: TraceLine, written: bytes) -> B:
+        """Decode a body; a subclass may decode some lines in another way."""
+        del line
+        body: B = decode(self._bodies, written)
+        return body
+
+    def _payload(self, number: int, line: TraceLine) -> bytes:
+        try:
+            reference = _REFERENCES.decode(line.body)
+        except UNDECODABLE as error:
+            # The hash is used as a file name, and the trace may be hostile, so its pattern is checked.
+            raise damaged(self.path, number, f"not a reference to a payload: {error_text(error)}") from error
+        return self._content(number, reference.sha256)
+
+    def _restored(self, number: int, line: TraceLine, body: bytes) -> bytes:
+        """Return a body's JSON with the strings put back that were cut out of it."""
+        pieces: list[bytes] = []
+        end, size = 0, len(body)
+        for extract in line.extracts:
+            if extract.at < end or body[extract.at : extract.at + 2] != b'""':
+                raise damaged(self.path, number, f"there is no place in its body at byte {extract.at}")
+            pieces += [body[end : extract.at], self._content(number, extract.sha256)]
+            end = extract.at + 2
+            size += len(pieces[-1])
+            if size > MAX_LINE_BYTES:
+                # A line may refer to the same large file many times.
+                raise damaged(self.path, number, "its body is too large with what was taken out of it")
+        return joined(*pieces, body[end:])
+
+    def _content(self, number: int, sha256: str) -> bytes:
+        path = payload_path(self.path, sha256)
+        where = f"{self.path}, line {number}"
+        try:
+            content = read_regular(path)
+        except OSError as error:
+            raise TraceError(
+                f"{where}: cannot read its payload {path}: {error.strerror}. "
+                "A trace is copied together with the folder of payloads beside it."
+            ) from error
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise TraceError(
+                f"{where}: its payload {path} is not what was written: the hash differs. "
+                "Copy it again from where the trace was recorded."
+            )
+        return content
+
+
+def read_trace(path: Path, body_type: type[B] | Any) -> Trace[B]:
+    """Read a whole trace file into memory.
+
+    Args:
+        path: The file.
+        body_type: Type of the bodies: a union of tagged Structs, or `dict` for plain JSON.
+
+    Raises:
+        TraceError: As `TraceReader`.
+    """
+    reader: TraceReader[B] = TraceReader(path, body_type)
+    envelopes = tuple(reader)
+    return Trace(reader.header, envelopes, reader.cut_short)
+
+
+_LINES = msgspec.json.Decoder(TraceLine)
+_REFERENCES = msgspec.json.Decoder(PayloadReference)
+
+
+def _decoded(path: Path, number: int, text: bytes) -> TraceLine | None:
+    """Return the decoded line; `None` if it is the last one and incomplete."""
+    try:
+        return _LINES.decode(text)
+    except UNDECODABLE as error:
+        if text.endswith(b"\n"):
+            raise damaged(path, number, f"not a trace line: {error_text(error)}") from error
+        return None
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open_regular(path)
+    except OSError as error:
+        text = f"Cannot read the trace file {path}: {error.strerror}."
+        if isinstance(error, FileNotFoundError):
+            text += " Name a run folder or a trace file; `grue runs` lists the runs."
+        raise TraceError(text) from error
+
+
+def _next_line(path: Path, number: int, file: BinaryIO) -> bytes:
+    try:
+        return next_line(file)
+    except OSError as error:
+        raise _unreadable(path, number, error) from error
+
+
+def _unreadable(path: Path, number: int, error: OSError) -> TraceError:
+    return TraceError(f"{path}, line {number}: cannot be read: {error.strerror}.")

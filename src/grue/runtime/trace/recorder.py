@@ -1,0 +1,352 @@
+"""The recorder of the trace: numbers all envelopes, removes secrets, and passes them to the observers.
+
+Each envelope is passed to the observers once, in the order of the numbers. One observer, `trace_file`, writes
+the file, and `trace_reader` reads it back.
+
+No secret gets past the recorder. Observers and the file get a placeholder instead, and the envelope is marked
+as redacted. The actors receive the original message.
+
+A message is encoded when it is recorded. If it is long, a thread searches it for secrets, so that the event
+loop is not blocked. Until the thread is done, it also handles all later messages, to keep their order. Call
+`shown` before a result is given to the host: it waits until the observers have seen everything.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue.runtime.large_data import LONG, VERY_LONG, UnfinishedJson, begin_encoding, joined
+from grue.runtime.loops.backlog import Backlog
+from grue.runtime.loops.host_code import calling
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.text_pieces import TextPieces
+from grue.runtime.trace.format import TraceLine
+
+B = TypeVar("B")
+
+
+class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
+    """A message on its way, or a note for the trace.
+
+    Attributes:
+        seq: Number in the trace, from 1, in the order in which envelopes entered their mailboxes.
+        t: Seconds since the recorder was made, monotonic.
+        at: Seconds since the epoch, wall clock.
+        turn: One-based number of the turn; 0 outside turns.
+        sender: Name of the actor that sent it.
+        receiver: Name of the mailbox it was put into; `trace` for a note.
+        cause: Number of the envelope that made the sender send it; `None` for a first cause.
+        body: The message.
+        redacted: A secret in the body was replaced by a placeholder.
+        is_long: The body's JSON is so long that work on it belongs in a thread. Not part of a trace.
+        reply_to: The `Reply` of an ask; never part of a trace.
+    """
+
+    seq: int
+    t: float
+    at: float
+    turn: int
+    sender: str
+    receiver: str
+    cause: int | None
+    body: B
+    redacted: bool = False
+    is_long: bool = False
+    reply_to: object = None
+
+
+_HOST = "host"
+
+Observer = Callable[[Envelope[Any], bytes], None]
+"""Called with each envelope, without secrets, and with its line of JSON, without the newline."""
+
+
+class Recorder:
+    """Number, time and redact envelopes, and pass them to the observers. Thread-safe.
+
+    Args:
+        secrets: Values that must not leave the process, by the name that stands for them in a placeholder.
+        clock: Monotonic seconds.
+        wall_clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        secrets: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._started = clock()
+        self._seq = 0
+        self._lock = threading.Lock()
+        self._observers: list[Observer] = []
+        self._encoder = msgspec.json.Encoder()
+        self._redaction = Redaction(secrets)
+        self._backlog = Backlog()
+        self._was_long = False
+        self._late = self._backlog.calls
+        self._piece: type[Struct] = _NoPiece
+        self._texts: dict[tuple[str, int], dict[Any, _Text]] = {}
+
+    def hide(self, name: str, value: str) -> None:
+        """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
+
+        An empty value is not a secret, and one that is not Unicode cannot be in a message. Authorisation
+        headers and bearer tokens need not be named here: they are replaced wherever they stand.
+        """
+        self._redaction.hide(name, value)
+
+    def redacted(self, written: bytes) -> bytes:
+        """Return JSON with all secrets replaced."""
+        return self._redaction.redact_json(written)
+
+    def redacted_text(self, text: str) -> str:
+        """Return a text with all secrets replaced."""
+        return self._redaction.redact_text(text)
+
+    def redacted_body(self, body: B) -> B:
+        """Return a message with all secrets replaced."""
+        valid, written = self._encoded(body)
+        assert isinstance(written, bytes), "it is encoded at once"
+        shown: B = (
+            self._redaction.redact_message(written, valid)[1]
+            if self._redaction.may_contain_secrets(written)
+            else valid
+        )
+        return shown
+
+    def hold_back(self, piece: type[Struct]) -> None:
+        """Find secrets that are split over several messages of this type.
+
+        The messages are pieces of texts. Each has a field `text`; its other fields identify the text. An end
+        of a piece that may be the beginning of a secret is held back. It is recorded with the next piece, or
+        before the sender's next message of another type.
+        """
+        self._piece = piece
+
+    def forget_text(self, sender: str, turn: int) -> None:
+        """Drop the held-back text of a sender that was cancelled."""
+        if self._texts:
+            with self._lock:
+                self._texts.pop((sender, turn), None)
+
+    def settle(self) -> None:
+        """Wait, blocking, until the observers have seen everything recorded so far.
+
+        Raises:
+            TraceError: An observer could not write.
+        """
+        self._backlog.wait()
+
+    async def shown(self) -> None:
+        """Wait as `settle` does, without blocking the event loop."""
+        await self._backlog.wait_async()
+
+    def resume(self, *, after_seq: int, after_t: float) -> None:
+        """Continue an existing trace: numbers go on after `after_seq`, times after `after_t` seconds.
+
+        Raises:
+            RuntimeError: Something was already recorded.
+        """
+        with self._lock:
+            if self._seq:
+                raise RuntimeError(f"a recorder that has recorded {self._seq} envelopes cannot resume")
+            self._seq = after_seq
+            self._started = self._clock() - after_t
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """The observers, in the order in which they were added."""
+        return tuple(self._observers)
+
+    def add(self, observer: Observer) -> None:
+        """Pass every further envelope to `observer`, in order. The observer must not record.
+
+        If it has a method `added_to`, that is called with this recorder.
+        """
+        self._observers.append(observer)
+        added_to = getattr(observer, "added_to", None)
+        if added_to is not None:
+            added_to(self)
+
+    def record(
+        self,
+        body: B,
+        *,
+        sender: str,
+        receiver: str = "trace",
+        cause: int | None = None,
+        turn: int = 0,
+        reply_to: object = None,
+    ) -> Envelope[B]:
+        """Record `body` and return its envelope, with secrets.
+
+        Outside event loops the observers have seen it when this returns. If part of a text is held back,
+        that part is recorded later.
+        """
+        # A piece without text marks a restart of the reply, and is recorded like other messages.
+        piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
+        shown: object = body
+        with self._lock:
+            if self._late:
+                self._backlog.check()
+            if self._texts and not piece:
+                self._end_texts(sender, turn)
+            if piece or not self._observers:
+                written: bytes | UnfinishedJson = b""
+            else:
+                shown, written = self._encoded(body, long=sender == _HOST or self._was_long)
+            self._seq += 1
+            envelope = Envelope(
+                seq=self._seq,
+                t=self._clock() - self._started,
+                at=self._wall_clock(),
+                turn=turn,
+                sender=sender,
+                receiver=receiver,
+                cause=cause,
+                body=body,
+                is_long=type(written) is not bytes or len(written) >= LONG,
+                reply_to=reply_to,
+            )
+            if piece:
+                self._show_piece(envelope)
+            elif written:
+                self._show(envelope if shown is body else replace(envelope, body=shown), written)
+        if self._late and self._backlog.busy and not _in_event_loop():
+            self._backlog.wait()
+        return envelope
+
+    def _show_piece(self, envelope: Envelope[Any]) -> None:
+        """Show the part of a piece that cannot belong to a secret. If it is empty, its number is not used."""
+        texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
+        key = replace(envelope.body, text="")
+        text = texts.get(key)
+        if text is None:
+            text = texts[key] = _Text(TextPieces(self._redaction), envelope)
+        text.last = envelope
+        self._show_part(envelope, text.pieces.feed(envelope.body.text))
+
+    def _end_texts(self, sender: str, turn: int) -> None:
+        for text in self._texts.pop((sender, turn), {}).values():
+            self._seq += 1
+            again = replace(text.last, seq=self._seq, t=self._clock() - self._started, at=self._wall_clock())
+            self._show_part(again, text.pieces.end())
+
+    def _show_part(self, envelope: Envelope[Any], text: str) -> None:
+        if not text:
+            self._seq -= 1
+        elif self._observers:
+            part = replace(envelope, body=replace(envelope.body, text=text))
+            valid, written = self._encoded(part.body)
+            self._show(replace(part, body=valid), written)
+
+    def _encoded(self, body: Any, *, long: bool = False) -> tuple[Any, bytes | UnfinishedJson]:
+        """Return a message as observers get it, and its JSON. Every text in that can be written.
+
+        Hosts and models make texts with lone surrogates: of a file's name, or of half a character.
+
+        Args:
+            body: The message.
+            long: Its texts have no limit: it is a host's, or one after it, which may hold the same.
+        """
+        try:
+            return body, self._written(body, long=long)
+        except UnicodeEncodeError:
+            plain = _valid(msgspec.to_builtins(body))
+        with contextlib.suppress(
+            msgspec.ValidationError
+        ):  # a text of it may be a word that its type requires
+            body = msgspec.convert(plain, type(body))
+        return body, self._written(plain, long=long)
+
+    def _written(self, body: object, *, long: bool) -> bytes | UnfinishedJson:
+        rest = begin_encoding(self._encoder, body) if long else None
+        return self._encoder.encode(body) if rest is None else rest
+
+    def _show(self, envelope: Envelope[Any], written: bytes | UnfinishedJson) -> None:
+        if isinstance(written, UnfinishedJson) or len(written) >= LONG or self._late:
+            self._was_long = self._was_long or not isinstance(written, bytes) or len(written) >= VERY_LONG
+            # `_pass_on` takes it out of the list, and is then the only one that refers to it. So it can free
+            # megabytes as soon as they are not needed any more.
+            left: list[bytes | UnfinishedJson] = [written]
+            self._backlog.add(lambda: self._pass_on(envelope, left))
+            return
+        if self._redaction.may_contain_secrets(written):
+            shown, body = self._redaction.redact_message(written, envelope.body)
+            envelope = replace(envelope, body=body, redacted=shown != written)
+            written = shown
+        line = self._encoder.encode(_line(envelope, written))
+        self._tell(envelope, line)
+
+    def _pass_on(self, envelope: Envelope[Any], left: list[bytes | UnfinishedJson]) -> None:
+        written = left.pop()
+        shown = written if isinstance(written, bytes) else written.finish()
+        if self._redaction.may_contain_secrets(shown):
+            written = shown
+            shown, body = self._redaction.redact_message(written, envelope.body)
+            envelope = replace(envelope, body=body, redacted=shown != written)
+        del written
+        # The body is the last member of a line.
+        line = joined(self._encoder.encode(_line(envelope, b"0"))[:-2], shown, b"}")
+        del shown
+        self._tell(envelope, line)
+
+    def _tell(self, envelope: Envelope[Any], line: bytes) -> None:
+        for observer in self._observers:
+            with calling(observer, "the observer"):
+                observer(envelope, line)
+
+
+def _valid(value: Any) -> Any:
+    """Return lists and dictionaries with U+FFFD in place of the lone surrogates in their texts."""
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case dict():
+            return {_valid(key): _valid(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_valid(item) for item in value]
+        case _:
+            return value
+
+
+def _line(envelope: Envelope[Any], body: bytes) -> TraceLine:
+    return TraceLine(
+        seq=envelope.seq,
+        t=round(envelope.t, 6),
+        at=round(envelope.at, 6),
+        turn=envelope.turn,
+        sender=envelope.sender,
+        receiver=envelope.receiver,
+        cause=envelope.cause,
+        redacted=envelope.redacted,
+        body=msgspec.Raw(body),
+    )
+
+
+class _Text:
+    """A text that arrives in pieces, and its last piece."""
+
+    def __init__(self, pieces: TextPieces, last: Envelope[Any]) -> None:
+        self.pieces = pieces
+        self.last = last
+
+
+class _NoPiece(Struct):
+    """The type of pieces until `hold_back` is called: no message has it."""
+
+
+def _in_event_loop() -> bool:
+    from grue.runtime.loops.sync_edge import loop_is_running
+
+    return loop_is_running()

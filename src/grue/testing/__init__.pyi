@@ -1,0 +1,1 @@
+from grue.testing.traces import replay as replay

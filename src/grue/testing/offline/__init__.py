@@ -1,0 +1,33 @@
+"""The offline model: a script that replaces the LLM, without network or API key.
+
+It is marked as a script wherever it shows: the model is called `grue-offline-script`, the ids of its
+completions begin with `offline-`, and the thinking in its answers ends with "(scripted)". It has a list of
+commands for two games, the house and Zork I (`repertoire.py`), and explores other games by simple rules
+(`exploring.py`). At some turns it calls a thinking tool, if the request offers one whose schema it can
+satisfy (`thinking.py`).
+
+For `grue chat --offline` it makes the tool calls that the user spells out (`chatting.py`). For `grue run
+--offline` it writes the report of the bundled example (`reporting.py`).
+
+It replaces only the network (`transport.py`). Everything else is real: the request is encoded, sent with
+httpx, and checked as strictly as a provider checks it (`chat_request.py`). The reply depends on the request
+alone (`script.py`), it is decoded, and the tools that it calls are called.
+"""
+
+from grue.testing.offline.chatting import reply_in_chat
+from grue.testing.offline.playbook import Playbook
+from grue.testing.offline.repertoire import playbook_for
+from grue.testing.offline.reporting import reply_to_task
+from grue.testing.offline.script import MODEL, OFFLINE_URL
+from grue.testing.offline.transport import PIECE_PAUSE_S, ScriptedModelTransport
+
+__all__ = [
+    "MODEL",
+    "OFFLINE_URL",
+    "PIECE_PAUSE_S",
+    "Playbook",
+    "ScriptedModelTransport",
+    "playbook_for",
+    "reply_in_chat",
+    "reply_to_task",
+]

@@ -1,0 +1,141 @@
+"""The part of a chat completions request that the scripted model reads.
+
+Whether the request is valid is decided by `grue.testing.providers`, as in the scripted endpoint of the
+testing kit. What is decoded here are only the fields that the script looks at.
+"""
+
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from grue import messages as m
+from grue.testing.providers.chat_rules import ProviderRules
+from grue.testing.providers.dialects import CHAT, Dialect
+
+_NOT_JSON: Final = "We could not parse the JSON body of your request."
+
+
+class BadRequestError(Exception):
+    """The request cannot be answered: HTTP status 400.
+
+    Attributes:
+        param: Which part of the request is wrong, such as `response_format`; `None`: the message says it.
+        code: A word for programs; `None` where OpenAI has none.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class Part(Struct, frozen=True):
+    """A part of a message's content; the script reads texts and skips images, audio and files."""
+
+    type: str
+    text: str = ""
+
+
+Content: TypeAlias = str | tuple[Part, ...]
+
+
+class ChatMessage(Struct, frozen=True):
+    """A message: who says it, and what."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+
+
+class Function(Struct, frozen=True):
+    """A function on offer; `parameters` is its JSON Schema."""
+
+    name: str
+    parameters: m.JsonObject
+
+
+class Tool(Struct, frozen=True):
+    """A tool on offer."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedSchema(Struct, frozen=True):
+    """The JSON Schema that an answer must match."""
+
+    schema: m.JsonObject
+
+
+class TextFormat(Struct, frozen=True, tag="text", tag_field="type"):
+    """The answer is text."""
+
+
+class JsonObjectFormat(Struct, frozen=True, tag="json_object", tag_field="type"):
+    """The answer is any JSON object."""
+
+
+class JsonSchemaFormat(Struct, frozen=True, tag="json_schema", tag_field="type"):
+    """The answer is an instance of a schema."""
+
+    json_schema: NamedSchema
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True):
+    """A valid request, reduced to what the script reads. `tool_choice` cannot force a call."""
+
+    model: str
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: Literal["auto", "none"] = "auto"
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | UnsetType = UNSET
+
+    @property
+    def offered(self) -> tuple[Function, ...]:
+        """The functions that may be called: none with `tool_choice: "none"`."""
+        return () if self.tool_choice == "none" else tuple(tool.function for tool in self.tools)
+
+
+def text_of(content: Content | None) -> str:
+    """Return the text of a message, without its images, audio and files."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content if part.type == "text")
+
+
+def decode_body(body: bytes) -> m.JsonObject:
+    """Return the body of a request as a JSON object.
+
+    Raises:
+        BadRequestError: It is not JSON, or not an object.
+    """
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequestError(_NOT_JSON) from error
+
+
+def read_request(body: m.JsonObject, dialect: Dialect = CHAT, *, strict_names: bool = False) -> ChatRequest:
+    """Check a request as a strict provider would, and decode what the script reads of it.
+
+    Args:
+        body: The request, in the format of `dialect`.
+        dialect: The format.
+        strict_names: Refuse function names with dots and the like, as OpenAI does.
+
+    Raises:
+        BadRequestError: A provider would refuse it, or the script cannot do what it asks for.
+    """
+    rules = ProviderRules(strict_names=strict_names, developer_role=True, known_fields_only=True)
+    try:
+        chat, refusal = dialect.read(body, rules, {})
+    except RecursionError as error:
+        raise BadRequestError(_NOT_JSON) from error
+    if refusal is not None:
+        raise BadRequestError(refusal.words)
+    try:
+        return msgspec.convert(chat, ChatRequest)
+    except msgspec.ValidationError as error:
+        words, _, place = str(error).partition(" - at `$")
+        param = place.rstrip("`").removeprefix(".") or None
+        raise BadRequestError(f"Invalid request: {words}", param=param) from error

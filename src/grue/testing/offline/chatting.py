@@ -1,0 +1,110 @@
+"""The scripted model of `grue chat --offline`: it makes the tool calls that the user spells out.
+
+It understands three things, and says so to everything else:
+
+- `call TOOL {JSON}`: it calls the tool, once for each such line. Then it repeats the results.
+- `think about TEXT`: it calls a thinking tool with the text, if the request offers one.
+- `what did I say`: it repeats what the user has said in this conversation.
+
+So a user can try tools, approvals, interrupts and resumes without a model. The same request always gets the
+same reply.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from grue import messages as m
+from grue.testing.offline.chat_request import ChatMessage, ChatRequest, Function, text_of
+from grue.testing.offline.playbook import Thought
+from grue.testing.offline.script import FunctionCall, Reply
+from grue.testing.offline.thinking import thinking_tool
+
+_CALL: Final = re.compile(r"\s*call\s+(?P<name>\S+)\s*(?P<arguments>.*)", re.IGNORECASE)
+_THINK: Final = re.compile(r"\s*think(?:\s+about)?\s+(?P<text>\S.*)", re.IGNORECASE | re.DOTALL)
+_RECALL: Final = re.compile(r"what did i say", re.IGNORECASE)
+_MOST_SHOWN: Final = 300
+_INTRODUCTION: Final = (
+    "I am a script that stands in for a model, so I cannot answer that. Write `call TOOL {JSON}` and I call a"
+    " tool, `think about SOMETHING` and I think, `what did I say` and I repeat it. (scripted)"
+)
+
+
+def reply_in_chat(request: ChatRequest) -> Reply:
+    """Answer a request of a conversation."""
+    said = [index for index, each in enumerate(request.messages) if each.role == "user"]
+    if not said:
+        return Reply(content=_INTRODUCTION)
+    text = text_of(request.messages[said[-1]].content)
+    results = [each for each in request.messages[said[-1] :] if each.role == "tool"]
+    if results:
+        return Reply(content=_repeated(results))
+    if _RECALL.search(text):
+        return Reply(content=_recalled([text_of(request.messages[index].content) for index in said[:-1]]))
+    calls = _calls(request, text)
+    if isinstance(calls, str):
+        return Reply(content=f"{calls} (scripted)")
+    return Reply(calls=calls) if calls else Reply(content=_INTRODUCTION)
+
+
+def _calls(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
+    """Return the calls that the text asks for, or why they cannot be made."""
+    thought = _THINK.fullmatch(text)
+    if thought is not None:
+        return _think(request, thought["text"])
+    calls: list[FunctionCall] = []
+    for line in text.splitlines():
+        asked = _CALL.fullmatch(line)
+        if asked is None:
+            continue
+        function = _function(request.offered, asked["name"])
+        if function is None:
+            names = ", ".join(each.name for each in request.offered) or "none"
+            return f"I have no tool {asked['name']}. I have: {names}."
+        # Arguments that are no JSON are passed on: the caller is the one that has to cope with them.
+        calls.append(_call(request, len(calls), function.name, asked["arguments"].strip() or "{}"))
+    return tuple(calls)
+
+
+def _think(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
+    tool = thinking_tool(request.offered)
+    if tool is None:
+        return "I have no tool to think with."
+    arguments: m.JsonObject = tool.arguments(Thought(text.strip()), 1, 1)
+    return (_call(request, 0, tool.name, msgspec.json.encode(arguments).decode()),)
+
+
+def _call(request: ChatRequest, number: int, name: str, arguments: str) -> FunctionCall:
+    digest = hashlib.sha256(repr((len(request.messages), number, name, arguments)).encode()).hexdigest()
+    return FunctionCall(id=f"call_offline_{digest[:12]}", name=name, arguments=arguments)
+
+
+def _function(offered: Sequence[Function], name: str) -> Function | None:
+    """Return the function with this name; a name with dots has others in their place on the wire."""
+    wanted = _plain(name)
+    # In a chat the tools of MCP servers begin with `mcp.`, which a user may leave out.
+    return next((each for each in offered if _plain(each.name) in (wanted, f"mcp{wanted}")), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _repeated(results: Sequence[ChatMessage]) -> str:
+    texts = [_short(text_of(each.content)) for each in results]
+    if len(texts) == 1:
+        return f"The tool says: {texts[0]} (scripted)"
+    return "\n".join(["The tools say (scripted):", *(f"- {text}" for text in texts)])
+
+
+def _recalled(texts: Sequence[str]) -> str:
+    if not texts:
+        return "This is the first thing that you say. (scripted)"
+    return "\n".join(["You have said (scripted):", *(f"- {_short(text)}" for text in texts)])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"

@@ -1,0 +1,95 @@
+"""A playbook: the commands for one game, with the reasons and thoughts for each of them."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from grue.testing.offline.situation import Situation
+
+IDLE: Final = frozenset(["look", "l", "inventory", "i", "score", "wait", "z", "help"])
+"""Commands that do not advance a game; mostly a host's fallback. No script contains them."""
+
+_MOST_LOST: Final = 10
+"""Most turns that may have been played outside the script. With more, a match would be a coincidence."""
+
+
+class Thought(Struct, frozen=True):
+    """One step of thinking.
+
+    Attributes:
+        text: The thought, in full sentences.
+        revises: Number, from 1, of the earlier step of the same turn that it corrects.
+        branches_from: Number of the earlier step at which a new branch starts.
+    """
+
+    text: str
+    revises: int | None = None
+    branches_from: int | None = None
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One turn of a script.
+
+    Attributes:
+        command: The command to play.
+        why: The thinking in the answer.
+        objective: A new goal for several turns; `None`: none.
+        rounds: Thoughts before the answer, if there is a tool for them. Each round is one reply, with one
+            tool call for each of its thoughts.
+    """
+
+    command: str
+    why: str
+    objective: str | None = None
+    rounds: tuple[tuple[Thought, ...], ...] = ()
+
+
+class Playbook(Struct, frozen=True):
+    """A script for one game.
+
+    Attributes:
+        title: Regular expression that matches the titles of the games, in upper or lower case.
+        steps: The steps from the first turn on.
+    """
+
+    title: str
+    steps: tuple[Step, ...]
+
+    def is_for(self, game: str) -> bool:
+        """Return whether this is the script for a game with this title."""
+        return re.search(self.title, game, re.IGNORECASE) is not None
+
+    def step_for(self, situation: Situation) -> Step | None:
+        """Return the next step; `None` if the script has ended, or the game has left the script."""
+        if not self.is_for(situation.game):
+            return None
+        commands = [step.command for step in self.steps]
+        place = position(commands, situation.turn, [played.command for played in situation.recent])
+        return self.steps[place] if place is not None and place < len(commands) else None
+
+
+def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
+    """Return the number of a script's commands that have been played, `None` if the game has left the script.
+
+    If the last commands agree with the script at the turn's number, it is that number. Otherwise some turns
+    were played outside the script (a host fell back to `look`). Then it is the latest place in the script
+    that matches the last commands, without those turns.
+
+    Args:
+        commands: The script's commands.
+        turn: One-based number of the turn to play.
+        recent: The last commands played, oldest first, as many as are known.
+    """
+    due = turn - 1
+    played = [command.casefold() for command in recent]
+    if played == list(commands[max(0, due - len(played)) : due]):
+        return due
+    told = [command for command in played if command not in IDLE]
+    if not told:
+        return 0 if len(played) == due else None
+    due -= len(played) - len(told)
+    latest = min(len(commands), due)
+    places = range(latest, max(len(told), due - _MOST_LOST) - 1, -1)
+    return next((place for place in places if list(commands[place - len(told) : place]) == told), None)

@@ -1,0 +1,273 @@
+"""Construct a small value that a JSON Schema accepts, with preferred values for some properties.
+
+Values are constructed, not searched for. A schema with a keyword that would need a search (`not`, `if`,
+`allOf`, `pattern`, `contains`, ...) counts as unsatisfiable here, even if a value exists.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, TypeGuard
+
+from grue import messages as m
+
+_MAX_DEPTH: Final = 16
+_MOST_ATTEMPTS: Final = 5000
+_MAX_SIZE: Final = 1000
+"""Largest `minLength` and `minItems` that are supported."""
+
+_BEYOND: Final = frozenset(
+    [
+        *("not", "if", "then", "else", "allOf", "pattern", "contains", "propertyNames", "patternProperties"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef"),
+        *("unevaluatedProperties", "unevaluatedItems"),
+    ]
+)
+_ANNOTATIONS: Final = frozenset(["title", "description", "default", "examples", "$comment"])
+_FORMATS: Final = {
+    "date": "1980-11-01",
+    "date-time": "1980-11-01T12:00:00Z",
+    "time": "12:00:00Z",
+    "email": "hesper@example.org",
+    "uri": "https://example.org/",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+}
+
+
+class UnsatisfiableError(ValueError):
+    """This module cannot construct a value for a schema."""
+
+
+def minimal(schema: object, *, wishes: Mapping[str, object] | None = None, text: str = "scripted") -> object:
+    """Return a small value that `schema` accepts.
+
+    Args:
+        schema: A JSON Schema; malformed ones are refused.
+        wishes: Preferred scalars for properties, by name, at any depth. They are used where the schema
+            accepts them, even for optional properties, and ignored elsewhere.
+        text: The value of other strings; not empty.
+
+    Raises:
+        UnsatisfiableError: The schema is malformed, contradictory, or not supported.
+    """
+    return _Maker(schema, wishes or {}, text).make(schema, 0)
+
+
+class _Maker:
+    def __init__(self, root: object, wishes: Mapping[str, object], text: str) -> None:
+        self._root = root
+        self._wishes = wishes
+        self._text = text
+        self._attempts = 0
+
+    def make(self, schema: object, depth: int) -> object:
+        for plain in self._alternatives(schema, depth):
+            self._attempts += 1
+            if self._attempts > _MOST_ATTEMPTS:
+                break
+            try:
+                return self._make_plain(plain, depth)
+            except UnsatisfiableError:
+                continue
+        raise UnsatisfiableError("no alternative can be satisfied")
+
+    def _fits(self, value: object, schema: object, depth: int) -> bool:
+        """Return whether a schema is known to accept a scalar."""
+        try:
+            return any(_is_accepted(value, plain) for plain in self._alternatives(schema, depth))
+        except UnsatisfiableError:
+            return False
+
+    def _alternatives(self, schema: object, depth: int) -> Iterator[m.JsonObject]:
+        """Yield schemas of one type without references and unions; `schema` accepts all of their values."""
+        plain = {} if schema is True else schema
+        if not isinstance(plain, dict) or depth > _MAX_DEPTH or _BEYOND & plain.keys():
+            return
+        for union in ("anyOf", "oneOf"):
+            # In practice the alternatives of a oneOf exclude each other: they differ in a type or a tag.
+            if union in plain:
+                rest = _without(plain, union)
+                for choice in _array(plain[union]):
+                    yield from self._alternatives(_joined(rest, choice), depth + 1)
+                return
+        if "$ref" in plain:
+            joined = _joined(_without(plain, "$ref"), self._resolve(plain["$ref"]))
+            yield from self._alternatives(joined, depth + 1)
+        elif isinstance(plain.get("type"), list):
+            for kind in _array(plain["type"]):
+                yield {**plain, "type": kind}
+        else:
+            yield plain
+
+    def _resolve(self, reference: object) -> object:
+        """Return the schema that a local `$ref` refers to, `None` if there is none."""
+        start, *steps = reference.split("/") if isinstance(reference, str) else [""]
+        found = self._root if start == "#" else None
+        for step in steps:
+            name = step.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    def _make_plain(self, schema: m.JsonObject, depth: int) -> object:
+        if "const" in schema or "enum" in schema:
+            listed = [schema["const"]] if "const" in schema else _array(schema["enum"])
+            return _first_accepted(listed, schema)
+        match schema.get("type", _kind_of(schema)):
+            case "object":
+                return self._make_object(schema, depth)
+            case "array":
+                return self._make_array(schema, depth)
+            case "string":
+                return _first_accepted(self._texts(schema), schema)
+            case "integer" | "number" as kind:
+                return _first_accepted(_numbers(schema, whole=kind == "integer"), schema)
+            case "boolean":
+                return False
+            case "null":
+                return None
+        raise UnsatisfiableError("an unknown type")
+
+    def _make_object(self, schema: m.JsonObject, depth: int) -> m.JsonObject:
+        properties = _object(schema.get("properties", {}))
+        required = [str(name) for name in _array(schema.get("required", []))]
+        least = _size(schema, "minProperties", 0)
+        made: m.JsonObject = {}
+        for name in dict.fromkeys([*required, *properties]):
+            inner = properties.get(name, schema.get("additionalProperties", True))
+            if name in self._wishes and self._fits(self._wishes[name], inner, depth + 1):
+                made[name] = self._wishes[name]
+            elif name in required or len(made) < least:
+                made[name] = self.make(inner, depth + 1)
+        if not least <= len(made) <= _size(schema, "maxProperties", len(made)):
+            raise UnsatisfiableError("the number of properties")
+        return made
+
+    def _make_array(self, schema: m.JsonObject, depth: int) -> list[object]:
+        length = _size(schema, "minItems", 0)
+        first = _array(schema.get("prefixItems", []))[:length]
+        inner = [*first, *[schema.get("items", True)] * (length - len(first))]
+        made = [self.make(item, depth + 1) for item in inner]
+        repeated = any(item in made[:index] for index, item in enumerate(made))
+        if length > _size(schema, "maxItems", length) or (repeated and schema.get("uniqueItems")):
+            raise UnsatisfiableError("the items of an array")
+        return made
+
+    def _texts(self, schema: m.JsonObject) -> list[str]:
+        if "format" in schema:
+            return [_FORMATS[name] for name in [schema["format"]] if name in _FORMATS]
+        shortest = _size(schema, "minLength", 0)
+        longest = _size(schema, "maxLength", max(shortest, len(self._text)))
+        return [self._text[:longest].ljust(shortest, ".")]
+
+
+def _numbers(schema: m.JsonObject, *, whole: bool) -> Iterator[float]:
+    """Yield candidate numbers: one and zero first, then numbers next to the bounds."""
+    limits = _limits(schema)
+    step = limits.pop("multipleOf", 1)
+    yield from (1, 0)
+    for limit in limits.values():
+        if step > 0 and math.isfinite(limit / step):
+            nearest = math.floor(limit / step)
+            yield from ((nearest + offset) * step for offset in (0, 1, -1))
+    if not whole:
+        yield from limits.values()
+        yield sum(limits.values()) / max(1, len(limits))
+    yield step
+
+
+def _is_accepted(value: object, schema: m.JsonObject) -> bool:
+    """Return whether a scalar, or a value that the schema lists, has the right type, size and length."""
+    if "type" in schema and not _is_a(schema["type"], value):
+        return False
+    if "const" in schema or "enum" in schema:
+        listed = [schema["const"]] if "const" in schema else _array(schema["enum"])
+        if not any(type(value) is type(item) and value == item for item in listed):
+            return False
+    if isinstance(value, str):
+        right_form = "format" not in schema or value in _FORMATS.values()
+        longest = _size(schema, "maxLength", len(value))
+        return right_form and _size(schema, "minLength", 0) <= len(value) <= longest
+    return not _is_number(value) or _is_within(value, _limits(schema))
+
+
+def _is_within(value: float, limits: Mapping[str, float]) -> bool:
+    step = limits.get("multipleOf", 0)
+    return (
+        limits.get("minimum", value) <= value <= limits.get("maximum", value)
+        and limits.get("exclusiveMinimum", -math.inf) < value < limits.get("exclusiveMaximum", math.inf)
+        and (step <= 0 or value % step == 0)
+    )
+
+
+def _is_a(kind: object, value: object) -> bool:
+    match kind:
+        case "integer":
+            return _is_number(value) and float(value).is_integer()
+        case "number":
+            return _is_number(value)
+        case "string":
+            return isinstance(value, str)
+        case "boolean":
+            return isinstance(value, bool)
+        case "null":
+            return value is None
+        case "object":
+            return isinstance(value, dict)
+        case _:
+            return kind == "array" and isinstance(value, list)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _first_accepted(values: Iterable[object], schema: m.JsonObject) -> object:
+    for value in values:
+        if _is_accepted(value, schema):
+            return value
+    raise UnsatisfiableError("no value found")
+
+
+def _kind_of(schema: m.JsonObject) -> str:
+    """Return the type that the keywords of a schema without `type` suggest."""
+    if schema.keys() & {"properties", "required", "minProperties"}:
+        return "object"
+    if schema.keys() & {"items", "prefixItems", "minItems"}:
+        return "array"
+    return "number" if _limits(schema) else "string"
+
+
+def _limits(schema: m.JsonObject) -> dict[str, float]:
+    names = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+    return {name: limit for name in names if _is_number(limit := schema.get(name))}
+
+
+def _size(schema: m.JsonObject, name: str, default: int) -> int:
+    size = schema.get(name, default)
+    if not isinstance(size, int) or size < 0 or (name.startswith("min") and size > _MAX_SIZE):
+        raise UnsatisfiableError(f"{name} is out of bounds")
+    return size
+
+
+def _joined(schema: m.JsonObject, other: object) -> m.JsonObject | None:
+    """Return a schema that demands what both do; `None` if they conflict, or `other` is not a schema."""
+    added = {} if other is True else other
+    if not isinstance(added, dict):
+        return None
+    shared = (schema.keys() & added.keys()) - _ANNOTATIONS
+    return {**schema, **added} if all(schema[key] == added[key] for key in shared) else None
+
+
+def _without(schema: m.JsonObject, key: str) -> m.JsonObject:
+    return {name: value for name, value in schema.items() if name != key}
+
+
+def _object(value: object) -> m.JsonObject:
+    if not isinstance(value, dict):
+        raise UnsatisfiableError("not a schema")
+    return value
+
+
+def _array(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise UnsatisfiableError("not a schema")
+    return value

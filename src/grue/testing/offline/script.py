@@ -1,0 +1,156 @@
+"""The scripted model: a function from request to reply, without state.
+
+1. If the conversation describes a game, the game's playbook chooses the command; without one, `explore` does.
+2. Before the answer it calls a thinking tool, if the playbook has thoughts for this turn, the request offers
+   such a tool, the host has not asked for the answer yet, and no call has failed.
+3. An answer has the shape that the request demands.
+
+The same request always gets the same reply.
+"""
+
+import hashlib
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.testing.offline.chat_request import (
+    BadRequestError,
+    ChatRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    text_of,
+)
+from grue.testing.offline.exploring import explore
+from grue.testing.offline.playbook import Playbook, Step
+from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
+from grue.testing.offline.situation import Situation, read_standing
+from grue.testing.offline.thinking import ThinkingTool, thinking_tool
+
+MODEL: Final = "grue-offline-script"
+"""The model's name in every reply, whatever name the request has."""
+
+OFFLINE_URL: Final = "http://offline.invalid/v1"
+"""The base URL to configure. It is never requested: the script answers instead."""
+
+_SCRIPTED: Final = "(scripted)"
+_NO_GAME: Final = (
+    "I am a script that stands in for a model: I play text adventures, and this is none that I know."
+)
+
+
+class FunctionCall(Struct, frozen=True):
+    """A tool call. `name` is spelled as in the request; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Reply(Struct, frozen=True):
+    """The model's reply: a text, or tool calls."""
+
+    content: str | None = None
+    calls: tuple[FunctionCall, ...] = ()
+
+
+def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
+    """Answer a request.
+
+    Args:
+        request: The request.
+        playbook: The playbook for one game; other games are explored.
+
+    Raises:
+        BadRequestError: No answer can have the shape that the request demands.
+    """
+    standing = read_standing(request)
+    situation = standing.situation
+    if situation is None:
+        return Reply(content=_answer_without_game(request))
+    step = (playbook and playbook.step_for(situation)) or explore(situation)
+    tool = thinking_tool(request.offered)
+    if tool is not None and not standing.settled and standing.rounds < len(step.rounds):
+        return Reply(calls=_think(tool, step, standing.rounds, situation))
+    return Reply(content=_in_shape(request, _decision(step.why, step.command, step.objective)))
+
+
+def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
+    """Return the calls of the next round. Thoughts are numbered from 1 through the whole turn."""
+    total = sum(map(len, step.rounds))
+    first = sum(map(len, step.rounds[:done])) + 1
+    return tuple(
+        FunctionCall(
+            id=f"call_offline_{situation.turn}_{number}",
+            name=tool.name,
+            arguments=msgspec.json.encode(tool.arguments(thought, number, total)).decode(),
+        )
+        for number, thought in enumerate(step.rounds[done], first)
+    )
+
+
+def _decision(why: str, command: str, objective: str | None = None) -> m.JsonObject:
+    return {"thinking": f"{why} {_SCRIPTED}", "action": command, "new_objective": objective}
+
+
+def _answer_without_game(request: ChatRequest) -> str:
+    instructions = (text_of(each.content) for each in request.messages if each.role == "system")
+    shaped = isinstance(request.response_format, JsonSchemaFormat | JsonObjectFormat)
+    if shaped or any('"action"' in text for text in instructions):
+        return _in_shape(request, _decision(_NO_GAME, "look"))
+    return f"{_NO_GAME} {_SCRIPTED}"
+
+
+def _in_shape(request: ChatRequest, decision: m.JsonObject) -> str:
+    """Return the decision as JSON text, in the shape that the request demands of it."""
+    if not isinstance(request.response_format, JsonSchemaFormat):
+        return msgspec.json.encode(decision).decode()
+    schema = request.response_format.json_schema.schema
+    try:
+        return msgspec.json.encode(minimal(schema, wishes=decision, text=_SCRIPTED)).decode()
+    except UnsatisfiableError as error:
+        words = f"The offline script cannot fill this schema: {error}."
+        raise BadRequestError(words, param="response_format", code="unsupported_value") from error
+
+
+def completion(body: bytes, said: Reply) -> m.JsonObject:
+    """Return the completion for a request. It is reproducible: the id is a digest of the request, the time 0.
+
+    Args:
+        body: The request's bytes; the number of prompt tokens is estimated from its length.
+        said: The reply.
+    """
+    message: m.JsonObject = {"role": "assistant", "content": said.content, "refusal": None}
+    if said.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in said.calls
+        ]
+    prompt = _tokens(len(body))
+    written = _tokens(len(said.content or "") + sum(len(call.name + call.arguments) for call in said.calls))
+    return {
+        "id": f"offline-{hashlib.sha256(body).hexdigest()[:24]}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": None,
+                "finish_reason": "tool_calls" if said.calls else "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": written,
+            "total_tokens": prompt + written,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+
+
+def _tokens(characters: int) -> int:
+    # About four characters a token, as in English.
+    return max(1, characters // 4)

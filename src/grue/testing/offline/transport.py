@@ -1,0 +1,123 @@
+"""The offline model as an httpx transport, which replaces the network."""
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Final
+
+import anyio
+import httpx
+import msgspec
+
+from grue import messages as m
+from grue.testing.offline.chat_request import BadRequestError, ChatRequest, decode_body, read_request
+from grue.testing.offline.playbook import Playbook
+from grue.testing.offline.script import MODEL, Reply, completion, reply
+from grue.testing.providers.dialects import Dialect, dialect_of
+
+PIECE_PAUSE_S: Final = 0.03
+"""A pause between the pieces of a streamed reply, for a terminal."""
+
+_MODELS: Final[m.JsonObject] = {
+    "object": "list",
+    "data": [
+        {
+            "id": MODEL,
+            "object": "model",
+            "created": 0,
+            "owned_by": "grue",
+            "name": "grue's scripted model (offline)",
+            "supported_parameters": ["tools", "tool_choice", "response_format", "structured_outputs"],
+        }
+    ],
+}
+
+
+class _Events(httpx.AsyncByteStream, httpx.SyncByteStream):
+    """The events of a streamed reply."""
+
+    def __init__(self, events: Sequence[bytes], pause_s: float) -> None:
+        self._events = events
+        self._pause_s = pause_s
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for event in self._events:
+            if self._pause_s:
+                await anyio.sleep(self._pause_s)
+            yield event
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._events
+
+
+class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
+    """An httpx transport that answers requests for completions and models at any URL, without network or key.
+
+    It serves `POST` to `.../chat/completions`, `.../responses` and `.../messages`, each in its own format,
+    streamed if the request asks for that, and `GET` of `.../models`.
+
+    It has no state: one instance can serve any number of clients at once, and closing a client does not close
+    it.
+
+    Args:
+        playbook: The playbook for the game (`playbook_for`); `None`: explore.
+        strict_names: Refuse function names with dots and the like, as OpenAI does.
+        script: Answers the requests in place of the player of games, such as `reply_in_chat`.
+        pause_s: Seconds between two pieces of a streamed reply, so that a person can watch it come.
+    """
+
+    def __init__(
+        self,
+        playbook: Playbook | None = None,
+        *,
+        strict_names: bool = False,
+        script: Callable[[ChatRequest], Reply] | None = None,
+        pause_s: float = 0.0,
+    ) -> None:
+        self._pause_s = pause_s
+        self._script = script or (lambda request: reply(request, playbook))
+        self._strict_names = strict_names
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request of an `httpx.AsyncClient`, without waiting."""
+        return self._answer(request.method, request.url.path, await request.aread())
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request of an `httpx.Client`, without waiting."""
+        return self._answer(request.method, request.url.path, request.read())
+
+    def _answer(self, method: str, path: str, body: bytes) -> httpx.Response:
+        dialect = dialect_of(path)
+        if dialect is not None:
+            return self._complete(dialect, body) if method == "POST" else _wrong_method(method, path)
+        if path.endswith("/models"):
+            return _json(200, _MODELS) if method == "GET" else _wrong_method(method, path)
+        return _json(404, {"error": _error(f"Invalid URL ({method} {path})")})
+
+    def _complete(self, dialect: Dialect, body: bytes) -> httpx.Response:
+        try:
+            asked = decode_body(body)
+            request = read_request(asked, dialect, strict_names=self._strict_names)
+            answer = completion(body, self._script(request))
+        except BadRequestError as error:
+            return _json(400, dialect.error(400, _error(str(error), error.param, error.code)))
+        content = dialect.from_chat(answer, asked)
+        if not asked.get("stream"):
+            return _json(200, content)
+        events = dialect.stream(content, asked)
+        headers = {"Content-Type": "text/event-stream"}
+        return httpx.Response(200, headers=headers, stream=_Events(events, self._pause_s))
+
+
+def _wrong_method(method: str, path: str) -> httpx.Response:
+    return _json(405, {"error": _error(f"Not allowed to {method} on {path}.", code="method_not_supported")})
+
+
+def _error(message: str, param: str | None = None, code: str | None = None) -> m.JsonObject:
+    return {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+
+
+def _json(status: int, content: m.JsonObject) -> httpx.Response:
+    body = msgspec.json.encode(content)
+    digest = hashlib.sha256(body).hexdigest()[:24]
+    headers = {"Content-Type": "application/json", "X-Request-Id": f"offline-{digest}"}
+    return httpx.Response(status, headers=headers, content=body)

@@ -1,0 +1,176 @@
+"""The request formats of providers (`Dialect`), and their translation to chat completions and back.
+
+Scripts, rules and the offline model work on chat completions only. A request in another format is translated
+before they see it, and their reply afterwards.
+
+To add a format, write its translations, its stream and its rules in modules of their own, and add a row here.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from grue.testing.providers import messages_dialect, messages_rules, responses_dialect, responses_rules
+from grue.testing.providers.chat_rules import ProviderRules, refusal_of
+from grue.testing.providers.chat_shapes import Json, Owed, first_choice, given
+from grue.testing.providers.reply_streams import chat_error, chat_events
+
+DialectName: TypeAlias = Literal["chat", "responses", "messages"]
+
+_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details")
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """The refusal of a request: the HTTP status and the error message."""
+
+    status: int = 400
+    words: str
+
+
+class Dialect(Struct, frozen=True, kw_only=True):
+    """One request format, as functions that translate to and from chat completions.
+
+    Attributes:
+        name: Its name.
+        path: The end of its URL path.
+        to_chat: Translates a request to chat completions.
+        from_chat: Translates a chat completion, given the request, to this format.
+        error: Makes the body of an error from an HTTP status and OpenAI's error object.
+        refusals: Yields why this format refuses a request; takes the request and the reasoning to repeat.
+        owed: Returns the reasoning of a reply that later requests must repeat.
+        events: Yields the events of a reply in this format, given the request.
+        broken_off: Returns the event that reports an error in the middle of a stream.
+        admission: Returns status and message for headers that are refused; `None`: any headers are accepted.
+    """
+
+    name: DialectName
+    path: str
+    to_chat: Callable[[Json], Json]
+    from_chat: Callable[[Json, Json], Json]
+    error: Callable[[int, Json], Json]
+    refusals: Callable[[Json, Owed], Iterator[str]]
+    owed: Callable[[Json], dict[str, list[Json]]]
+    events: Callable[[Json, Json], Iterator[bytes]]
+    broken_off: Callable[[], bytes]
+    admission: Callable[[Mapping[str, str]], tuple[int, str] | None] | None = None
+
+    def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
+        """Translate a request to chat completions (empty: impossible); return it and the refusal, if any.
+
+        Args:
+            body: The request.
+            rules: Rules for the translated request.
+            owed: The reasoning that it must repeat.
+        """
+        if self.name == "chat" and not rules.echo_reasoning:
+            owed = {}
+        try:
+            words = next(self.refusals(body, owed), None)
+            chat = self.to_chat(body) if words is None else self._as_far_as_readable(body)
+        except _MALFORMED as error:
+            return {}, Refusal(words=f"Invalid request: a field has the wrong type ({error}).")
+        words = words or refusal_of(chat, rules)
+        return chat, None if words is None else Refusal(words=words)
+
+    def stream(self, reply: Json, request: Json) -> tuple[bytes, ...]:
+        """Return the events of a reply.
+
+        Args:
+            reply: The body that would be sent without streaming, in this format.
+            request: The request; `stream_options` in it may ask for usage.
+        """
+        return tuple(self.events(reply, request))
+
+    def _as_far_as_readable(self, body: Json) -> Json:
+        try:
+            return self.to_chat(body)
+        except _MALFORMED:
+            return {}
+
+    def reply(self, body: bytes, status: int, request: Json) -> Json | None:
+        """Translate a reply to this format; `None`: it is neither a completion nor an error, or malformed.
+
+        Args:
+            body: A chat completion, an error in OpenAI's shape, or anything else.
+            status: HTTP status.
+            request: The request, in this format.
+        """
+        try:
+            said: Any = json.loads(body)
+            if said.get("choices"):
+                return self.from_chat(said, request)
+            return self.error(status, said["error"]) if isinstance(said.get("error"), dict) else said
+        except _MALFORMED:
+            return None
+
+
+def _chat_owed(completion: Json) -> dict[str, list[Json]]:
+    message, _ = first_choice(completion)
+    reasoning = given(message, *_REASONING)
+    return {call.get("id"): [reasoning] for call in message.get("tool_calls") or () if reasoning}
+
+
+def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
+    """Yield the refusals of providers that require their reasoning back (DeepSeek, OpenRouter)."""
+    for message in body["messages"] if owed else ():
+        wanted: Json = {}
+        for call in message.get("tool_calls") or ():
+            for reasoning in owed.get(call.get("id"), ()):
+                wanted |= reasoning
+        if changed := [field for field, value in wanted.items() if message.get(field) != value]:
+            yield f"The `{changed[0]}` in the thinking mode must be passed back to the API."
+
+
+def _itself(body: Json, request: Json | None = None) -> Json:
+    del request
+    return body
+
+
+CHAT = Dialect(
+    name="chat",
+    path="/chat/completions",
+    to_chat=_itself,
+    from_chat=_itself,
+    error=responses_dialect.error,
+    refusals=_chat_refusals,
+    owed=_chat_owed,
+    events=chat_events,
+    broken_off=chat_error,
+)
+
+RESPONSES = Dialect(
+    name="responses",
+    path="/responses",
+    to_chat=responses_dialect.to_chat,
+    from_chat=responses_dialect.from_chat,
+    error=responses_dialect.error,
+    refusals=responses_rules.refusals,
+    owed=responses_dialect.owed,
+    events=responses_dialect.events,
+    broken_off=responses_dialect.broken_off,
+)
+
+MESSAGES = Dialect(
+    name="messages",
+    path="/messages",
+    to_chat=messages_dialect.to_chat,
+    from_chat=messages_dialect.from_chat,
+    error=messages_dialect.error,
+    refusals=messages_rules.refusals,
+    owed=messages_dialect.owed,
+    events=messages_dialect.events,
+    broken_off=messages_dialect.broken_off,
+    admission=messages_rules.admission,
+)
+
+
+_ALL = (CHAT, RESPONSES, MESSAGES)
+
+
+def dialect_of(path: str) -> Dialect | None:
+    """Return the format of requests to a path, such as `/v1/messages?beta=true`; `None` if it is unknown."""
+    plain = path.partition("?")[0].rstrip("/")
+    return next((each for each in _ALL if plain.endswith(each.path)), None)

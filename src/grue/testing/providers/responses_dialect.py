@@ -1,0 +1,299 @@
+"""Translate OpenAI's `/v1/responses` to chat completions and back.
+
+In this format a conversation is a list of items: each message, call, result and piece of reasoning is one. In
+chat completions, a reply of the model with all its calls is one message. The rules of this format are in
+`responses_rules.py`.
+"""
+
+import itertools
+from collections.abc import Container, Iterator
+from itertools import groupby
+
+from grue.testing.providers.chat_shapes import (
+    Json,
+    details,
+    first_choice,
+    given,
+    number_of,
+    one_or_parts,
+    reasoning_of,
+    sealed,
+)
+from grue.testing.providers.reply_streams import BROKEN, named_event, pieces
+
+SEALED_REASONING = "reasoning.encrypted_content"
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def to_chat(body: Json) -> Json:
+    """Return a request to `/v1/responses` as a chat completions request."""
+    chat = given(body, "model", "temperature", "top_p", "parallel_tool_calls", "stream", "user", "metadata")
+    said = body.get("input") or []
+    items = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    instructions = body.get("instructions")
+    system = [{"role": "system", "content": instructions}] if instructions is not None else []
+    chat["messages"] = [*system, *_messages(items)]
+    if "tools" in body:
+        chat["tools"] = [_tool(tool) for tool in body["tools"]]
+    if (choice := body.get("tool_choice")) is not None:
+        named = isinstance(choice, dict) and choice.get("type") == "function"
+        chat["tool_choice"] = {"type": "function", "function": given(choice, "name")} if named else choice
+    if (most := body.get("max_output_tokens")) is not None:
+        chat["max_completion_tokens"] = most
+    if (effort := (body.get("reasoning") or {}).get("effort")) is not None:
+        chat["reasoning_effort"] = effort
+    if shape := _response_format((body.get("text") or {}).get("format") or {}):
+        chat["response_format"] = shape
+    return chat
+
+
+def _response_format(shape: Json) -> Json | None:
+    if shape.get("type") == "json_schema":
+        named = given(shape, "name", "schema", "strict", "description")
+        return {"type": "json_schema", "json_schema": named}
+    return {"type": "json_object"} if shape.get("type") == "json_object" else None
+
+
+def _tool(tool: Json) -> Json:
+    function = {"name": tool.get("name"), "parameters": tool.get("parameters"), **given(tool, "description")}
+    return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") else {})}
+
+
+def _messages(items: list[Json]) -> Iterator[Json]:
+    """Yield chat messages: one for each run of the model's items, and one for each other item."""
+    for by_model, run in groupby(items, _is_by_model):
+        if by_model:
+            yield _assistant([*run])
+        else:
+            yield from _others([*run])
+
+
+def _is_by_model(item: Json) -> bool:
+    return item.get("type") in {"reasoning", "function_call"} or item.get("role") == "assistant"
+
+
+def _assistant(items: list[Json]) -> Json:
+    texts = [_text(item["content"]) for item in items if "content" in item and "role" in item]
+    thoughts = [part["text"] for item in items for part in item.get("summary") or ()]
+    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls := [_call(item) for item in items if item.get("type") == "function_call"]:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(item: Json) -> Json:
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    return {"id": item["call_id"], "type": "function", "function": function}
+
+
+def _others(items: list[Json]) -> Iterator[Json]:
+    """Yield a message for each item. The images and files of results follow in a message of the user."""
+    waiting: list[Json] = []
+    for item in items:
+        if item.get("type") == "function_call_output":
+            output = item["output"]
+            waiting += [] if isinstance(output, str) else [each for each in output if "text" not in each]
+        elif waiting:
+            yield {"role": "user", "content": _parts(waiting)}
+            waiting = []
+        yield _other(item)
+    if waiting:
+        yield {"role": "user", "content": _parts(waiting)}
+
+
+def _other(item: Json) -> Json:
+    if item.get("type") == "function_call_output":
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
+    role = "system" if item["role"] == "developer" else item["role"]
+    content = item["content"]
+    return {"role": role, "content": content if isinstance(content, str) else _parts(content)}
+
+
+def _text(said: str | list[Json]) -> str:
+    if isinstance(said, str):
+        return said
+    return "".join(part.get("text") or part.get("refusal") or "" for part in said)
+
+
+def _parts(parts: list[Json]) -> str | list[Json]:
+    return one_or_parts([*map(_part, parts)])
+
+
+def _part(part: Json) -> Json:
+    match part["type"]:
+        case "input_image":
+            return {"type": "image_url", "image_url": {"url": part.get("image_url")}}
+        case "input_file":
+            return {"type": "file", "file": given(part, "filename", "file_data")}
+        case _:
+            return {"type": "text", "text": part["text"]}
+
+
+def from_chat(completion: Json, request: Json) -> Json:
+    """Return a chat completion as a Response; its reasoning is encrypted if the request asks for that."""
+    message, finish = first_choice(completion)
+    why = _INCOMPLETE.get(finish)
+    status = "incomplete" if why else "completed"
+    return {
+        "id": f"resp_{number_of(message)}",
+        "object": "response",
+        "created_at": completion.get("created", 0),
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": why} if why else None,
+        "model": completion.get("model", request.get("model")),
+        "output": [*_items(message, status, request.get("include") or ())],
+        "usage": _usage(completion.get("usage") or {}),
+        **_repeated(request),
+    }
+
+
+def _repeated(request: Json) -> Json:
+    """Return the fields of a request that the Response repeats."""
+    defaults: Json = {
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": True,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+        "truncation": "disabled",
+    }
+    return defaults | given(request, *defaults)
+
+
+def _items(message: Json, status: str, include: Container[str]) -> Iterator[Json]:
+    if reasoning := reasoning_of(message):
+        item: Json = {
+            "id": f"rs_{number_of(message)}",
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": reasoning}],
+        }
+        yield item | ({"encrypted_content": sealed(reasoning)} if SEALED_REASONING in include else {})
+    text, refusal = message.get("content"), message.get("refusal")
+    parts = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}] if text else []
+    parts += [{"type": "refusal", "refusal": refusal}] if refusal else []
+    if parts:
+        yield {
+            "id": f"msg_{number_of(message)}",
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": parts,
+        }
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        yield {
+            "id": f"fc_{number_of(call, number)}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call["id"],
+            "name": call["function"]["name"],
+            "arguments": call["function"]["arguments"],
+        }
+
+
+def _usage(usage: Json) -> Json:
+    sent, written = details(usage, "prompt"), details(usage, "completion")
+    counted = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+    return {
+        "input_tokens": counted[0],
+        "input_tokens_details": {
+            "cached_tokens": sent.get("cached_tokens") or 0,
+            "cache_write_tokens": sent.get("cache_write_tokens") or 0,
+        },
+        "output_tokens": counted[1],
+        "output_tokens_details": {"reasoning_tokens": written.get("reasoning_tokens") or 0},
+        "total_tokens": usage.get("total_tokens", sum(counted)),
+    }
+
+
+def error(status: int, said: Json) -> Json:
+    """Return the error unchanged: the script's errors are in OpenAI's shape."""
+    del status
+    return {"error": said}
+
+
+def owed(response: Json) -> dict[str, list[Json]]:
+    """Return the reasoning that later requests must repeat, by the id of each call, or of the Response."""
+    items = response["output"]
+    reasoning = [item for item in items if item["type"] == "reasoning"]
+    ids = [item["call_id"] for item in items if item["type"] == "function_call"] or [response["id"]]
+    return dict.fromkeys(ids, reasoning) if reasoning else {}
+
+
+def broken_off() -> bytes:
+    """Return the event that reports an error in the middle of a stream."""
+    said = {"type": "error", "code": "server_error", "message": BROKEN, "param": None}
+    return named_event({**said, "sequence_number": 99})
+
+
+def events(response: Json, request: Json) -> Iterator[bytes]:
+    """Yield the events of a reply in this format."""
+    del request
+    numbers = itertools.count()
+
+    def event(kind: str, **content: object) -> bytes:
+        return named_event({"type": kind, "sequence_number": next(numbers), **content})
+
+    begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    yield event("response.created", response=begun)
+    yield event("response.in_progress", response=begun)
+    for index, item in enumerate(response["output"]):
+        empty, steps = _item(item)
+        yield event("response.output_item.added", output_index=index, item=empty)
+        for kind, content in steps:
+            yield event(f"response.{kind}", output_index=index, item_id=item["id"], **content)
+        yield event("response.output_item.done", output_index=index, item=item)
+    yield event(f"response.{response['status']}", response=response)
+
+
+def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
+    """Return an output item as the stream starts it, and the events (kind, content) that complete it."""
+    match item["type"]:
+        case "message":
+            steps = [
+                step for number, part in enumerate(item["content"]) for step in _part_events(number, part)
+            ]
+            return {**item, "status": "in_progress", "content": []}, steps
+        case "function_call":
+            text = item["arguments"]
+            steps = [("function_call_arguments.delta", {"delta": piece}) for piece in pieces(text)]
+            done = ("function_call_arguments.done", {"arguments": text, "name": item["name"]})
+            return {**item, "status": "in_progress", "arguments": ""}, [*steps, done]
+        case "reasoning":
+            steps = [
+                step for number, part in enumerate(item["summary"]) for step in _summary_events(number, part)
+            ]
+            begun = {key: value for key, value in item.items() if key != "encrypted_content"}
+            return {**begun, "summary": []}, steps
+        case _:
+            return item, []
+
+
+def _part_events(number: int, part: Json) -> Iterator[tuple[str, Json]]:
+    field = "text" if part["type"] == "output_text" else "refusal"
+    kind, more = ("output_text", {"logprobs": []}) if field == "text" else ("refusal", Json())
+    where = {"content_index": number}
+    yield "content_part.added", {**where, "part": {**part, field: ""}}
+    for piece in pieces(part[field]):
+        yield f"{kind}.delta", {**where, "delta": piece, **more}
+    yield f"{kind}.done", {**where, field: part[field], **more}
+    yield "content_part.done", {**where, "part": part}
+
+
+def _summary_events(number: int, part: Json) -> Iterator[tuple[str, Json]]:
+    where = {"summary_index": number}
+    yield "reasoning_summary_part.added", {**where, "part": {**part, "text": ""}}
+    for piece in pieces(part["text"]):
+        yield "reasoning_summary_text.delta", {**where, "delta": piece}
+    yield "reasoning_summary_text.done", {**where, "text": part["text"]}
+    yield "reasoning_summary_part.done", {**where, "part": part}

@@ -1,0 +1,364 @@
+"""Facts that a host records in the trace, besides the messages of its turns.
+
+A host is a program that runs turns, such as a game or a mail desk. With its facts a trace describes a whole
+episode. Logs, statistics and the host's own resume read them. A host records a fact through its runner's
+recorder: `runner.recorder.record(fact, sender="host", turn=runner.turn)`. Facts are not sent to any actor.
+
+The three facts of an episode's course are here. A host declares further ones:
+
+```python
+class Assigned(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
+    mail: str
+    to: str
+
+    def summary(self) -> str:
+        return f"{self.mail} to {self.to}"
+
+register_facts("maildesk", Assigned)
+```
+
+Where the host is not installed, or its facts are not registered, a reader shows its facts as data.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+
+LogLevel: TypeAlias = Literal["info", "warning", "error"]
+Severity: TypeAlias = Literal["fail", "warn", "good", "quiet", ""]
+"""`fail`: a call, a server or a turn failed. `warn`: a problem that the turn recovers from. `good`: a result.
+`quiet`: a detail that is rarely of interest. Empty: anything else."""
+
+_NOT_LOGGED = frozenset({"type", "turn", "episode_id", "settings", "conditions"})
+_LONGEST_VALUE = 200
+
+
+class LogLine(Struct, frozen=True):
+    """One event for the logs.
+
+    Attributes:
+        event: Name of the event, such as `mail_assigned`.
+        message: A sentence for people; untrusted text in it is escaped later.
+        fields: Further data: JSON values by name.
+    """
+
+    level: LogLevel
+    event: str
+    message: str
+    fields: m.JsonObject = {}
+
+
+class Fact(m.Message, frozen=True, kw_only=True):
+    """Base of all facts. A host's own facts have tags with a prefix: `tag="maildesk.Assigned"`.
+
+    If a fact has a field `turn`, readers show it with that turn. Override the methods below to choose how
+    readers present the fact; each has a default.
+
+    Attributes:
+        between_turns: The host records it only while none of its turns runs. Then a turn whose end is
+            missing, because it was killed, is over for statistics when the fact comes.
+        step: `begins`: the host starts some work of its own with this fact; `ends`: that work is done. The
+            viewer draws the time between the two.
+    """
+
+    between_turns: ClassVar[bool] = False
+    step: ClassVar[Literal["", "begins", "ends"]] = ""
+
+    def summary(self) -> str:
+        """Return the most important fields as one line, for `grue trace show` and the viewer."""
+        return ", ".join(f"{name} {_json(value)}" for name, value in _fields(self).items() if name != "turn")
+
+    def severity(self) -> Severity:
+        """Return the severity of the fact."""
+        return ""
+
+    def mark(self) -> str:
+        """Return a word for the problem that the fact reports; empty if it reports none."""
+        return ""
+
+    def headline(self) -> str:
+        """Return a few words for its turn's heading in the viewer; empty: not this fact."""
+        return ""
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return the events that the logs get; by default one at the level `info`."""
+        kind = str(self.__struct_config__.tag)
+        name = kind.replace(".", "_").lower()
+        return (LogLine("info", name, f"{kind}: {self.summary()}", self.log_fields()),)
+
+    def log_fields(self) -> m.JsonObject:
+        """Return the fields for a log line, without those that every line has."""
+        return {name: value for name, value in _fields(self).items() if name not in _NOT_LOGGED}
+
+
+class EventFact(Fact, frozen=True, kw_only=True):
+    """Base of facts that make one log event each.
+
+    Attributes:
+        event: The event's name.
+        level: Its level; a warning or an error is also shown as a problem.
+    """
+
+    between_turns: ClassVar[bool] = True
+    event: ClassVar[str] = ""
+    level: ClassVar[LogLevel] = "info"
+
+    def severity(self) -> Severity:
+        """Return `fail` or `warn`, as the level says."""
+        severities: dict[LogLevel, Severity] = {"error": "fail", "warning": "warn"}
+        return severities.get(self.level, "")
+
+    def mark(self) -> str:
+        """Return the event's name if it reports a problem."""
+        return "" if self.level == "info" else self.event.replace("_", " ")
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return the event."""
+        return (LogLine(self.level, self.event, self.summary(), self.log_fields()),)
+
+
+def _fields(fact: Struct) -> m.JsonObject:
+    fields: m.JsonObject = msgspec.to_builtins(fact)
+    return {name: value for name, value in fields.items() if name != "type"}
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, for texts that people read: `1 turn`, `3 turns`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _json(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+
+
+class ConditionChanged(Struct, frozen=True, kw_only=True):
+    """A condition of a resumed episode that has changed.
+
+    Attributes:
+        what: Name of the condition: `model`, `endpoint`, ...
+        before: Its former value, in words, without secrets.
+        now: Its present value, likewise.
+    """
+
+    what: str
+    before: str
+    now: str
+
+    @property
+    def text(self) -> str:
+        """The change as a sentence without a full stop; parts of it may be untrusted."""
+        return f"The {self.what} has changed since the episode was last played: {self.before} -> {self.now}"
+
+
+def changed_conditions(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
+    """Return the conditions that differ, in the order of `now`.
+
+    Args:
+        before: The recorded conditions. Those that are missing, as in older traces, count as unchanged.
+        now: The present conditions.
+    """
+    return tuple(
+        ConditionChanged(what=what, before=before[what], now=value)
+        for what, value in now.items()
+        if before.get(what, value) != value
+    )
+
+
+class EpisodeStarted(Fact, frozen=True, kw_only=True):
+    """The host begins an episode. A host that records more can declare a subclass with the same tag.
+
+    Attributes:
+        servers: Names of the tool servers in use; empty: MCP is off.
+        scripted: The model is a script, not an LLM.
+        max_turns: Turns after which the host stops; 0: no limit.
+        settings: Further settings of the host; those that it needs to resume the episode.
+        conditions: The configuration by name, in words: model, endpoint, server, limits, tool lock.
+    """
+
+    between_turns: ClassVar[bool] = True
+
+    episode_id: str
+    model: str = ""
+    servers: tuple[str, ...] = ()
+    scripted: bool = False
+    max_turns: int = 0
+    version: str = ""
+    settings: m.JsonObject = msgspec.field(default_factory=dict)
+    conditions: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The episode's subject, in a few words; by default its id."""
+        return self.episode_id
+
+    @property
+    def played_by(self) -> str:
+        """The model's name, marked if it is a script."""
+        return f"{self.model} (scripted)" if self.scripted else self.model
+
+    def labels(self) -> m.JsonObject:
+        """Return the fields that Langfuse and OpenTelemetry get."""
+        return {
+            "model": self.model,
+            "scripted": self.scripted,
+            "max_turns": self.max_turns,
+            "version": self.version,
+        }
+
+    def summary(self) -> str:
+        """Return id, title, model and servers."""
+        tools = f"tools from {', '.join(self.servers)}" if self.servers else "no tools"
+        about = "" if self.title == self.episode_id else f": {self.title}"
+        return f"{self.episode_id}{about}, model {self.played_by}, {tools}"
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `episode_started`."""
+        message = f"Episode started: {self.title}, model {self.played_by}"
+        return (LogLine("info", "episode_started", message, self.log_fields()),)
+
+
+class EpisodeEnded(Fact, frozen=True, kw_only=True):
+    """The host ends an episode.
+
+    Attributes:
+        reason: Why it ends, in one word of the host's. `failed` and `interrupted` have the same meaning for
+            all hosts.
+        detail: The reason as a sentence, with the cause.
+    """
+
+    between_turns: ClassVar[bool] = True
+
+    reason: str
+    detail: str
+    turns: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether the host gave up because of failures."""
+        return self.reason == "failed"
+
+    @property
+    def result(self) -> str:
+        """The result in a few words, such as a score; empty if there is none."""
+        return ""
+
+    def labels(self) -> m.JsonObject:
+        """Return the fields that Langfuse and OpenTelemetry get."""
+        return {"reason": self.reason, "turns": self.turns}
+
+    def summary(self) -> str:
+        """Return reason, turns and detail."""
+        return f"{self.reason} after {counted(self.turns, 'turn')}: {self.detail}"
+
+    def severity(self) -> Severity:
+        """Return `fail` if the episode failed or was interrupted."""
+        return "fail" if self.mark() else ""
+
+    def mark(self) -> str:
+        """Return the reason if the episode failed or was interrupted."""
+        return self.reason if self.failed or self.reason == "interrupted" else ""
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `episode_ended`."""
+        result = f", {self.result}" if self.result else ""
+        message = f"Episode ended ({self.reason}{result}): {self.detail}"
+        return (LogLine("error" if self.failed else "info", "episode_ended", message, self.log_fields()),)
+
+
+class EpisodeResumed(Fact, frozen=True, kw_only=True):
+    """The host resumes an interrupted episode. The messages before this one belong to the earlier run.
+
+    Attributes:
+        turns: Finished turns. None of them is run or paid for again.
+        max_turns: Turns after which the host now stops; 0: as in `EpisodeStarted`.
+        version: Version of the program that resumes.
+        conditions: The configuration now; see `EpisodeStarted`.
+        changes: The conditions that have changed since the last run.
+    """
+
+    between_turns: ClassVar[bool] = True
+
+    episode_id: str
+    turns: int
+    max_turns: int = 0
+    version: str = ""
+    conditions: dict[str, str] = msgspec.field(default_factory=dict)
+    changes: tuple[ConditionChanged, ...] = ()
+
+    def summary(self) -> str:
+        """Return id, finished turns and changes."""
+        changed = "".join(f"; {each.what}: {each.before} -> {each.now}" for each in self.changes)
+        return f"{self.episode_id} goes on after {counted(self.turns, 'finished turn')}{changed}"
+
+    def severity(self) -> Severity:
+        """Return `warn` if conditions have changed."""
+        return "warn" if self.changes else ""
+
+    def mark(self) -> str:
+        """Return a word if conditions have changed."""
+        return "changed" if self.changes else ""
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `episode_resumed`, and `episode_changed` for each change."""
+        resumed = LogLine(
+            "info", "episode_resumed", f"Episode resumed after turn {self.turns}", self.log_fields()
+        )
+        changed = (
+            LogLine("warning", "episode_changed", each.text, msgspec.to_builtins(each))
+            for each in self.changes
+        )
+        return (resumed, *changed)
+
+
+EPISODE_FACTS: tuple[type[Fact], ...] = (EpisodeStarted, EpisodeResumed, EpisodeEnded)
+"""The facts that every reader knows."""
+
+
+# --- The facts of hosts ---
+
+_registered: dict[str, type[Fact]] = {}
+_subclasses: dict[type[Fact], list[type[Fact]]] = {kind: [] for kind in EPISODE_FACTS}
+
+
+def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fact]] = ()) -> None:
+    """Declare a host's facts, so that traces are read into these classes from now on.
+
+    Args:
+        prefix: The host's name. The tag of each fact begins with it and a dot, unless it is a subclass of
+            `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded`, which keeps that tag. Several hosts can
+            declare such subclasses; a fact is read into the one that declares its fields.
+        kinds: The facts.
+        unprefixed: Facts whose tags have no prefix, because there are traces that are older than prefixes.
+
+    Raises:
+        ValueError: A tag lacks the prefix, or another class is registered for it.
+    """
+    old = tuple(unprefixed)
+    for kind in (*kinds, *old):
+        tag = str(kind.__struct_config__.tag)
+        where = f"the tag {tag!r} of {kind.__name__}"
+        base = next((base for base in EPISODE_FACTS if issubclass(kind, base)), None)
+        if base is not None and tag == base.__struct_config__.tag:
+            if kind not in _subclasses[base]:
+                _subclasses[base].append(kind)
+            continue
+        if kind not in old and not tag.startswith(f"{prefix}."):
+            raise ValueError(f"{where} has to begin with '{prefix}.'")
+        known = _registered.setdefault(tag, kind)
+        if known is not kind:
+            raise ValueError(f"{where} is taken by {known.__module__}.{known.__name__}")
+
+
+def registered_facts() -> dict[str, type[Fact]]:
+    """Return the classes of all known facts by tag: grue's own, and those that hosts have registered."""
+    return {**{str(kind.__struct_config__.tag): kind for kind in EPISODE_FACTS}, **_registered}
+
+
+def subclasses_of(kind: type[Fact]) -> tuple[type[Fact], ...]:
+    """Return the classes that hosts have declared for a fact of an episode's course."""
+    return tuple(_subclasses.get(kind, ()))

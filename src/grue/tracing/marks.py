@@ -1,0 +1,111 @@
+"""Marks: what a scorer, or a person, thinks of a finished episode.
+
+    RUN/scores/NAME@VERSION.json
+
+A mark stands beside the run, never in it: a run is written once and can be marked as often as wanted. Another
+version of a scorer writes another file, so that two versions can be compared. In a fleet `RUN` is the folder
+of the episode; elsewhere it is the run folder that holds the trace.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import TraceError
+from grue.runtime.safe_open import read_regular
+from grue.runtime.whole_file import write_whole
+
+SCORES = "scores"
+HUMAN = "human"
+"""The scorer of the marks that people give in the viewer."""
+
+MOST_REASON = 2000
+_MOST_BYTES = 2**20
+_MOST_MARKS = 100
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,5})")
+
+
+class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A score of one episode; a file in its folder `scores`.
+
+    Attributes:
+        scorer: Who gave it: a scorer's name, or `human`.
+        version: Version of the scorer.
+        score: The score, a finite number.
+        reason: Why, in a sentence; untrusted, as a model may have written it.
+        attempt: Number of the attempt that was scored; 0: the run has only one. A mark of another attempt
+            than the committed one does not count.
+        requests: Requests to a model that it took.
+        tokens: Their tokens.
+        money_usd: Their price in US dollars, as far as it is known.
+    """
+
+    scorer: str
+    version: str = "1"
+    score: float
+    reason: str = ""
+    attempt: int = 0
+    requests: int = 0
+    tokens: int = 0
+    money_usd: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Scorer and version, as in the file's name."""
+        return f"{self.scorer}@{self.version}"
+
+
+def require_name(word: str) -> None:
+    """Check the name or the version of a scorer, which becomes a part of a file's name.
+
+    Raises:
+        ValueError: It has other characters than letters, digits, `_`, `.` and `-`, or is too long.
+    """
+    if not _NAME.fullmatch(word):
+        raise ValueError(f"{word!r:.80}: use letters, digits, `_`, `.` and `-`, 64 of them at most")
+
+
+def place_of_marks(trace: Path) -> tuple[Path, int]:
+    """Return the folder whose marks are about a trace, and the number of the attempt, 0 outside a fleet."""
+    run = trace.absolute().parent
+    match = _ATTEMPT.fullmatch(run.name)
+    return (run.parent, int(match[1])) if match else (run, 0)
+
+
+def write_mark(folder: Path, mark: Mark) -> Path:
+    """Write a mark beside a run, in place of an earlier one of the same scorer and version.
+
+    Raises:
+        ValueError: The name or the version cannot be part of a file's name.
+        TraceError: The file cannot be written.
+    """
+    require_name(mark.scorer)
+    require_name(mark.version)
+    path = folder / SCORES / f"{mark.name}.json"
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(mark), indent=1) + b"\n")
+    except OSError as error:
+        raise TraceError(f"Cannot write {path}: {error.strerror}.") from error
+    return path
+
+
+def read_marks(folder: Path) -> list[Mark]:
+    """Return the marks of a run, by file name. Files that are no marks are left out."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder / SCORES) if entry.name.endswith(".json"))
+    except OSError:
+        return []
+    marks = []
+    for name in names[:_MOST_MARKS]:
+        try:
+            mark = msgspec.json.decode(read_regular(folder / SCORES / name, _MOST_BYTES), type=Mark)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+        if f"{mark.name}.json" == name:
+            marks.append(mark)
+    return marks

@@ -1,0 +1,127 @@
+"""`Conversations`: rebuilds the whole conversation of each request to the model from the messages of a trace.
+
+A trace holds only what was new in each request. `Conversations` takes the envelopes in order and puts the
+rest before it, by the rules of `protocol/context/history.py`. It does no I/O and never raises: where the
+trace does not hold what was said, the request says how many entries are missing.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from grue import messages as m
+from grue.protocol.context.history import History, items_of
+from grue.protocol.turn.said_steps import SaidStep, take_step
+from grue.runtime.trace.recorder import Envelope
+
+MOST_KEPT = 100
+"""Most conversations that are remembered after their turn. The least recently continued is dropped."""
+
+
+class AsSent(Struct, frozen=True):
+    """A request to the model with everything that was said before it.
+
+    Attributes:
+        said: What was said, oldest first.
+        fresh: How many of the last items are new in this request.
+        missing: How many entries were said before `said` that the trace does not hold.
+        tools: The tools on offer.
+        answer: The schema of the answer; `None`: any text.
+        message: The request's number in the trace.
+    """
+
+    said: tuple[m.ConversationItem | m.AssistantReply, ...]
+    fresh: int
+    missing: int = 0
+    tools: tuple[m.ToolDefinition, ...] = ()
+    answer: m.AnswerSchema | None = None
+    message: int = 0
+
+
+class _Talk:
+    def __init__(self, missing: int = 0) -> None:
+        self.history = History()
+        self.missing = missing
+        self.tools: tuple[m.ToolDefinition, ...] = ()
+
+    def take(self, step: SaidStep) -> None:
+        """Add a message; if it does not fit what is known, begin again with it."""
+        try:
+            take_step(self.history, step)
+        except ValueError:
+            self.missing += len(self.history.entries)
+            self.history = History()
+            if isinstance(step, m.RequestCompletion):
+                self.history.restore(m.Said(step.new))
+
+
+class Conversations:
+    """The conversations of an episode, as far as its envelopes have been seen."""
+
+    def __init__(self) -> None:
+        self._talks: dict[m.ConversationId, _Talk] = {}
+        self._of_turn: dict[int, m.ConversationId] = {}
+        self._of_request: dict[int, m.ConversationId] = {}
+
+    def see(self, envelope: Envelope[Any]) -> AsSent | None:
+        """Take the next envelope; return what was sent if it is a request, and otherwise `None`."""
+        body, cause = envelope.body, envelope.cause or 0
+        match body:
+            case m.RunTurn():
+                self._of_turn[envelope.seq] = self._begin(body)
+            case m.RequestCompletion():
+                return self._ask(envelope.seq, body)
+            case m.DropCompletion(conversation=name):
+                self._of_request[envelope.seq] = name
+            case m.CompletionReceived() | m.ReplyDropped() if cause in self._of_request:
+                self._talk(self._of_request.pop(cause)).take(body)
+            case m.CompletionFailed():
+                self._of_request.pop(cause, None)
+            case m.HistoryRewritten(conversation=name) | m.RewriteHistory(conversation=name):
+                self._talk(name).take(body)
+            case m.TurnCompleted() | m.TurnFailed() if cause in self._of_turn:
+                self._end(self._of_turn.pop(cause), body)
+        return None
+
+    def _begin(self, run: m.RunTurn) -> m.ConversationId:
+        past = run.history
+        name = m.ConversationId(f"turn-{run.turn}") if past is None else past.conversation
+        known = self._talks.pop(name, None)
+        if known is None or (run.resumed is None and not (past and past.length)):
+            known = _Talk(missing=0 if past is None else past.length)
+        elif run.resumed is None:
+            known.history.close(None)
+        known.take(run)
+        self._talks[name] = known
+        return name
+
+    def _ask(self, seq: int, request: m.RequestCompletion) -> AsSent:
+        talk = self._talk(request.conversation)
+        if isinstance(request.mode, m.OfferTools) and request.mode.tools is not None:
+            talk.tools = request.mode.tools
+        if request.aside:
+            said = (*items_of(talk.history.entries), *request.new)
+        else:
+            talk.take(request)
+            said = items_of(talk.history.entries)
+            self._of_request[seq] = request.conversation
+        return AsSent(
+            said=said,
+            fresh=min(len(said), len(request.new)),
+            missing=talk.missing,
+            tools=talk.tools if isinstance(request.mode, m.OfferTools) else (),
+            answer=request.mode.answer if isinstance(request.mode, m.RequireAnswer) else None,
+            message=seq,
+        )
+
+    def _end(self, name: m.ConversationId, end: m.TurnCompleted | m.TurnFailed) -> None:
+        """Close a turn's conversation, and forget it if no later turn can continue it."""
+        self._talk(name).take(end)
+        if name == f"turn-{end.turn}":
+            self._talks.pop(name, None)
+        while len(self._talks) > MOST_KEPT:
+            del self._talks[next(iter(self._talks))]
+
+    def _talk(self, name: m.ConversationId) -> _Talk:
+        # What no turn has begun is asked only once: a server's sampling. It is not remembered.
+        return self._talks.get(name) or _Talk()

@@ -1,0 +1,371 @@
+"""Report an episode to Langfuse 5: turns, tool-calling sessions, completions and tool calls.
+
+| in the trace             | observation                                                            |
+|--------------------------|------------------------------------------------------------------------|
+| episode                  | span `episode`; its id is the Langfuse session                         |
+| turn                     | span `turn N`                                                          |
+| its tool-calling session | span `agent-tool-calling-session`                                      |
+| completion               | generation `Agent`; `Sampling` where a server asks the model           |
+| call sent to a server    | tool `mcp-tool-{tool_name}`                                            |
+| any other event          | span without duration, such as `tool_skipped`, `completion_retried`    |
+
+The outbox's thread creates observations some time after the events that they describe, so they need explicit
+times. In Langfuse 5, `end` accepts a time, but `start_observation` does not. So the observer sets the start
+of the underlying OpenTelemetry span, before anything reads it.
+
+Source: R7.4-5
+"""
+
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, assert_never
+
+from grue import messages as m
+from grue.errors import MissingDependencyError
+from grue.tracing.facts import EpisodeStarted
+from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
+from grue.tracing.observers.span_feed import SpanFeed
+from grue.tracing.observers.span_sink import (
+    DETAIL_LIMIT,
+    Capture,
+    SpanSink,
+    chat_messages,
+    chat_reply,
+    clipped,
+    clipped_text,
+    json_text,
+    nanoseconds,
+    shown_history,
+)
+from grue.tracing.observers.spans import (
+    Episode,
+    EpisodeSummary,
+    Generation,
+    Outcome,
+    SessionSummary,
+    SpanClosed,
+    SpanId,
+    SpanNoted,
+    SpanOpened,
+    Subject,
+    ToolSession,
+    ToolUse,
+    Verdict,
+)
+
+INSTALL = "Langfuse is not installed: pip install 'grue[langfuse]'"
+
+_KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
+_CLOUD = "https://cloud.langfuse.com"
+_EXPORT_TIMEOUT_S = 5.0
+_LONGEST_ATTRIBUTE = 200
+"""Langfuse drops longer names and session ids."""
+
+
+def require_langfuse() -> None:
+    """Raise `MissingDependencyError`, with the install command, unless langfuse is installed."""
+    if find_spec("langfuse") is None:
+        raise MissingDependencyError(INSTALL)
+
+
+class LangfuseObserver(Outbox):
+    """An observer that reports an episode to Langfuse, from its own thread.
+
+    A problem with Langfuse gives one warning. It never makes a turn fail, wait or behave differently.
+
+    Args:
+        client: The caller's client, which is flushed but never shut down. `None`: the observer creates one
+            from the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). It does
+            not touch the global tracer provider and, like all Langfuse clients, lives until the process ends.
+        session_id: The session's id, unless `EpisodeStarted` has another one; `None`: a new id.
+        capture_content: Send prompts, arguments, outputs and error texts; otherwise only names,
+            sizes, usage and kinds of errors. With `"reference"`, a generation has what is new in its
+            conversation and the number of its message in the trace, instead of the whole conversation.
+        warn: Called with the warning, from any thread; `None`: the logger `grue`.
+        bound: How many envelopes the queue holds; further ones are dropped and counted.
+
+    Attributes:
+        client: The client in use; `None` if none could be created. Nothing is sent then.
+
+    Source: R7.4-5, P31-32
+    """
+
+    def __init__(
+        self,
+        client: Any = None,
+        *,
+        session_id: str | None = None,
+        capture_content: Capture = True,
+        warn: Warn | None = None,
+        bound: int = BOUND,
+    ) -> None:
+        trouble = warn_once(warn)
+        self.client = _client_from_environment(trouble) if client is None else client
+        feed = SpanFeed(session_id or uuid.uuid4().hex)
+        sink = _LangfuseSink(feed, self.client, capture_content)
+        super().__init__(sink, name="langfuse", bound=bound, warn=trouble)
+        if self.client is None:
+            self.close()
+
+
+def _client_from_environment(warn: Warn) -> Any:
+    """Return a client; `None` after a warning that says why it could not be made."""
+    missing = [name for name in _KEYS if not os.environ.get(name)]
+    if find_spec("langfuse") is None:
+        warn(f"{INSTALL}. The episode continues without it.")
+    elif missing:
+        warn(f"Nothing is sent to Langfuse: {' and '.join(missing)} not set.")
+    else:
+        try:
+            return _new_client(warn)
+        except (ImportError, ValueError) as error:
+            warn(f"Nothing is sent to Langfuse: no client could be created: {error}")
+    return None
+
+
+def _new_client(warn: Warn) -> Any:
+    from base64 import b64encode
+
+    from langfuse import Langfuse
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from grue.tracing.observers.otlp import patient
+
+    public, secret = (os.environ[name] for name in _KEYS)
+    base_url = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or _CLOUD
+    exporter = OTLPSpanExporter(
+        endpoint=f"{base_url.rstrip('/')}/api/public/otel/v1/traces",
+        headers={
+            "Authorization": f"Basic {b64encode(f'{public}:{secret}'.encode()).decode()}",
+            "x-langfuse-public-key": public,
+            # Without this, observations appear in Langfuse only minutes later.
+            "x-langfuse-ingestion-version": "4",
+        },
+        timeout=_EXPORT_TIMEOUT_S,
+        compression=Compression.Gzip,
+    )
+    return Langfuse(
+        base_url=base_url,
+        tracer_provider=TracerProvider(shutdown_on_exit=False),
+        span_exporter=patient(exporter, backend=f"Langfuse at {base_url}", warn=warn),
+    )
+
+
+class _LangfuseSink(SpanSink):
+    def __init__(self, feed: SpanFeed, client: Any, capture_content: Capture) -> None:
+        super().__init__(feed)
+        self._client = client
+        self._capture = bool(capture_content)
+        self._whole = capture_content != "reference"
+        self._observations: dict[SpanId, Any] = {}
+        self._ended_turn: dict[SpanId, Any] = {}
+        self._trace: dict[str, str] = {}
+        self._for_the_whole_trace: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def open(self, event: SpanOpened) -> None:
+        if isinstance(event.subject, Episode):
+            self._begin_trace(event.subject)
+        beginning = self._beginning(event.subject)
+        self._observations[event.span] = self._start(event.parent, event.at, beginning)
+
+    def note(self, event: SpanNoted) -> None:
+        beginning = {
+            "name": event.name,
+            "as_type": "span",
+            "metadata": event.facts,
+            **self._judged(event.verdict),
+        }
+        self._start(event.span, event.at, beginning).end(end_time=nanoseconds(event.at))
+
+    def close(self, event: SpanClosed) -> None:
+        observation = self._observations.pop(event.span, None)
+        if observation is None:
+            return
+        if isinstance(event.subject, m.RunTurn):
+            self._ended_turn = {event.span: observation}  # a host's own calls are recorded in it later
+        observation.update(**self._ending(event.outcome), **self._judged(event.verdict))
+        observation.end(end_time=nanoseconds(event.at))
+
+    def flush(self) -> None:
+        if self._client is not None:
+            self._client.flush()
+
+    def _begin_trace(self, episode: Episode) -> None:
+        seed = episode.episode_id
+        self._trace = {"trace_id": self._client.create_trace_id(seed=seed)}
+        name = episode.started.title if episode.started else "grue"
+        self._for_the_whole_trace = _propagation(seed, name)
+
+    def _start(self, parent: SpanId | None, at: float, beginning: m.JsonObject) -> Any:
+        inside = None
+        if parent is not None:
+            inside = self._observations.get(parent) or self._ended_turn.get(parent)
+        with self._for_the_whole_trace():
+            if inside is None:
+                observation = self._client.start_observation(trace_context=self._trace, **beginning)
+            else:
+                observation = inside.start_observation(**beginning)
+        _set_start(observation, nanoseconds(at))
+        return observation
+
+    def _beginning(self, subject: Subject) -> m.JsonObject:
+        match subject:
+            case Episode(started=started):
+                metadata = {} if started is None else _episode_facts(started)
+                return {"name": "episode", "as_type": "span", "metadata": metadata}
+            case m.RunTurn(turn=turn, servers=servers):
+                asked = chat_messages((m.SystemText(subject.system), m.UserText(subject.user)))
+                metadata = {"turn": turn, "servers": list(servers)}
+                return {"name": f"turn {turn}", "as_type": "span", **self._content("input", asked, metadata)}
+            case ToolSession(max_iterations=most):
+                metadata = {"mcp_enabled": True, "max_iterations": most}
+                return {"name": "agent-tool-calling-session", "as_type": "span", "metadata": metadata}
+            case Generation():
+                return self._generation(subject)
+            case ToolUse(name=name, server=server, timeout_s=timeout_s):
+                metadata = {
+                    "tool_name": name,
+                    "server_name": server,
+                    "timeout_seconds": timeout_s,
+                    "iteration": subject.iteration,
+                }
+                content = self._content("input", clipped(subject.arguments), metadata)
+                return {"name": f"mcp-tool-{name}", "as_type": "tool", **content}
+            case never:
+                assert_never(never)
+
+    def _generation(self, generation: Generation) -> m.JsonObject:
+        asks, sent = generation.asks, generation.sent
+        shown = shown_history(sent, whole=self._whole)
+        metadata = {
+            "request": generation.request.request,
+            "tools_offered": isinstance(generation.request.mode, m.OfferTools),
+            "message": sent.message,
+            "left_out": shown.left_out + sent.missing,
+            "requested_model": asks.model,
+            "provider": asks.provider,
+            "endpoint": asks.address,
+        }
+        return {
+            "name": "Agent" if generation.asked_by == "agent" else "Sampling",
+            "as_type": "generation",
+            "model": asks.model or None,
+            "model_parameters": _parameters(asks) or None,
+            **self._content("input", chat_messages(shown.said), metadata),
+        }
+
+    def _ending(self, outcome: Outcome | None) -> m.JsonObject:
+        match outcome:
+            case None | m.CompletionFailed():
+                return {}
+            case EpisodeSummary():
+                return self._episode_ended(outcome)
+            case m.TurnCompleted(answer=answer, kind=kind):
+                return self._content("output", clipped(answer), {"kind": kind, **_turn_facts(outcome)})
+            case m.TurnFailed():
+                return {"metadata": {"kind": "failed", **_turn_facts(outcome)}}
+            case SessionSummary(iterations_used=iterations, tools_called=called, final_action=action):
+                summary: m.JsonObject = {"iterations_used": iterations, "tools_called": called}
+                if self._capture:
+                    summary["final_action"] = clipped(action)
+                return {"metadata": summary}
+            case m.CompletionReceived(model=model, usage=usage):
+                facts: m.JsonObject = {
+                    "finish_reason": outcome.finish_reason,
+                    "elapsed_s": outcome.elapsed_s,
+                    "response_id": outcome.facts.id or None,
+                    "first_chunk_s": outcome.facts.first_chunk_s,
+                }
+                return {
+                    **self._content("output", chat_reply(outcome), facts),
+                    "model": model or None,
+                    "usage_details": usage_details(usage),
+                    "cost_details": None if usage.cost_usd is None else {"total": usage.cost_usd},
+                }
+            case m.ToolCallRecord(result=result, duration_s=duration_s):
+                took = None if duration_s is None else round(duration_s * 1000, 3)
+                facts = {"is_error": result.is_error, "duration_ms": took}
+                return self._content("output", clipped(result.to_dict()), facts)
+            case never:
+                assert_never(never)
+
+    def _episode_ended(self, summary: EpisodeSummary) -> m.JsonObject:
+        """Return the labels of an episode's end, and what Langfuse shows as the trace's input and output."""
+        labels = {} if summary.ended is None else summary.ended.labels()
+        ending: m.JsonObject = {"metadata": labels} if labels else {}
+        if self._capture and summary.asked is not None:
+            ending["input"] = clipped(summary.asked.user)
+        if self._capture and summary.answered is not None:
+            ending["output"] = clipped(summary.answered.answer)
+        return ending
+
+    def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
+        """Return content and metadata; if content may not be sent, the metadata has its size instead."""
+        if self._capture:
+            return {part: content, "metadata": metadata}
+        return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}
+
+    def _judged(self, verdict: Verdict) -> m.JsonObject:
+        if verdict.level == "default":
+            return {}
+        detail = clipped_text(verdict.detail, DETAIL_LIMIT) if self._capture else ""
+        return {"level": verdict.level.upper(), "status_message": detail or verdict.error_type or None}
+
+
+def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return a function for the context in which observations get the session's id and the trace's name."""
+    if find_spec("langfuse") is None:  # the client is a stand-in, for example in a test
+        return nullcontext
+    from langfuse import propagate_attributes
+
+    return partial(
+        propagate_attributes,
+        session_id=session_id[:_LONGEST_ATTRIBUTE],
+        trace_name=trace_name[:_LONGEST_ATTRIBUTE],
+    )
+
+
+def _parameters(asks: m.ModelAsked) -> m.JsonObject:
+    """Return the sampling settings as Langfuse takes them: numbers and texts."""
+    sampling = asks.sampling.items()
+    return {name: ", ".join(value) if isinstance(value, list) else value for name, value in sampling}
+
+
+def usage_details(usage: m.Usage) -> dict[str, int]:
+    """Return tokens in Langfuse's terms: classes that do not overlap, and add up to the total."""
+    details = {
+        "input": max(0, usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens),
+        "output": max(0, usage.output_tokens - usage.reasoning_tokens),
+        "input_cached_tokens": usage.cached_tokens,
+        "input_cache_creation": usage.cache_write_tokens,
+        "output_reasoning_tokens": usage.reasoning_tokens,
+    }
+    return {name: tokens for name, tokens in details.items() if tokens or name in ("input", "output")}
+
+
+def _episode_facts(started: EpisodeStarted) -> m.JsonObject:
+    return {**started.labels(), "servers": list(started.servers)}
+
+
+def _turn_facts(end: m.TurnCompleted | m.TurnFailed) -> m.JsonObject:
+    return {
+        "iterations": end.iterations,
+        "requests": end.requests,
+        "tool_calls": len(end.tool_calls),
+        "input_tokens": end.usage.input_tokens,
+        "output_tokens": end.usage.output_tokens,
+        "cost_usd": end.usage.cost_usd,
+    }
+
+
+def _set_start(observation: Any, at_ns: int) -> None:
+    span = getattr(observation, "_otel_span", None)
+    # A span that is sampled out, and one of a client that is disabled or a stand-in, has no start to set.
+    if isinstance(getattr(span, "_start_time", None), int):
+        span._start_time = at_ns  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way in version 5

@@ -1,0 +1,193 @@
+"""OpenTelemetry: an episode as spans with the names of the GenAI and MCP semantic conventions.
+
+| in the trace          | span                                            | kind     |
+|-----------------------|-------------------------------------------------|----------|
+| episode               | `invoke_workflow {game}`                        | internal |
+| turn                  | `invoke_agent {agent}`                          | internal |
+| tool-calling session  | `agent-tool-calling-session`                    | internal |
+| completion            | `chat {model}`                                  | client   |
+| call of an MCP tool   | `execute_tool {tool}`, `mcp.method.name` with it | client   |
+| call of a function    | `execute_tool {tool}`                           | internal |
+| any other event       | an event of the span that it happens in         |          |
+
+`otel_attributes.py` has the names and attributes. Times and parents come from the trace, never from the
+thread that writes the spans.
+"""
+
+import os
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
+
+from grue import messages as m
+from grue.errors import MissingDependencyError
+from grue.tracing.observers.otel_attributes import AgentDescription, Conventions, present
+from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
+from grue.tracing.observers.span_feed import SpanFeed
+from grue.tracing.observers.span_sink import Capture, SpanSink, nanoseconds
+from grue.tracing.observers.spans import Generation, SpanClosed, SpanId, SpanNoted, SpanOpened, ToolUse
+
+INSTALL = "OpenTelemetry is not installed: pip install 'grue[otel]'"
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+def require_otel() -> None:
+    """Raise `MissingDependencyError`, with the install command, unless OpenTelemetry is installed."""
+    if not _installed():
+        raise MissingDependencyError(INSTALL)
+
+
+def _installed() -> bool:
+    try:
+        return all(find_spec(package) is not None for package in _PACKAGES)
+    except ModuleNotFoundError:  # of a parent package
+        return False
+
+
+class OtelObserver(Outbox):
+    """An observer that exports an episode as OpenTelemetry spans, from its own thread.
+
+    A problem with the backend gives one warning. It never makes a turn fail, wait or behave differently.
+
+    Args:
+        tracer_provider: The caller's provider, which is flushed but never shut down. `None`: the global
+            provider if one is set, otherwise a new one that sends to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP
+            until `close`.
+        capture_content: Send prompts, arguments, outputs and error texts; off by default, as the
+            conventions recommend. With `"reference"`, a completion has what is new in its conversation and
+            the number of its message in the trace, instead of the whole conversation.
+        session_id: The conversation's id, if neither the turn nor the host names one; `None`: none.
+        agent_name: The agent's name in the spans of turns, or an `AgentDescription`, which also has its
+            description and its version.
+        warn: Called with the warning, from any thread; `None`: the logger `grue`.
+        bound: How many envelopes the queue holds; further ones are dropped and counted.
+
+    Attributes:
+        tracer_provider: The provider in use; `None` if none could be created. Nothing is sent then.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: Any = None,
+        *,
+        capture_content: Capture = False,
+        session_id: str | None = None,
+        agent_name: str | AgentDescription = "agent",
+        warn: Warn | None = None,
+        bound: int = BOUND,
+    ) -> None:
+        trouble = warn_once(warn)
+        own = False
+        if tracer_provider is None:
+            tracer_provider, own = _provider_from_environment(trouble)
+        self.tracer_provider = tracer_provider
+        agent = AgentDescription(agent_name) if isinstance(agent_name, str) else agent_name
+        conventions = Conventions(agent, capture_content)
+        sink = _OtelSink(SpanFeed(session_id or ""), tracer_provider, own, conventions)
+        super().__init__(sink, name="opentelemetry", bound=bound, warn=trouble)
+        if tracer_provider is None:
+            self.close()
+
+
+def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
+    """Return a tracer provider, or `None` after a warning, and whether it is this observer's own."""
+    if not _installed():
+        warn(f"{INSTALL}. The episode continues without it.")
+        return None, False
+    from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider
+
+    configured = get_tracer_provider()
+    if not isinstance(configured, ProxyTracerProvider):
+        return configured, False
+    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
+    if endpoint is None:
+        warn("Nothing is sent to OpenTelemetry: OTEL_EXPORTER_OTLP_ENDPOINT is not set.")
+        return None, False
+    return _own_provider(endpoint, warn), True
+
+
+def _own_provider(endpoint: str, warn: Warn) -> Any:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from grue.tracing.observers.otlp import patient
+
+    resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "grue"})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    where = urlsplit(endpoint)
+    backend = f"The OpenTelemetry collector at {where.hostname}:{where.port or 4318}"
+    provider.add_span_processor(BatchSpanProcessor(patient(OTLPSpanExporter(), backend=backend, warn=warn)))
+    return provider
+
+
+class _OtelSink(SpanSink):
+    def __init__(self, feed: SpanFeed, provider: Any, own: bool, conventions: Conventions) -> None:
+        super().__init__(feed)
+        self._provider = provider
+        self._own = own
+        self._say = conventions
+        self._tracer = None if provider is None else provider.get_tracer("grue")
+        self._spans: dict[SpanId, Any] = {}
+        self._ended_turn: dict[SpanId, Any] = {}
+
+    def open(self, event: SpanOpened) -> None:
+        from opentelemetry.context import Context
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        assert self._tracer is not None, "without a provider there is no thread"
+        name, attributes = self._say.beginning(event)
+        inside = None
+        if event.parent is not None:
+            inside = self._spans.get(event.parent) or self._ended_turn.get(event.parent)
+        self._spans[event.span] = self._tracer.start_span(
+            name,
+            # The context is explicit, and empty for an episode, so that the thread's own context never
+            # becomes a parent.
+            context=Context() if inside is None else set_span_in_context(inside, Context()),
+            kind=SpanKind.CLIENT if _is_remote(event) else SpanKind.INTERNAL,
+            attributes=present(attributes),
+            start_time=nanoseconds(event.at),
+        )
+
+    def note(self, event: SpanNoted) -> None:
+        span = self._spans.get(event.span)
+        if span is not None:
+            span.add_event(event.name, present(self._say.note(event)), timestamp=nanoseconds(event.at))
+
+    def close(self, event: SpanClosed) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        span = self._spans.pop(event.span, None)
+        if span is None:
+            return
+        if isinstance(event.subject, m.RunTurn):
+            self._ended_turn = {event.span: span}  # a host's own calls are recorded in it later
+        attributes = present(self._say.ending(event))
+        span.set_attributes(attributes)
+        named_late = attributes.get("gen_ai.request.model")
+        if isinstance(event.subject, Generation) and named_late and not event.subject.asks.model:
+            span.update_name(f"chat {named_late}")
+        if event.verdict.level == "error":
+            span.set_status(Status(StatusCode.ERROR, self._say.words(event.verdict)))
+        span.end(end_time=nanoseconds(event.at))
+
+    def flush(self) -> None:
+        if self._own:
+            self._provider.shutdown()
+        elif hasattr(self._provider, "force_flush"):
+            self._provider.force_flush()
+
+
+def _is_remote(event: SpanOpened) -> bool:
+    """Return whether a span is a request to another process: to a model, or to an MCP server."""
+    match event.subject:
+        case Generation():
+            return True
+        case ToolUse(protocol_version=revision):
+            return bool(revision)
+        case _:
+            return False

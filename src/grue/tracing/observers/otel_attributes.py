@@ -1,0 +1,358 @@
+"""The names and attributes of spans, by OpenTelemetry's semantic conventions for GenAI and MCP.
+
+`tests/support/genai_conventions.py` has the conventions' tables of required and recommended attributes, with
+their date; tests compare spans with them. Attributes without a standard name are called `grue.*`.
+
+Attributes that decide about sampling (operation, provider, model, address, agent) are given when a span
+begins; a trace without them (of an older version, or of a model actor of the host's) gives them at the end.
+"""
+
+from typing import Any, TypeAlias, assert_never
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from grue import messages as m
+from grue.tracing.observers.otel_content import answered, replied, said, tool_definitions, value_text
+from grue.tracing.observers.span_sink import DETAIL_LIMIT, Capture, clipped_text, shown_history
+from grue.tracing.observers.spans import (
+    Episode,
+    EpisodeSummary,
+    Generation,
+    Outcome,
+    SessionSummary,
+    SpanClosed,
+    SpanNoted,
+    SpanOpened,
+    ToolSession,
+    ToolUse,
+    Verdict,
+)
+
+Attributes: TypeAlias = dict[str, Any]
+"""Attributes of a span; those that are `None` are left out."""
+
+UNKNOWN_PROVIDER = "_OTHER"
+"""The provider of a model that an actor of the host's asks; the conventions require a name."""
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+_HTTP_VERSION = "1.1"
+"""The only version that the HTTP client for MCP servers speaks: it is made without `http2`."""
+
+
+class AgentDescription(Struct, frozen=True):
+    """An application's description of its agent, for the spans of turns.
+
+    Attributes:
+        name: Its name, which is also in the span's name.
+        description: What it does, in a sentence; empty: not given.
+        version: Its version, by which spans of two versions can be told apart; empty: not given.
+    """
+
+    name: str = "agent"
+    description: str = ""
+    version: str = ""
+
+
+class Conventions:
+    """Maps spans to names and attributes.
+
+    Args:
+        agent: The agent in the spans of turns.
+        capture_content: Whether prompts, arguments, outputs and error texts may be sent, and what a
+            generation has of its conversation.
+    """
+
+    def __init__(self, agent: AgentDescription, capture_content: Capture) -> None:
+        self._described = agent
+        self._capture = bool(capture_content)
+        self._whole = capture_content != "reference"
+
+    def beginning(self, event: SpanOpened) -> tuple[str, Attributes]:
+        """Return a span's name, and the attributes that are known when it begins."""
+        name, attributes = self._begun(event)
+        return name, {"gen_ai.conversation.id": event.conversation or None, **attributes}
+
+    def note(self, event: SpanNoted) -> Attributes:
+        """Return the attributes of an event of a span."""
+        facts = {f"grue.{name}": value for name, value in event.facts.items()}
+        return {**facts, "error.type": event.verdict.error_type or None, **self._detail(event.verdict)}
+
+    def ending(self, event: SpanClosed) -> Attributes:
+        """Return the attributes that are known when a span ends."""
+        return {**self._ended(event), **self._about_subject(event), **self._judged(event)}
+
+    def words(self, verdict: Verdict) -> str:
+        """Return the description of a failure's status."""
+        detail = clipped_text(verdict.detail, DETAIL_LIMIT) if self._capture else ""
+        return detail or verdict.error_type
+
+    def _begun(self, event: SpanOpened) -> tuple[str, Attributes]:
+        match event.subject:
+            case Episode() as episode:
+                return _episode(episode)
+            case m.RunTurn() as run:
+                return f"invoke_agent {self._described.name}", self._agent(run, event.asks)
+            case ToolSession(servers=servers, max_iterations=most):
+                session: Attributes = {"grue.servers": list(servers), "grue.max_iterations": most}
+                return "agent-tool-calling-session", session
+            case Generation() as generation:
+                return f"chat {generation.asks.model}".strip(), self._generation(generation)
+            case ToolUse() as use:
+                return f"execute_tool {use.name}", self._tool_use(use)
+            case never:
+                assert_never(never)
+
+    def _agent(self, run: m.RunTurn, asks: m.ModelAsked | None) -> Attributes:
+        asked = (m.SystemText(run.system), m.UserText(run.user, attachments=run.images))
+        return {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": self._described.name,
+            "gen_ai.agent.description": self._described.description or None,
+            "gen_ai.agent.version": self._described.version or None,
+            "gen_ai.output.type": None if run.answer is None else "json",
+            "grue.turn": run.turn,
+            **_request(asks or m.ModelAsked(model="")),
+            **said(asked, capture=self._capture),
+        }
+
+    def _generation(self, generation: Generation) -> Attributes:
+        asks, sent, request = generation.asks, generation.sent, generation.request
+        shown = shown_history(sent, whole=self._whole)
+        return {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.output.type": None if sent.answer is None else "json",
+            "gen_ai.request.stream": True if request.stream and asks.streams else None,
+            "grue.request": request.request,
+            "grue.message": sent.message,
+            "grue.history.left_out": shown.left_out + sent.missing or None,
+            **_request(asks),
+            **_sampling_of_model(asks),
+            **_address(asks.address),
+            "openai.api.type": asks.wire if _is_openai(asks) and asks.wire in _OPENAI_APIS else None,
+            **said(shown.said, capture=self._capture),
+            "gen_ai.tool.definitions": tool_definitions(sent.tools) if self._capture else None,
+        }
+
+    def _tool_use(self, use: ToolUse) -> Attributes:
+        return {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": use.name,
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.description": clipped_text(use.description, DETAIL_LIMIT) or None,
+            "gen_ai.tool.call.id": use.call_id,
+            "gen_ai.tool.call.arguments": value_text(use.arguments) if self._capture else None,
+            "grue.server": use.server,
+            "grue.timeout_s": use.timeout_s,
+            "grue.iteration": use.iteration,
+            **_mcp(use),
+        }
+
+    def _ended(self, event: SpanClosed) -> Attributes:
+        outcome: Outcome | None = event.outcome
+        match outcome:
+            case None:
+                return {}
+            case EpisodeSummary():
+                return self._episode_ended(outcome)
+            case m.TurnCompleted(kind=kind, answer=answer, usage=usage):
+                spoken = answered(value_text(answer)) if self._capture else None
+                return {
+                    "grue.kind": kind,
+                    "gen_ai.output.messages": spoken,
+                    **_finished(event.finish_reason),
+                    **_used(_of_this_part(usage, event.subject)),
+                }
+            case m.TurnFailed(usage=usage):
+                used = _used(_of_this_part(usage, event.subject))
+                return {"grue.kind": "failed", **_finished(event.finish_reason), **used}
+            case SessionSummary(iterations_used=iterations, tools_called=called, final_action=action):
+                shown = self._capture and action is not None
+                return {
+                    "grue.iterations_used": iterations,
+                    "grue.tools_called": called,
+                    "grue.final_action": value_text(action) if shown else None,
+                }
+            case m.CompletionReceived():
+                return self._completion(outcome, event.subject)
+            case m.CompletionFailed(failure=failure):
+                status = {"http.response.status_code": failure.status, "gen_ai.request.model": failure.model}
+                return {**status, **_address(failure.endpoint)}
+            case m.ToolCallRecord(result=result, settlement=settlement, duration_s=duration_s):
+                return {
+                    "grue.settlement": settlement,
+                    "grue.duration_s": duration_s,
+                    "gen_ai.tool.call.result": value_text(result.to_dict()) if self._capture else None,
+                }
+            case never:
+                assert_never(never)
+
+    def _episode_ended(self, summary: EpisodeSummary) -> Attributes:
+        ended, asked, answer = summary.ended, summary.asked, summary.answered
+        attributes: Attributes = {}
+        if ended is not None:
+            attributes |= {f"grue.{name}": value for name, value in ended.labels().items()}
+        if self._capture and asked is not None:
+            attributes |= said((m.UserText(asked.user),), capture=True)
+        if self._capture and answer is not None:
+            attributes["gen_ai.output.messages"] = answered(value_text(answer.answer))
+        return attributes
+
+    def _completion(self, reply: m.CompletionReceived, subject: object) -> Attributes:
+        facts, asks = reply.facts, subject.asks if isinstance(subject, Generation) else m.ModelAsked(model="")
+        return {
+            # Where no earlier message named the model, only the reply does.
+            "gen_ai.request.model": None if asks.model else reply.model or None,
+            "gen_ai.response.model": reply.model or None,
+            "gen_ai.response.id": facts.id or None,
+            "gen_ai.response.time_to_first_chunk": facts.first_chunk_s,
+            "openai.response.service_tier": facts.service_tier if _is_openai(asks) else None,
+            "openai.response.system_fingerprint": facts.system_fingerprint if _is_openai(asks) else None,
+            "gen_ai.output.messages": replied(reply) if self._capture else None,
+            "gen_ai.usage.reasoning.output_tokens": reply.usage.reasoning_tokens or None,
+            "llm.cost.total": reply.usage.cost_usd,  # OpenInference's, which Phoenix adds up
+            **_finished(reply.finish_reason),
+            **_used(reply.usage),
+        }
+
+    def _about_subject(self, event: SpanClosed) -> Attributes:
+        """Return the attributes that became known while the subject's span was open."""
+        match event.subject:
+            case Generation(asks=asks):
+                return {**_sampling(asks), **_sampling_of_model(asks)}
+            case ToolUse(request_id=request_id, error_code=code):
+                status = None if code is None else str(code)
+                return {"jsonrpc.request.id": request_id or None, "rpc.response.status_code": status}
+            case _:
+                return {}
+
+    def _judged(self, event: SpanClosed) -> Attributes:
+        """Return the attributes of how a span ended. `error.type` is only on spans that failed."""
+        verdict = event.verdict
+        if verdict.level != "error":
+            return {"grue.warning": verdict.error_type or None, **self._detail(verdict)}
+        code = event.subject.error_code if isinstance(event.subject, ToolUse) else None
+        return {"error.type": verdict.error_type if code is None else str(code), **self._detail(verdict)}
+
+    def _detail(self, verdict: Verdict) -> Attributes:
+        detail = verdict.detail if self._capture and verdict.level != "default" else ""
+        return {"grue.detail": clipped_text(detail, DETAIL_LIMIT) or None}
+
+
+def _episode(episode: Episode) -> tuple[str, Attributes]:
+    started = episode.started
+    if started is None:
+        return "invoke_workflow", {"gen_ai.operation.name": "invoke_workflow"}
+    return f"invoke_workflow {started.title}", {
+        "gen_ai.operation.name": "invoke_workflow",
+        "gen_ai.workflow.name": started.title,
+        "gen_ai.request.model": started.model,
+        **{f"grue.{name}": value for name, value in started.labels().items() if name != "model"},
+    }
+
+
+def _mcp(use: ToolUse) -> Attributes:
+    """Return the attributes of an MCP request: those that its own span would have, as the call is one."""
+    if not use.protocol_version:
+        return {}
+    by_http = bool(use.address)
+    return {
+        "mcp.method.name": "tools/call",
+        "mcp.protocol.version": use.protocol_version,
+        "network.transport": "tcp" if by_http else "pipe",
+        "network.protocol.name": "http" if by_http else None,
+        "network.protocol.version": _HTTP_VERSION if by_http else None,
+        **_address(use.address),
+    }
+
+
+def _request(asks: m.ModelAsked) -> Attributes:
+    return {
+        "gen_ai.provider.name": asks.provider or UNKNOWN_PROVIDER,
+        "gen_ai.request.model": asks.model or None,
+        **_sampling(asks),
+    }
+
+
+def _sampling(asks: m.ModelAsked) -> Attributes:
+    sampling: m.JsonObject = asks.sampling
+    choices = sampling.get("n")
+    return {
+        "gen_ai.request.temperature": _number(sampling.get("temperature")),
+        "gen_ai.request.top_p": _number(sampling.get("top_p")),
+        "gen_ai.request.max_tokens": sampling.get("max_tokens"),
+        "gen_ai.request.stop_sequences": sampling.get("stop"),
+        "gen_ai.request.frequency_penalty": _number(sampling.get("frequency_penalty")),
+        "gen_ai.request.presence_penalty": _number(sampling.get("presence_penalty")),
+        "gen_ai.request.seed": sampling.get("seed"),
+        "gen_ai.request.choice.count": choices if choices != 1 else None,
+    }
+
+
+def _sampling_of_model(asks: m.ModelAsked) -> Attributes:
+    """Return the settings that only the span of a completion has."""
+    tier = asks.sampling.get("service_tier")
+    return {
+        "gen_ai.request.top_k": _number(asks.sampling.get("top_k")),
+        "openai.request.service_tier": tier if _is_openai(asks) and tier != "auto" else None,
+    }
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+_OPENAI_APIS = ("chat_completions", "responses")
+
+
+def _is_openai(asks: m.ModelAsked) -> bool:
+    return asks.provider == "openai"
+
+
+def _finished(reason: str | None) -> Attributes:
+    return {"gen_ai.response.finish_reasons": [reason] if reason else None}
+
+
+def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
+    """Return the usage of a turn since it was resumed: the spans of its earlier part are in another trace.
+
+    Tools that add up the usage of all traces, such as MLflow, would count that part twice.
+    """
+    if not isinstance(subject, m.RunTurn) or subject.resumed is None:
+        return usage
+    before = subject.resumed.parked.usage
+    cost = None if usage.cost_usd is None else max(0.0, usage.cost_usd - (before.cost_usd or 0.0))
+    return m.Usage(
+        input_tokens=max(0, usage.input_tokens - before.input_tokens),
+        output_tokens=max(0, usage.output_tokens - before.output_tokens),
+        cached_tokens=max(0, usage.cached_tokens - before.cached_tokens),
+        cache_write_tokens=max(0, usage.cache_write_tokens - before.cache_write_tokens),
+        reasoning_tokens=max(0, usage.reasoning_tokens - before.reasoning_tokens),
+        cost_usd=cost,
+    )
+
+
+def _used(usage: m.Usage) -> Attributes:
+    return {
+        "gen_ai.usage.input_tokens": usage.input_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens or None,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens or None,
+        "grue.usage.cost_usd": usage.cost_usd,
+    }
+
+
+def _address(url: str) -> Attributes:
+    try:
+        where = urlsplit(url)
+        port = where.port or _DEFAULT_PORTS.get(where.scheme)
+    except ValueError:
+        return {}
+    return {"server.address": where.hostname, "server.port": port if where.hostname else None}
+
+
+def present(attributes: Attributes) -> Attributes:
+    """Return the attributes that have a value."""
+    return {name: value for name, value in attributes.items() if value not in (None, "")}

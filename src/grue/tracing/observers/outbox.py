@@ -1,0 +1,213 @@
+"""A bounded queue and a thread that pass envelopes to an observer that uses the network.
+
+The recorder puts an envelope into the queue and continues. It never waits, and an exception behind the queue
+never reaches a turn. If the queue is full, the envelope is dropped and counted; one warning at the end names
+the count. The trace file does not use this queue and drops nothing.
+
+The thread starts with the first envelope. It ends with `close` or with the program. A process that was forked
+in the middle of an episode sends nothing, because the episode continues in its parent.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from grue import messages as m
+from grue.runtime.trace.recorder import Envelope
+
+BOUND = 10_000
+"""How many envelopes the queue holds: some hundred turns, in case the thread gets no time to run."""
+
+CLOSE_S = 5.0
+"""How long `close` waits by default, in seconds."""
+
+Warn: TypeAlias = Callable[[str], None]
+"""A function that shows one sentence to the user."""
+
+
+def warn_once(warn: Warn | None = None) -> Warn:
+    """Return a function that passes on only the first warning, from any thread, because problems repeat.
+
+    Args:
+        warn: Called with the warning; `None`: the logger `grue`.
+    """
+    tell = warn or logging.getLogger("grue").warning
+    first = iter([tell])
+
+    def say(text: str) -> None:
+        with contextlib.suppress(Exception):
+            next(first, _silent)(text)
+
+    return say
+
+
+def _silent(text: str) -> None:
+    del text
+
+
+class Consumer(Protocol):
+    """Handles envelopes in the outbox's thread. It may block; its exceptions are counted."""
+
+    def consume(self, envelope: Envelope[Any]) -> None:
+        """Take the next envelope."""
+        ...
+
+    def finish(self) -> None:
+        """Send what is left; no envelope follows."""
+        ...
+
+
+class OutboxStatistics(Struct, frozen=True, kw_only=True):
+    """How many envelopes were handled, dropped or failed so far.
+
+    Attributes:
+        taken: Taken by the thread.
+        dropped: Dropped, because the queue was full.
+        failed: Taken, but the consumer raised an exception.
+        waiting: In the queue now.
+    """
+
+    taken: int
+    dropped: int
+    failed: int
+    waiting: int
+
+
+class Outbox:
+    """An observer that passes each envelope to `consumer` in its own thread; use one per recorder.
+
+    Pieces of streamed text (`TextDelta`) are left out, because the whole reply follows.
+
+    Args:
+        consumer: Gets the envelopes, in order.
+        name: The observer's name, in warnings and as the thread's name.
+        bound: How many envelopes the queue holds.
+        warn: Called with the one warning, from any thread; `None`: the logger `grue`.
+    """
+
+    def __init__(
+        self, consumer: Consumer, *, name: str, bound: int = BOUND, warn: Warn | None = None
+    ) -> None:
+        self._consumer = consumer
+        self._name = name
+        self._bound = bound
+        self._warn = warn_once(warn)
+        # `SimpleQueue.put` never waits, and it takes no lock that the thread could hold.
+        self._queue: queue.SimpleQueue[Envelope[Any] | threading.Event | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._starting = threading.Lock()
+        self._closed = False
+        self._taken = self._dropped = self._failed = 0
+
+    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Put `envelope` into the queue. Never waits and never raises."""
+        del line
+        if self._closed or isinstance(envelope.body, m.TextDelta) or self._process != os.getpid():
+            return
+        if self._queue.qsize() >= self._bound:
+            self._dropped += 1
+            return
+        self._taken += 1
+        self._queue.put(envelope)
+        if self._thread is None:
+            self._start()
+
+    def statistics(self) -> OutboxStatistics:
+        """Return the counts so far."""
+        return OutboxStatistics(
+            taken=self._taken, dropped=self._dropped, failed=self._failed, waiting=self._queue.qsize()
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether the outbox is closed and takes no further envelope."""
+        return self._closed
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until the consumer has handled everything queued so far; return whether it has.
+
+        This blocks, so do not call it from a thread that runs an event loop. It does not flush the backend.
+
+        Args:
+            timeout_s: How long to wait, in seconds.
+        """
+        thread = self._thread
+        if thread is None or self._process != os.getpid():
+            return True
+        if self._closed:
+            thread.join(timeout_s)
+            return not thread.is_alive()
+        reached = threading.Event()
+        self._queue.put(reached)
+        return reached.wait(timeout_s)
+
+    def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """Refuse further envelopes, send what is left, and end the thread. A second call only waits again.
+
+        This blocks, so do not call it from a thread that runs an event loop.
+
+        Args:
+            timeout_s: How long to wait for the thread; 0: not at all. After that the thread continues in the
+                background until the program ends.
+
+        Returns:
+            Whether everything was sent and the thread has ended.
+        """
+        if self._process != os.getpid():
+            return True
+        with self._starting:
+            closing, self._closed = not self._closed, True
+            thread = self._thread
+        if closing:
+            atexit.unregister(self.close)
+            self._queue.put(None)
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout_s)
+        if thread.is_alive() and timeout_s:
+            self._warn(f"{self._name}: not everything could be sent within {timeout_s:g} s.")
+        return not thread.is_alive()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is not None or self._closed:
+                return
+            thread = threading.Thread(target=self._run, name=f"grue-{self._name}", daemon=True)
+            try:
+                thread.start()
+            except (
+                RuntimeError
+            ) as error:  # the system cannot start another thread, or the interpreter is shutting down
+                self._closed = True
+                self._warn(f"{self._name}: nothing is sent: {error}.")
+                return
+            self._thread = thread
+            # atexit handlers run last in, first out, so this one runs before that of a client that was
+            # created earlier.
+            atexit.register(self.close)
+
+    def _run(self) -> None:
+        while (taken := self._queue.get()) is not None:
+            if isinstance(taken, threading.Event):
+                taken.set()
+            else:
+                self._attempt(self._consumer.consume, taken)
+        self._attempt(self._consumer.finish)
+        if self._dropped:
+            total = self._taken + self._dropped
+            self._warn(f"{self._name}: {self._dropped} of {total} messages were dropped, too many waited.")
+
+    def _attempt(self, do: Callable[..., None], *arguments: Envelope[Any]) -> None:
+        try:
+            do(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever an exporter raises, the episode goes on
+            self._failed += 1
+            self._warn(f"{self._name}: something was not sent: {type(error).__name__}: {error}")

@@ -1,0 +1,175 @@
+"""The run folder of an episode: its trace, its two logs and, at the end, its result."""
+
+import os
+import re
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from grue.errors import TraceError
+from grue.runtime.loops.closing import Closing
+from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.trace.file import TraceOptions, TraceWriter
+from grue.runtime.trace.line_file import cut_half_line
+from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.runtime.version import __version__
+from grue.runtime.whole_file import write_whole
+from grue.tracing.observers.episode_log import EpisodeLog
+from grue.tracing.observers.json_log import JsonLog
+
+RESULT_FILE = "result.json"
+
+
+class RunFolder(Closing):
+    """The files of one episode, written while it runs.
+
+    Messages from and to `host` are flushed before `record` returns, so that a host can record a decision and
+    then act on it. The files never contain secrets from the environment.
+
+    Files: `trace.jsonl`, `events.jsonl`, `episode.log`, `result.json`, each readable only by its owner.
+
+    Args:
+        path: The folder; created with its parents if it does not exist.
+        recorder: Everything that it records from now on is written.
+        episode_id: The episode's id, for the files.
+        resume: Continue the files of an episode that was interrupted. The recorder must not have recorded
+            anything yet; it continues with the numbers and the time of the trace.
+        options: How the trace is written.
+
+    Raises:
+        TraceError: The folder or a file in it cannot be written; the text names it and the cause. With
+            `resume`: there is no trace of this episode, or it is still being played.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        recorder: Recorder,
+        *,
+        episode_id: str,
+        resume: bool = False,
+        options: TraceOptions | None = None,
+    ) -> None:
+        self.path = path = Path(path)
+        self._recorder = recorder
+        if not resume:
+            _make(path)
+        options = replace(options or TraceOptions(), version=__version__)
+        with ExitStack() as files:
+            trace = path / "trace.jsonl"
+            self._trace = TraceWriter(trace, episode=episode_id, options=options, resume=resume)
+            files.callback(self._trace.close)
+            if resume:
+                cut_half_line(path / "events.jsonl", "event log")
+                cut_half_line(path / "episode.log", "episode log")
+                recorder.resume(after_seq=self._trace.last_seq, after_t=self._trace.last_t)
+            events = JsonLog(path / "events.jsonl", episode_id=episode_id)
+            files.callback(events.close)
+            log = EpisodeLog(path / "episode.log", episode_id=episode_id)
+            files.callback(log.close)
+            self._files = files.pop_all()
+        for name, value in secrets_in(os.environ).items():
+            recorder.hide(name, value)
+        self._place = (path / "trace.jsonl").absolute()
+        self._outside = options.outside
+        for observer in (self._trace, events, log, self._require_place):
+            recorder.add(observer)
+
+    def _require_place(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Raise if the folder is gone; an observer that checks each message from or to the host."""
+        del line
+        if self._outside in (envelope.sender, envelope.receiver) and not os.path.exists(self._place):  # noqa: PTH110 - never raises
+            raise TraceError(f"The run folder {self.path} was moved or deleted while it was being written.")
+
+    def flush(self) -> bool:
+        """Wait until everything recorded so far is flushed to the operating system; return whether it is.
+
+        Raises:
+            TraceError: The disk is full or failed, or the folder is closed.
+        """
+        self._recorder.settle()
+        return self._trace.flush()
+
+    def write_result(self, result: object) -> None:
+        """Write `result.json` atomically and without secrets."""
+        target = self.path / RESULT_FILE
+        text = msgspec.json.format(self._recorder.redacted(msgspec.json.encode(result)), indent=2)
+        try:
+            write_whole(target, text + b"\n", draft=f"{RESULT_FILE}.part")
+        except OSError as error:
+            raise TraceError(f"Cannot write {target}: {error.strerror}.") from error
+
+    def keep(self, name: str, content: bytes) -> str:
+        """Write a file of the host's own into the folder, without secrets, and return its name.
+
+        Args:
+            name: Relative to the folder, such as `artifacts/page.json`. Its last part is made a plain name.
+            content: JSON if `name` ends in `.json`, text in UTF-8 otherwise.
+
+        Raises:
+            TraceError: It cannot be written.
+        """
+        above, _, last = name.rpartition("/")
+        last = re.sub(r"[^A-Za-z0-9._-]+", "_", last)
+        target = self.path / above / last
+        hidden = (
+            self._recorder.redacted(content)
+            if last.endswith(".json")
+            else self._recorder.redacted_text(content.decode("utf-8", "replace")).encode()
+        )
+        try:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(target, hidden)
+        except OSError as error:
+            raise TraceError(f"Cannot write {target}: {error.strerror}.") from error
+        return f"{above}/{last}".lstrip("/")
+
+    def discard(self) -> None:
+        """Close the files and remove them, and the folder if nothing else is in it."""
+        self.close()
+        for name in ("trace.jsonl", "events.jsonl", "episode.log"):
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def close(self) -> None:
+        """Close the files. A second call does nothing.
+
+        Raises:
+            TraceError: The trace could not be written completely, and no earlier call has raised this.
+        """
+        with self._files:
+            self._recorder.settle()
+
+
+def new_run_path(parent: Path) -> Path:
+    """Create a run folder that nobody else has, named by the time and the process, and return its path.
+
+    Raises:
+        TraceError: It cannot be created.
+    """
+    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
+    for number in count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            # Containers that share the folder may have processes with the same number. The one that creates
+            # the folder has it.
+            path.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise TraceError(f"Cannot create the run folder {path}: {error.strerror}.") from error
+        return path
+    raise AssertionError("count() does not end")
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise TraceError(f"Cannot create the run folder {path}: {error.strerror}.") from error

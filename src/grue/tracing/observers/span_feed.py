@@ -1,0 +1,434 @@
+"""Turn trace envelopes into spans: when each begins and ends, which span contains it, and how it ended.
+
+`SpanFeed` takes the envelopes of an episode in order and returns the spans that begin and end, and the notes
+in between. It does no I/O and reads no clock.
+
+Causes decide where an envelope belongs: it belongs to the turn of the envelope that caused it. An envelope
+without a cause (a deadline, a crash) belongs to the latest open turn with its number. A session that was
+opened outside a turn, for example by `MCPManager`, is a child of the episode, and the calls that the host
+makes in it are inside it. If the host records such a call in the turn that has just ended, because it carries
+out what that turn answered, the call is a child of the turn, and begins after it.
+
+These rules hold for any sequence of envelopes:
+- Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
+  everything inside it, except for a host's calls in a turn that has ended.
+- A tool use is a call that was sent; a call that was skipped or rejected is a note.
+- A turn has one tool-calling session if a request offered tools, and otherwise none.
+- A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed, and
+  every turn that is open when the episode ends, at the time of its last envelope.
+- An episode that its host announced ends well if the host says so. One that only its turns made known, as
+  those of a `Runner`, ends as its last turn did, unless a turn is open: then it was cut off.
+- Time never runs backwards: it is monotonic, counted from the wall clock's time of the first envelope.
+
+Source: P31-32
+"""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.protocol.tools.calls import record_settlement
+from grue.runtime.supervisor import ActorFailed
+from grue.runtime.trace.recorder import Envelope
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.observers.conversations import AsSent, Conversations
+from grue.tracing.observers.span_scope import SpanScope
+from grue.tracing.observers.spans import (
+    CUT_OFF,
+    DROPPED,
+    Episode,
+    EpisodeSummary,
+    Generation,
+    Outcome,
+    SpanClosed,
+    SpanEvent,
+    SpanId,
+    SpanNoted,
+    SpanOpened,
+    Subject,
+    ToolSession,
+    ToolUse,
+    Verdict,
+    crash_verdict,
+    note_of,
+    verdict_of,
+)
+from grue.tracing.steps import StepBegan
+
+_NO_TURN = (0, SpanId(0))
+
+
+class SpanFeed:
+    """Turn the envelopes of one episode into its spans.
+
+    Args:
+        episode_id: The episode's id until `EpisodeStarted` gives it; empty: none.
+        model: The model's name until the trace gives it.
+    """
+
+    def __init__(self, episode_id: str = "", *, model: str = "") -> None:
+        self._episode_id = episode_id
+        self._asks = m.ModelAsked(model=model)
+        self._conversations = Conversations()
+        self._sent: AsSent | None = None
+        self._episode: SpanOpened | None = None
+        self._announced = False
+        self._asked: m.RunTurn | None = None
+        self._answered: m.TurnCompleted | None = None
+        self._last = CUT_OFF
+        self._ended_turn = _NO_TURN
+        self._scopes: list[SpanScope] = []
+        self._scope_of: dict[int, SpanScope] = {}
+        self._spans = 0
+        self._epoch: float | None = None
+        self._now = 0.0
+        self._events: list[SpanEvent] = []
+
+    def feed(self, envelope: Envelope[Any]) -> list[SpanEvent]:
+        """Return the spans that `envelope` begins and ends and its notes, in order; mostly one or none."""
+        self._events = []
+        if self._epoch is None:
+            self._epoch = envelope.at - envelope.t
+        self._now = max(self._now, self._epoch + envelope.t)
+        self._sent = self._conversations.see(envelope)
+        body = envelope.body
+        match body:
+            case EpisodeStarted() | EpisodeResumed() | EpisodeEnded():
+                self._take_host_fact(body)
+            case m.RunTurn():
+                self._begin_turn(envelope, body)
+            case _:
+                scope = self._find(envelope)
+                if scope is None and isinstance(body, m.OpenSession):
+                    self._begin_session(envelope, body)
+                elif scope is not None:
+                    self._assign(envelope, scope)
+                    self._take(scope, envelope)
+        return self._events
+
+    def finish(self) -> list[SpanEvent]:
+        """Return the ends of all open spans; the episode is over."""
+        self._events = []
+        self._end_episode(None)
+        return self._events
+
+    # --- Episodes, turns and sessions ---
+
+    def _take_host_fact(self, fact: EpisodeStarted | EpisodeResumed | EpisodeEnded) -> None:
+        if isinstance(fact, EpisodeEnded):
+            self._end_episode(fact)
+            return
+        self._end_episode(None)
+        self._episode_id = fact.episode_id
+        if isinstance(fact, EpisodeStarted):
+            self._asks = m.ModelAsked(model=fact.model)
+        self._begin_episode(fact if isinstance(fact, EpisodeStarted) else None)
+        self._announced = True
+
+    def _begin_episode(self, started: EpisodeStarted | None) -> SpanId:
+        subject = Episode(episode_id=self._episode_id, started=started)
+        self._episode = self._opened(subject, parent=None, conversation=self._episode_id)
+        self._announced = False
+        self._asked = self._answered = None
+        self._ended_turn = _NO_TURN
+        self._last = CUT_OFF
+        return self._episode.span
+
+    def _end_episode(self, ended: EpisodeEnded | None) -> None:
+        verdict = CUT_OFF if self._announced or self._scopes else self._last
+        for scope in list(self._scopes):
+            self._abandon(scope)
+        if self._episode is not None:
+            outcome = EpisodeSummary(ended=ended, asked=self._asked, answered=self._answered)
+            self._closed(self._episode, self._now, outcome, verdict if ended is None else verdict_of(ended))
+            self._episode = None
+
+    def _begin(
+        self, envelope: Envelope[Any], command: m.RunTurn | m.OpenSession, subject: Subject
+    ) -> SpanScope:
+        parent = self._begin_episode(None) if self._episode is None else self._episode.span
+        scope = SpanScope(envelope.turn, command)
+        scope.conversation = self._episode_id
+        if isinstance(command, m.RunTurn):
+            self._asks = command.asks or self._asks
+            if command.history is not None:
+                scope.conversation = command.history.conversation
+        scope.asks = self._asks
+        self._scopes.append(scope)
+        self._assign(envelope, scope)
+        scope.root = self._open(scope, subject, parent)
+        return scope
+
+    def _begin_turn(self, envelope: Envelope[Any], command: m.RunTurn) -> None:
+        for crashed in [scope for scope in self._scopes if scope.crash is not None]:
+            self._abandon(crashed)
+        self._begin(envelope, command, command)
+        self._asked = self._asked or command
+
+    def _begin_session(self, envelope: Envelope[Any], command: m.OpenSession) -> None:
+        scope = self._begin(envelope, command, ToolSession(servers=(command.server,)))
+        scope.session = scope.root
+
+    def _abandon(self, scope: SpanScope) -> None:
+        """End a turn that gets no further envelope, at the time of its last one."""
+        verdict = CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
+        self._end_scope(scope, scope.last_at, None, verdict)
+
+    def _end_scope(
+        self, scope: SpanScope, at: float, end: m.TurnCompleted | m.TurnFailed | None, verdict: Verdict
+    ) -> None:
+        for call in scope.calls_elsewhere():
+            self._close(scope, call, at, None, CUT_OFF)
+        if scope.session:
+            self._close(scope, scope.session, at, scope.summary(end), verdict)
+        self._close(scope, scope.root, at, end, verdict)
+        self._last = verdict
+        if isinstance(scope.command, m.RunTurn):
+            self._ended_turn = (scope.turn, scope.root)
+        if isinstance(end, m.TurnCompleted):
+            self._answered = end
+        self._scopes.remove(scope)
+        for number in scope.envelopes:
+            del self._scope_of[number]
+
+    # --- Messages within a turn or a session ---
+
+    def _find(self, envelope: Envelope[Any]) -> SpanScope | None:
+        if envelope.cause in self._scope_of:
+            return self._scope_of[envelope.cause]
+        turns = (scope for scope in reversed(self._scopes) if isinstance(scope.command, m.RunTurn))
+        turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
+        if turn is not None:
+            return turn
+        # A call that a host makes itself has the number of a turn that may be over. It is in its session.
+        sessions = {
+            scope.command.server: scope for scope in self._scopes if isinstance(scope.command, m.OpenSession)
+        }
+        server = getattr(envelope.body, "server", m.ServerName(""))
+        if server in sessions or isinstance(envelope.body, m.OpenSession):
+            return sessions.get(server)
+        return next((scope for scope in [*sessions.values()][::-1] if scope.turn == envelope.turn), None)
+
+    def _assign(self, envelope: Envelope[Any], scope: SpanScope) -> None:
+        self._scope_of[envelope.seq] = scope
+        scope.envelopes.append(envelope.seq)
+        scope.last_at = self._now
+
+    def _take(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
+        self._take_steps(scope, envelope)
+        body = envelope.body
+        match body:
+            case m.IterationStarted(iteration=iteration, max_iterations=most):
+                scope.iteration = iteration
+                if not scope.session and isinstance(scope.command, m.RunTurn):
+                    session = ToolSession(servers=scope.command.servers, max_iterations=most)
+                    scope.session = self._open(scope, session, scope.root)
+            case m.CompletionReceived(tool_calls=calls):
+                scope.names.update({call.call_id: call.name for call in calls})
+                scope.replies_with_calls += bool(calls)
+            case m.CallTools(server=server, batch=batch, timeout_s=timeout_s):
+                scope.timeouts[server, batch] = timeout_s
+            case m.SessionOpened(server=server, tools=tools):
+                scope.servers[server] = body
+                scope.descriptions.update({(server, each.tool): each.description for each in tools})
+            case m.ToolsChanged(server=server, tools=tools):
+                scope.descriptions.update({(server, each.tool): each.description for each in tools})
+            case m.ToolSupportChecked(model=model, endpoint=endpoint):
+                self._learn(scope, model, endpoint)
+            case m.TurnCompleted():
+                self._end_scope(scope, self._now, body, verdict_of(body))
+            case m.TurnParked():
+                self._end_scope(scope, self._now, None, Verdict("warning", "parked", "waits for an approval"))
+            case m.TurnFailed(failure=failure):
+                if isinstance(failure, m.LlmFailure | m.ToolsUnsupported):
+                    self._learn(scope, failure.model, failure.endpoint)
+                verdict = verdict_of(body) if scope.crash is None else crash_verdict(scope.crash)
+                self._end_scope(scope, self._now, body, verdict)
+            case _:
+                self._note(scope, envelope)
+                self._outside_turns(scope, body)
+
+    def _learn(self, scope: SpanScope, model: str, endpoint: str) -> None:
+        """Keep what the trace says about the model, if the turn's own message does not say it."""
+        if not scope.asks.address:
+            self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
+
+    def _outside_turns(self, scope: SpanScope, body: object) -> None:
+        """End a session outside turns when it is closed or could not be opened."""
+        if isinstance(scope.command, m.RunTurn):
+            return
+        match body:
+            case m.SessionClosed():
+                self._end_scope(scope, self._now, None, Verdict())
+            case m.StartupFailed(failure=failure):
+                self._end_scope(scope, self._now, None, Verdict("error", "server_failed", failure.cause))
+            case m.McpDisabled(reason=reason):
+                self._end_scope(scope, self._now, None, Verdict("error", "mcp_disabled", reason))
+
+    def _note(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
+        if isinstance(envelope.body, ActorFailed):
+            scope.crash = scope.crash or envelope.body
+        note = note_of(envelope.body)
+        if note is None:
+            return
+        span = scope.spans.get(("model", envelope.cause), scope.innermost)
+        name = scope.names.get(getattr(envelope.body, "call_id", m.CallId("")))
+        facts = note.facts if name is None else {**note.facts, "tool_name": name}
+        self._events.append(
+            SpanNoted(span=span, at=self._now, name=note.name, verdict=note.verdict, facts=facts)
+        )
+
+    def _take_steps(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
+        """Open and close the spans of requests to the model and of tool calls."""
+        self._change_asked(scope, envelope)
+        for change in scope.steps.take(envelope):
+            step = change.step
+            if isinstance(change, StepBegan):
+                if step.attempt == 1 and step.kind == "model":
+                    scope.spans[step.key] = self._open_generation(scope, step.began)
+                elif step.kind == "tool":
+                    scope.spans[step.key] = self._open_use(scope, step.began)
+            elif change.reported and not change.retried and step.key in scope.spans:
+                self._close_step(scope, scope.spans.pop(step.key), envelope.body)
+
+    def _close_step(self, scope: SpanScope, span: SpanId, end: Any) -> None:
+        if isinstance(end, m.ReplyDropped):
+            self._close(scope, span, self._now, None, DROPPED)
+            return
+        opened = scope.open[span]
+        match opened.subject:
+            case ToolUse() as use:
+                request_id, code = getattr(end, "request_id", ""), getattr(end, "error_code", None)
+                scope.open[span] = replace(
+                    opened, subject=replace(use, request_id=request_id, error_code=code)
+                )
+            case Generation(asked_by="agent") if isinstance(end, m.CompletionReceived):
+                scope.finish_reason = end.finish_reason
+        outcome = _outcome(opened.subject, end)
+        self._close(scope, span, self._now, outcome, verdict_of(outcome))
+
+    def _change_asked(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
+        """Change the settings of the request that is under way, as the LLM actor says that it did."""
+        match envelope.body:
+            case m.SettingsLeftOut(settings=names):
+                changed: m.JsonObject = dict.fromkeys(names)
+                self._asks = scope.asks = _with_sampling(scope.asks, changed)
+            case m.ReplyCut(retried_with=int() as limit):
+                changed = {"max_tokens": limit}
+            case _:
+                return
+        span = scope.spans.get(("model", envelope.cause))
+        opened = None if span is None else scope.open.get(span)
+        if opened is not None and isinstance(opened.subject, Generation):
+            asks = _with_sampling(opened.subject.asks, changed)
+            scope.open[opened.span] = replace(opened, subject=replace(opened.subject, asks=asks))
+
+    def _open_generation(self, scope: SpanScope, asked: Envelope[Any]) -> SpanId:
+        request: m.RequestCompletion = asked.body
+        subject = Generation(
+            request=request,
+            asks=scope.asks,
+            sent=self._sent or AsSent(said=request.new, fresh=len(request.new), message=asked.seq),
+            asked_by=asked.sender,
+        )
+        return self._open(scope, subject, self._asked_by(scope, asked.sender))
+
+    def _asked_by(self, scope: SpanScope, sender: str) -> SpanId:
+        """Return the span that contains a request; a sampling request is inside the server's call."""
+        for span in scope.open.values():
+            if isinstance(span.subject, ToolUse) and span.subject.server == sender:
+                return span.span
+        return scope.innermost
+
+    def _open_use(self, scope: SpanScope, began: Envelope[Any]) -> SpanId:
+        called: m.ToolCalled = began.body
+        server, tool = called.server, called.tool
+        opened = scope.servers.get(server)
+        scope.sent += 1
+        use = ToolUse(
+            call_id=called.call_id,
+            name=scope.names.get(called.call_id, f"{server}.{tool}"),
+            server=server,
+            tool=tool,
+            arguments=called.arguments,
+            timeout_s=scope.timeouts.get((server, called.batch)),
+            iteration=scope.iteration,
+            protocol_version="" if opened is None else opened.protocol_version,
+            description=scope.descriptions.get((server, tool), ""),
+            address="" if opened is None else opened.address,
+        )
+        return self._open(scope, use, self._called_by(scope, began.turn))
+
+    def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
+        """Return the span that contains a call that is recorded in a turn."""
+        # A session outside turns has a number of its own, and so have its calls unless the host names a turn.
+        number, span = self._ended_turn
+        outside = isinstance(scope.command, m.OpenSession) and turn != scope.turn
+        return span if outside and turn == number else scope.innermost
+
+    # --- Spans ---
+
+    def _open(self, scope: SpanScope, subject: Subject, parent: SpanId) -> SpanId:
+        opened = self._opened(subject, parent=parent, conversation=scope.conversation, scope=scope)
+        scope.open[opened.span] = opened
+        return opened.span
+
+    def _close(
+        self, scope: SpanScope, span: SpanId, at: float, outcome: Outcome | None, verdict: Verdict
+    ) -> None:
+        for inner in [opened.span for opened in scope.open.values() if opened.parent == span]:
+            self._close(scope, inner, at, None, CUT_OFF)
+        opened = scope.open.pop(span, None)
+        if opened is not None:
+            finish = scope.finish_reason if isinstance(opened.subject, m.RunTurn) else None
+            self._closed(opened, at, outcome, verdict, finish)
+
+    def _opened(
+        self, subject: Subject, *, parent: SpanId | None, conversation: str, scope: SpanScope | None = None
+    ) -> SpanOpened:
+        self._spans += 1
+        opened = SpanOpened(
+            span=SpanId(self._spans),
+            parent=parent,
+            at=self._now,
+            turn=0 if scope is None else scope.turn,
+            subject=subject,
+            conversation=conversation,
+            asks=None if scope is None else scope.asks,
+        )
+        self._events.append(opened)
+        return opened
+
+    def _closed(
+        self,
+        opened: SpanOpened,
+        at: float,
+        outcome: Outcome | None,
+        verdict: Verdict,
+        finish_reason: str | None = None,
+    ) -> None:
+        self._events.append(
+            SpanClosed(
+                span=opened.span,
+                at=at,
+                subject=opened.subject,
+                outcome=outcome,
+                verdict=verdict,
+                finish_reason=finish_reason,
+            )
+        )
+
+
+def _with_sampling(asks: m.ModelAsked, changed: m.JsonObject) -> m.ModelAsked:
+    """Return the request's settings with other sampling settings; `None` takes a setting out."""
+    sampling = {name: value for name, value in {**asks.sampling, **changed}.items() if value is not None}
+    return replace(asks, sampling=sampling)
+
+
+def _outcome(subject: Subject, end: Any) -> m.CompletionReceived | m.CompletionFailed | m.ToolCallRecord:
+    if isinstance(subject, ToolUse):
+        call = m.ToolCall(call_id=end.call_id, name=subject.name, arguments="")
+        return record_settlement(call, subject.iteration, end)
+    reply: m.CompletionReceived | m.CompletionFailed = end
+    return reply

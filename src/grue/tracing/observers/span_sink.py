@@ -1,0 +1,176 @@
+"""The base class of span exporters, and the format in which they send content."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, TypeAlias, assert_never
+
+import msgspec
+
+from grue import messages as m
+from grue.runtime.trace.recorder import Envelope
+from grue.tracing.observers.conversations import AsSent
+from grue.tracing.observers.span_feed import SpanFeed
+from grue.tracing.observers.spans import SpanClosed, SpanNoted, SpanOpened
+
+CONTENT_LIMIT = 20_000
+"""Longest text of a prompt, an argument or an output, in characters; the trace holds the whole text."""
+
+HISTORY_LIMIT = 200_000
+"""Most characters of what was said before a request; the oldest messages are left out, and counted."""
+
+Capture: TypeAlias = bool | Literal["reference"]
+"""Whether content is sent. With `reference`, a generation has only what is new in its conversation, and the
+number of its message in the trace."""
+
+DETAIL_LIMIT = 1_000
+"""Longest text of a failure's reason."""
+
+
+class SpanSink(ABC):
+    """The base of span exporters, used as an outbox's consumer. Runs in one thread.
+
+    Args:
+        feed: Turns envelopes into spans.
+    """
+
+    def __init__(self, feed: SpanFeed) -> None:
+        self._feed = feed
+
+    def consume(self, envelope: Envelope[Any]) -> None:
+        """Export the spans and notes of `envelope`."""
+        self._write(self._feed.feed(envelope))
+
+    def finish(self) -> None:
+        """Close all open spans, and send everything that is not sent yet."""
+        try:
+            self._write(self._feed.finish())
+        finally:
+            self.flush()
+
+    def _write(self, events: list[SpanOpened | SpanNoted | SpanClosed]) -> None:
+        for event in events:
+            match event:
+                case SpanOpened():
+                    self.open(event)
+                case SpanNoted():
+                    self.note(event)
+                case SpanClosed():
+                    self.close(event)
+                case never:
+                    assert_never(never)
+
+    @abstractmethod
+    def open(self, event: SpanOpened) -> None:
+        """Begin a span."""
+
+    @abstractmethod
+    def note(self, event: SpanNoted) -> None:
+        """Add a note to a span. Ignore a span that is not known: it was not begun, or was lost."""
+
+    @abstractmethod
+    def close(self, event: SpanClosed) -> None:
+        """End a span. Ignore a span that is not known: it was not begun, or was lost."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Send everything that is not sent yet. Blocks."""
+
+
+def nanoseconds(seconds: float) -> int:
+    """Return seconds since the epoch as OpenTelemetry counts them."""
+    # Round to microseconds, because a float of this size has no more digits.
+    return round(seconds * 1_000_000) * 1_000
+
+
+def clipped(value: object, limit: int = CONTENT_LIMIT) -> object:
+    """Return a JSON value unchanged, or the beginning of its text if that is longer than `limit`."""
+    text = value if isinstance(value, str) else json_text(value)
+    if len(text) <= limit:
+        return value
+    return f"{text[:limit]}… [cut: {len(text) - limit} of {len(text)} characters]"
+
+
+def clipped_text(text: str, limit: int = CONTENT_LIMIT) -> str:
+    """Return a text, or its beginning."""
+    return str(clipped(text, limit))
+
+
+def json_text(value: object) -> str:
+    """Return a JSON value's text."""
+    return msgspec.json.encode(value).decode()
+
+
+class ShownHistory(NamedTuple):
+    """The part of a conversation that a span shows, and how many messages before it are left out."""
+
+    said: tuple[m.ConversationItem | m.AssistantReply, ...]
+    left_out: int
+
+
+def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
+    """Return the part of its conversation that a generation shows: the `whole` of it, or what is new.
+
+    Of the messages before the request, only the newest `HISTORY_LIMIT` characters are shown. System texts at
+    the beginning stay.
+    """
+    earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
+    if not whole:
+        return ShownHistory(new, len(earlier))
+    left, first = HISTORY_LIMIT, len(earlier)
+    while first and (left := left - _size(earlier[first - 1])) >= 0:
+        first -= 1
+    heads = tuple(item for item in earlier[:first] if isinstance(item, m.SystemText))
+    return ShownHistory((*heads, *earlier[first:], *new), first - len(heads))
+
+
+def _size(item: m.ConversationItem | m.AssistantReply) -> int:
+    match item:
+        case m.AssistantReply(content=content, tool_calls=calls):
+            texts = (content or "", *(call.arguments for call in calls))
+            return sum(min(len(text), CONTENT_LIMIT) for text in texts)
+        case m.ToolMessage(content=text):
+            return min(len(text), CONTENT_LIMIT)
+        case _:
+            return min(len(item.text), CONTENT_LIMIT)
+
+
+def chat_messages(items: Iterable[m.ConversationItem | m.AssistantReply]) -> list[m.JsonObject]:
+    """Return messages of a conversation in chat-completions format, each text clipped."""
+    return [_chat_message(item) for item in items]
+
+
+def _chat_message(item: m.ConversationItem | m.AssistantReply) -> m.JsonObject:
+    match item:
+        case m.AssistantReply(content=content, tool_calls=calls):
+            return _reply_message({"content": content}, calls)
+        case m.SystemText(text=text):
+            return {"role": "system", "content": clipped(text)}
+        case m.UserText(text=text):
+            return {"role": "user", "content": clipped(text)}
+        case m.AssistantText(text=text):
+            return {"role": "assistant", "content": clipped(text)}
+        case m.ToolMessage(call_id=call_id, content=content):
+            return {"role": "tool", "tool_call_id": call_id, "content": clipped(content)}
+        case never:
+            assert_never(never)
+
+
+def chat_reply(reply: m.CompletionReceived) -> m.JsonObject:
+    """Return a reply in the same format."""
+    parts = ("content", "refusal", "reasoning")
+    return _reply_message({part: getattr(reply, part) for part in parts}, reply.tool_calls)
+
+
+def _reply_message(texts: dict[str, str | None], calls: tuple[m.ToolCall, ...]) -> m.JsonObject:
+    message: m.JsonObject = {"role": "assistant"}
+    message |= {part: clipped(text) for part, text in texts.items() if text is not None}
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": clipped(call.arguments)},
+            }
+            for call in calls
+        ]
+    return message

@@ -1,0 +1,1 @@
+"""Connections to the outside: MCP servers, and the endpoints of models."""

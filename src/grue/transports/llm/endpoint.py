@@ -1,0 +1,447 @@
+"""`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
+
+Come here for URLs, headers and what an endpoint supports; TLS, proxies and the reuse of connections are in
+`connections.py`. What a request or a reply means is decided in `protocol/chat_wire/`.
+
+An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves
+it closes them. The LLM actor of each turn enters it; the runner enters it too if connections are kept between
+turns. Each event loop has its own connections.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from random import random
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+import httpx
+import msgspec
+from anyio.lowlevel import RunVar
+
+from grue import messages as m
+from grue.errors import MCPConfigError
+from grue.policies import SupportCheck
+from grue.protocol.chat_wire.content_encoding import ACCEPTED
+from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
+from grue.protocol.chat_wire.formats import FORMATS, WireName
+from grue.protocol.chat_wire.model_list import ListedModel, find_model, read_models
+from grue.protocol.chat_wire.model_support import checked_support
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, with_inputs
+from grue.protocol.chat_wire.profile_adaptation import adapt_profile
+from grue.protocol.chat_wire.profiles import profile_for
+from grue.protocol.chat_wire.provider_names import provider_name
+from grue.protocol.retry import RetryPolicy
+from grue.protocol.turn.prices import Price, price_of
+from grue.runtime.safe_text import printable
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.secret_names import looks_secret, secrets_in
+from grue.transports.llm.connections import Connection, Connections, timeouts_of
+from grue.transports.llm.exchange import LONG_BYTES, Answered, Streamed, exchange
+from grue.transports.llm.keys import api_key, key_sentence
+
+_CLOSE_TIMEOUT_S = 1.0
+_LIST_TIMEOUT_S = 5.0
+"""Time limit for reading a model list, which only saves a failed request."""
+
+_HIDDEN = "[redacted]"
+MIN_SECRET = 8
+"""Shortest value that is redacted. Shorter ones are placeholders such as `none`, and redacting those would
+garble the endpoint's texts."""
+
+_FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
+"""Fields of `extra_body` that spans have names for."""
+
+_SCHEME_MISSING = "The base URL must start with http:// or https://, followed by a host."
+
+
+class LlmSettings(ModelSettings, frozen=True, kw_only=True):
+    """Settings of an endpoint: URL, model, key, time limits and retries.
+
+    Attributes:
+        base_url: The URL without `/chat/completions`. If it ends in the path of a wire format, that selects
+            the format. It must not contain a user, a password or a key, since HTTP libraries log URLs.
+        api_key: Sent in the way of the wire format. `None`: that of the environment, `GRUE_API_KEY` or the
+            variable of the URL's provider, such as `OPENROUTER_API_KEY`. Empty: none. Never part of a `repr`.
+        extra_headers: Sent with each request. Their values are redacted like the key.
+        retry: Time limits and number of retries.
+        wire: The wire format; `None`: derived from the base URL.
+        profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
+        prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
+        force_tool_support: Offer tools even if the endpoint or the model's name says that it takes none.
+
+    Source: R12.4
+    """
+
+    base_url: str = "https://openrouter.ai/api/v1"
+    api_key: str | None = None
+    extra_headers: dict[str, str] = msgspec.field(default_factory=dict)
+    retry: RetryPolicy = RetryPolicy()
+    wire: WireName | None = None
+    profile: WireProfile | None = None
+    prices: Mapping[str, Price] = msgspec.field(default_factory=dict)
+    force_tool_support: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a base URL without a scheme, the most frequent mistake, and a model without a name."""
+        for field, example in (("base_url", "http://127.0.0.1:11434/v1"), ("model", "qwen3")):
+            value: object = getattr(self, field)
+            if not isinstance(value, str) or (field == "model" and not value.strip()):
+                raise MCPConfigError(
+                    f"LlmSettings({field}={value!r:.60}): {field} is a text that may not be empty, such as"
+                    f" {field}={example!r}."
+                )
+        if self.extra_body.get("n") not in (None, 1):
+            raise MCPConfigError(
+                f"LlmSettings(extra_body={{'n': {self.extra_body['n']!r:.20}}}): that asks for several"
+                " replies at once, and a turn reads one. Leave `n` out."
+            )
+        url = self.base_url.strip()
+        if url and "://" not in url:
+            host = re.split(r"[:/]", url)[0]
+            scheme = "https" if "." in host and not is_loopback(f"http://{url}") else "http"
+            meant = f" Did you mean {shown_endpoint(f'{scheme}://{url}')}?"
+            raise MCPConfigError(_SCHEME_MISSING + meant)
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """Return the names and values of the fields, with secrets redacted."""
+        shown = {
+            "base_url": shown_endpoint(self.base_url),
+            "api_key": _HIDDEN if self.api_key else self.api_key,
+            "extra_headers": dict.fromkeys(self.extra_headers, _HIDDEN),
+            "extra_body": {
+                name: _HIDDEN if looks_secret(name) else value for name, value in self.extra_body.items()
+            },
+        }
+        return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
+
+    def named_values(self) -> dict[str, str]:
+        """Return the secret values by name, for redaction, with the token of a `Bearer` header."""
+        headers = {name: value.strip() for name, value in self.extra_headers.items() if looks_secret(name)}
+        tokens = {f"{name} token": value.rpartition(" ")[2] for name, value in headers.items()}
+        named = {"api_key": (self.api_key or "").strip(), **headers, **tokens, **secrets_in(headers)}
+        return {name: value for name, value in named.items() if len(value) >= MIN_SECRET}
+
+    def __repr__(self) -> str:
+        """Return the fields for `__rich_repr__`."""
+        return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+class LlmEndpoint:
+    """One LLM endpoint. Enter it with `async with` before use; it may be entered several times at once.
+
+    Args:
+        settings: The endpoint's settings.
+        transport: Replaces the network, for tests and scripted models. It is closed like a connection.
+        jitter: Returns a random number from 0 to 1, for the delays between retries.
+
+    Attributes:
+        jitter: As given.
+        profile: What the endpoint supports. It changes when an error of the endpoint shows a difference.
+        first_profile: What the endpoint was taken to support at first.
+        left_out: Which settings have been reported as left out of requests.
+
+    Raises:
+        MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: LlmSettings,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        jitter: Callable[[], float] = random,
+    ) -> None:
+        self._base_url = _usable_url(settings.base_url)
+        self._key_words = ""
+        if settings.api_key is None:
+            key = api_key(settings.base_url, os.environ)
+            self._key_words = key_sentence(settings.base_url, os.environ)
+            settings = msgspec.structs.replace(settings, api_key=key)
+        self.settings = settings
+        self.left_out: frozenset[str] = frozenset()
+        self._redaction = _redaction(settings)
+        self.first_profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
+        self.profile = self.first_profile
+        _refuse_ours(settings)
+        self.headers = _headers(settings, self.profile)
+        self._transport = transport
+        self.jitter = jitter
+        self._says_tools: bool | None = None
+        self._list_read = False
+        # One client for each event loop: turns may run in several threads at once.
+        self._connections: RunVar[Connections | None] = RunVar("connections", None)
+
+    @property
+    def url(self) -> str:
+        """The URL that requests are posted to."""
+        return str(self._url_of(FORMATS[self.profile.wire].path))
+
+    def _url_of(self, path: str) -> httpx.URL:
+        """Return the URL of a path below the base URL."""
+        base, mark, query = self._base_url.raw_path.partition(b"?")
+        return self._base_url.copy_with(raw_path=base.rstrip(b"/") + path.encode("ascii") + mark + query)
+
+    async def __aenter__(self) -> Self:
+        connections = self._connections.get() or Connections(self._new_connection)
+        connections.entered += 1
+        self._connections.set(connections)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        connections = self._connections.get()
+        if connections is None:
+            return
+        connections.entered -= 1
+        if not connections.entered:
+            self._connections.set(None)
+            with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+                await connections.close()
+
+    async def prepare(self) -> None:
+        """Make a client and do its imports, so that the first request is faster. Uses no network."""
+        async with self:
+            with self._open().lease():
+                pass
+
+    async def post(
+        self, body: bytes, streamed: Streamed | None = None, on_sent: Callable[[], None] | None = None
+    ) -> Answered | Fault:
+        """Send one request and return its answer or the fault. A cancellation drops the connection.
+
+        Args:
+            body: A request in the profile's format.
+            streamed: Receives the reply if it is streamed; `None`: no stream is expected.
+            on_sent: Called when the request has been written, or has failed.
+
+        Raises:
+            RuntimeError: The endpoint was not entered.
+        """
+        retry = self.settings.retry
+        request = httpx.Request(
+            "POST", self.url, headers=self.headers, content=body, extensions={"timeout": timeouts_of(retry)}
+        )
+        try:
+            with self._open().lease() as connection:
+                return await exchange(connection, request, retry, streamed, on_sent)
+        finally:
+            if on_sent is not None:
+                on_sent()
+
+    async def models(self) -> Answered | Fault:
+        """Request the list of models, within a few seconds. This is free of charge at every provider."""
+        headers = {name: value for name, value in self.headers.items() if name != "Content-Type"}
+        patience = msgspec.structs.replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
+        request = httpx.Request(
+            "GET", self._url_of("/models"), headers=headers, extensions={"timeout": timeouts_of(patience)}
+        )
+        with self._open().lease() as connection:
+            return await exchange(connection, request, patience)
+
+    async def _listed(self, answer: Answered | Fault) -> dict[str, ListedModel] | None:
+        if isinstance(answer, Fault):
+            return None
+        if len(answer.body) <= LONG_BYTES:
+            return read_models(answer.body)
+        return await anyio.to_thread.run_sync(read_models, answer.body, abandon_on_cancel=True)
+
+    def asked(self) -> m.ModelAsked:
+        """Describe the model, its endpoint and its settings, for the trace."""
+        settings, profile = self.settings, self.profile
+        extra = settings.extra_body
+        named = {name: extra.get(name) for name in _FURTHER_SAMPLING}
+        further = {name: value for name, value in named.items() if isinstance(value, str | int | float)}
+        return m.ModelAsked(
+            model=settings.model,
+            address=shown_endpoint(settings.base_url),
+            provider=provider_name(settings.base_url, profile.wire),
+            wire=profile.wire,
+            sampling={**profile.sampled(settings), **further},
+            streams=profile.streams,
+        )
+
+    @property
+    def price(self) -> Price | None:
+        """The user's price of the model; `None` if there is none."""
+        return price_of(self.settings.prices, self.settings.model)
+
+    def counts_cost(self) -> bool | None:
+        """Return whether the cost of replies is known. `None`: the first reply says it."""
+        if self.price is not None:
+            return True
+        return {"always": True, "never": False, "unknown": None}[self.profile.reports_cost]
+
+    def support_check(self) -> SupportCheck:
+        """Return when to ask the endpoint whether the model takes tools.
+
+        `before`: before the servers are opened, because so far the model counts as taking none. `beside`:
+        while they open. `skip`: not at all.
+
+        Source: R12, D8
+        """
+        unasked = self.profile.lists_parameters and not self._list_read
+        if not self._support().supported:
+            return "before"
+        return "beside" if unasked and not self.settings.force_tool_support else "skip"
+
+    async def tool_support(self) -> m.ToolSupportChecked:
+        """Return whether the model may be offered tools. Reads the endpoint's model list at most once."""
+        if self.profile.lists_parameters and not (self._list_read or self.settings.force_tool_support):
+            models = await self._listed(await self.models())
+            listed = find_model(models or {}, self.settings.model)
+            self._says_tools = listed.takes_tools if listed else None
+            if listed and listed.inputs is not None:
+                self.profile = with_inputs(self.profile, listed.inputs)
+            self._list_read = True
+        return self._support()
+
+    def change_model(self, model: str) -> None:
+        """Ask another model from now on, at the same URL. No turn may be running.
+
+        What was learned about the former model is forgotten. A conversation that is under way has to be
+        loaded again, because its messages are encoded for the former one.
+
+        Raises:
+            MCPConfigError: The key or a header cannot be sent in the other model's wire format.
+        """
+        settings = msgspec.structs.replace(self.settings, model=model)
+        profile = settings.profile or profile_for(settings.base_url, model, settings.wire)
+        self.headers = _headers(settings, profile)
+        self.settings, self.first_profile, self.profile = settings, profile, profile
+        self._says_tools, self._list_read = None, False
+
+    def recall(self, first: WireProfile, learned: WireProfile) -> None:
+        """Use what an earlier process has learned, unless this one has learned something already.
+
+        Args:
+            first: The profile that the earlier process began with.
+            learned: The profile that it ended with.
+        """
+        if self.profile == self.first_profile == first:
+            self.profile = learned
+
+    def adapt_to_error(self, fault: Fault, followed: WireProfile | None = None) -> bool:
+        """Adapt the profile to an error of the endpoint; return whether to retry with the new profile.
+
+        Args:
+            fault: The error.
+            followed: The profile of the failed request; default: the present one. Another conversation may
+                have changed the endpoint's profile since the request was made.
+        """
+        if adapt_profile(followed or self.profile, fault.status, fault.message) is None:
+            return False
+        self.profile = adapt_profile(self.profile, fault.status, fault.message) or self.profile
+        return True
+
+    def describe(self, fault: Fault) -> m.LlmFailure:
+        """Return the failure to report for `fault`, with secrets redacted."""
+        settings = self.settings
+        return describe(
+            fault,
+            base_url=settings.base_url,
+            model=settings.model,
+            profile=self.profile,
+            redacted=self._redaction.redact_text,
+            key=self._key_words,
+        )
+
+    def _support(self) -> m.ToolSupportChecked:
+        settings = self.settings
+        return checked_support(
+            settings.model,
+            shown_endpoint(settings.base_url),
+            forced=settings.force_tool_support,
+            endpoint_says=self._says_tools,
+        )
+
+    def _open(self) -> Connections:
+        connections = self._connections.get()
+        if connections is None:
+            raise RuntimeError("enter the endpoint before posting to it")
+        return connections
+
+    def _new_connection(self) -> Connection:
+        return Connection(
+            https=self._base_url.scheme == "https",
+            # The proxies that the environment names are never used for a server on this machine.
+            use_proxies=not is_loopback(self.settings.base_url),
+            transport=self._transport,
+        )
+
+
+def _usable_url(base_url: str) -> httpx.URL:
+    """Return the base URL as a URL, or raise `MCPConfigError` if it cannot be used."""
+    text = base_url.strip()
+    try:
+        url, in_range = httpx.URL(text), urlsplit(text).port != 0
+    except (httpx.InvalidURL, ValueError):
+        # `from None`, because the original error may quote part of a password.
+        raise MCPConfigError("The base URL cannot be read: check its host and its port.") from None
+    _refuse_credentials(bool(url.userinfo), [*url.params])
+    if not in_range or url.scheme not in ("http", "https") or not url.host:
+        raise MCPConfigError(_SCHEME_MISSING)
+    path, mark, query = url.raw_path.partition(b"?")
+    path = path.rstrip(b"/")
+    endings = [known.path.encode("ascii") for known in FORMATS.values()]
+    ending = next((known for known in endings if path.endswith(known)), b"")
+    return url.copy_with(raw_path=(path.removesuffix(ending) or b"/") + mark + query)
+
+
+def _refuse_credentials(names_user: bool, query: list[str]) -> None:
+    """Refuse a URL that cannot be shown: httpx logs it with every request."""
+    instead = "set api_key (in the environment: GRUE_API_KEY), or a header with extra_headers"
+    if names_user:
+        raise MCPConfigError(
+            "The base URL has a user or a password in it, and HTTP libraries log URLs. Take it out, and"
+            f' {instead}, for example {{"Authorization": "Basic ..."}}.'
+        )
+    secret = next((name for name in query if looks_secret(name)), None)
+    if secret is not None:
+        raise MCPConfigError(
+            f"The base URL has {printable(secret, 40)!r} in its query, and HTTP libraries log URLs."
+            f" Take it out, and {instead}."
+        )
+
+
+def _redaction(settings: LlmSettings) -> Redaction:
+    """Return the redaction for the endpoint's texts: secrets of the environment and of its headers."""
+    headers = {name: value.strip() for name, value in settings.extra_headers.items()}
+    sent = {name: value for name, value in headers.items() if len(value) >= MIN_SECRET}
+    return Redaction({**secrets_in(os.environ), **sent, **settings.named_values()})
+
+
+def _refuse_ours(settings: LlmSettings) -> None:
+    # Of every format: what a refusal makes of the profile may change it.
+    fields = frozenset().union(*(each.own_fields for each in FORMATS.values()))
+    ours = sorted(fields & settings.extra_body.keys())
+    if ours:
+        raise MCPConfigError(f"extra_body may not have {', '.join(ours)}: these fields are set by the turn.")
+
+
+def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
+    key = (settings.api_key or "").strip()
+    own = FORMATS[profile.wire].headers(key)
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "Accept-Encoding": ACCEPTED,
+        "Connection": "keep-alive",
+        "Content-Type": "application/json",
+        "User-Agent": "grue",
+        **own,
+        **{name: value.strip() for name, value in settings.extra_headers.items()},
+    }
+    headers = {name: value for name, value in headers.items() if name.lower() != "content-length"}
+    for name, value in headers.items():
+        # Checked here because the error of the HTTP library would quote the value.
+        if not (name.isascii() and value.isascii() and f"{name}{value}".isprintable()):
+            what = "API key" if name in own else f"header {name!a}"
+            raise MCPConfigError(f"The {what} holds characters that no HTTP header can carry.")
+    return headers

@@ -1,0 +1,80 @@
+"""Send the requests to one server with its token. The part without the SDK: `oauth.py` obtains tokens.
+
+`oauth.py` is imported only when a token is stored, or when the server refuses a request. A server that needs
+no authorisation costs one look for a file.
+"""
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import httpx2
+
+from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp.keyring_store import token_store
+
+if TYPE_CHECKING:
+    from grue.transports.mcp.oauth import Authorizer
+
+_SCOPE_TOO_SMALL = re.compile(r"error\s*=\s*\"?insufficient_scope")
+
+Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
+
+
+class Authorization:
+    """The authorisation of the requests to one server.
+
+    Args:
+        server: The server; it has `auth` settings.
+        on_secret: Called with the name and the value of each token, before it is used.
+    """
+
+    def __init__(self, server: HttpServer, on_secret: Callable[[str, str], None]) -> None:
+        self._server = server
+        self._on_secret = on_secret
+        self._origin = _origin(httpx2.URL(server.url))
+        self._store = token_store(server)
+        self._made: Authorizer | None = None
+
+    async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
+        """Send a request, and once more with another token if the server refuses the first.
+
+        A request to another host, port or scheme than the server's gets no token.
+
+        Raises:
+            AuthorizationRefused: There is no token that the server accepts.
+        """
+        if _origin(request.url) != self._origin:
+            return await send(request)
+        token = await self._authorizer().token() if self._made or self._store.may_have() else ""
+        if token:
+            request.headers["authorization"] = f"Bearer {token}"
+        response = await send(request)
+        if not asks_for_token(response):
+            return response
+        await response.aclose()
+        token = await self._authorizer().renew(response, token)
+        request.headers["authorization"] = f"Bearer {token}"
+        response = await send(request)
+        if asks_for_token(response):
+            await response.aclose()
+            self._authorizer().give_up(response)
+        return response
+
+    def _authorizer(self) -> "Authorizer":
+        if self._made is None:
+            from grue.transports.mcp.oauth import Authorizer
+
+            self._made = Authorizer(self._server, self._store, self._on_secret)
+        return self._made
+
+
+def asks_for_token(response: httpx2.Response) -> bool:
+    """Return whether another token may help: 401, or 403 because the token's scope is too small."""
+    if response.status_code == httpx2.codes.FORBIDDEN:
+        return _SCOPE_TOO_SMALL.search(response.headers.get("www-authenticate", "")) is not None
+    return response.status_code == httpx2.codes.UNAUTHORIZED
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return (url.scheme, url.host, url.port)

@@ -1,0 +1,498 @@
+"""`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
+
+Come here for the steps of a session: reach the server, initialize, list the tools, call them, close. How
+messages travel is in `process_wire.py` and `http_wire.py`.
+
+A process is spawned before the SDK is imported, so that both start up at the same time. Every failure is
+raised as one flat error with its root cause. Exceptions of the SDK and exception groups must not leave this
+module.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import anyio
+import anyio.to_thread
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.policies import NoticeKind, ServerPhase
+from grue.protocol.tools.lock import screen
+from grue.protocol.tools.results import (
+    content_blocks,
+    from_mcp,
+    is_kept_as_text,
+    is_small,
+    json_object,
+    json_value,
+)
+from grue.runtime.loading import is_loaded, load, load_all
+from grue.runtime.loops.aside import aside
+from grue.runtime.loops.background_tasks import leaves_no_time
+from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
+from grue.runtime.processes.server_gate import HeldPlace
+from grue.runtime.safe_text import beginning, plain_text, well_formed
+from grue.tool_sessions.connection import ConnectionStatus, Listing
+from grue.tool_sessions.failures import (
+    ServerFailed,
+    ToolRefusedError,
+    ToolTimedOutError,
+    WireFault,
+    first_fault,
+)
+from grue.tool_sessions.notices import ServerNotice
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
+from grue.transports.mcp.client_options import ClientOptions
+from grue.transports.mcp.listing import ListedTools, read_pages
+from grue.transports.mcp.process_wire import ProcessWire
+from grue.transports.mcp.sdk_version import require_mcp
+from grue.transports.mcp.wire import Wire
+
+if TYPE_CHECKING:
+    from grue.transports.mcp import sdk, session_parts
+
+T = TypeVar("T")
+
+_PARTS = "grue.transports.mcp.session_parts"
+"""Imports the SDK."""
+
+_NOTICE_CHARS = 500
+_MESSAGE_CHARS = 100_000
+_MAX_NOTICES = 500
+"""Most notices of one kind during one request. A flood of them would fill the trace and delay the turn."""
+_METHOD_NOT_FOUND = -32601
+_INVALID_PARAMS = -32602
+_INTERNAL_ERROR = -32603
+_KEPT_S = 3600.0
+"""How long a server is asked to keep a task's result: a turn may be resumed some time after it was killed."""
+_BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the tool's input schema says"
+
+
+class McpClient:
+    """An MCP session with one server; a `ToolConnection`. The same task enters, uses and leaves it.
+
+    Entering spawns the process, if the server is a process. Leaving closes it within `limits`, also when
+    cancelled. Afterwards no process of its group is alive, and `status` says how it ended. For a
+    server over HTTP, leaving ends the session at the server, which gets one second to answer.
+
+    Args:
+        server: How to reach the server, and its options.
+        registry: Holds the process until it is reaped.
+
+    Raises:
+        ServerFailed: On entering, with the phase `spawn`.
+        MissingDependencyError: On entering, if the `mcp` package is missing or too old.
+
+    Source: R3.5-R3.7, P9
+    """
+
+    def __init__(
+        self, server: McpServer, registry: ProcessRegistry, options: ClientOptions | None = None
+    ) -> None:
+        self._server = server
+        self._options = options or ClientOptions()
+        self._wire = _wire(server, registry, self._options)
+        self._link: sdk.Link | None = None
+        self._inputs: session_parts.InputSchemas
+        self._outputs: session_parts.OutputSchemas
+        self._as_tasks: frozenset[str] = frozenset()
+        self._drifted: set[m.ToolDrifted] = set()
+        self._checked: m.JsonObject | None = None
+        self._noticed: Counter[NoticeKind] = Counter()
+        self._phase: ServerPhase = "spawn"
+        self._lost = False
+        self._started = 0.0
+        self._entering_s = 0.0
+        self._place = HeldPlace()
+
+    async def __aenter__(self) -> Self:
+        require_mcp()
+        self._started = time.monotonic()
+        refused = await self._place.take() if isinstance(self._server, StdioServer) else ""
+        if refused:
+            raise await self._failed(f"the server may not start: {refused}")
+        self._started = time.monotonic()
+        try:
+            await self._wire.__aenter__()
+        except BaseException as error:
+            self._place.leave()
+            if not isinstance(error, SpawnError):
+                raise
+            remedy = error.remedy or await self._wire.remedy("spawn", missing=error.missing is not None)
+            raise await self._failed(str(error), remedy) from error
+        self._entering_s = time.monotonic() - self._started
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            if self._link is not None and not leaves_no_time(exc_type):
+                await self._link.__aexit__(None, None, None)
+        finally:
+            try:
+                await self._wire.__aexit__(exc_type, exc, tb)
+            finally:
+                self._place.leave()
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """The server's process, and whether process and connection still stand, without asking the server."""
+        status, link = self._wire.status, self._link
+        if link is None:
+            return status
+        alive = status.alive and not self._lost and link.stream.broken is None
+        return replace(status, alive=alive, last_request_id=link.last_request_id)
+
+    async def open(self, timeout_s: float) -> Listing:
+        """Initialize the session and list all pages of the tools.
+
+        Args:
+            timeout_s: Time limit for entering, handshake and listing together. Importing the SDK does not
+                count.
+
+        Raises:
+            ServerFailed: With the phase `initialize` or `list`: the server refused, timed out, died, or does
+                not speak MCP.
+
+        Source: R3.3, R13.3, P8, P37
+        """
+        if self._options.before_import is not None and not is_loaded(_PARTS, *self._wire.modules):
+            await self._options.before_import()
+            await anyio.to_thread.run_sync(load_all, _PARTS, *self._wire.modules, abandon_on_cancel=True)
+        load(_PARTS)
+        from grue.transports.mcp import sdk, session_parts
+
+        self._inputs = session_parts.InputSchemas(self._notify)
+        self._outputs = session_parts.OutputSchemas(self._notify)
+        self._phase = "initialize"
+        abilities = replace(self._options.abilities, roots=self._server.options.roots)
+        link = sdk.Link(self._wire.stream(self._notify), self._notify, abilities)
+        # Enter the session's task group before the time limit's cancel scope. It stays open after `open`
+        # returns, and anyio raises if a scope ends while one that was entered inside it is still open.
+        await link.__aenter__()
+        self._link = link
+        try:
+            with anyio.fail_after(max(0.0, timeout_s - self._entering_s)):
+                return await self._handshake(link)
+        except TimeoutError as error:
+            cause = f"no answer to {self._method} within {timeout_s:g} s"
+            remedy = await self._wire.remedy(self._phase, timed_out=True)
+            raise await self._failed(cause, remedy) from error
+        except sdk.SdkError as error:
+            if sdk.is_closed(error, link.stream):
+                raise await self._broken(link) from error
+            if isinstance(error.data, WireFault):
+                raise await self._failed_by(error.data) from error
+            raise await self._failed(f"{self._method} failed: {error.message} ({error.code})") from error
+        except (RuntimeError, ValueError) as error:
+            cause = f"its answer to {self._method} is not usable: {first_fault(error)}"
+            raise await self._failed(cause) from error
+
+    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
+        """Return why the tool's input schema refuses a call; `None`: it can be sent.
+
+        `call` does not repeat the check for the same arguments.
+        """
+        if not self._server.options.check_arguments:
+            return None
+        fault = self._inputs.fault(tool, arguments)
+        self._checked = arguments if fault is None else None
+        return None if fault is None else f"{_BAD_ARGUMENTS}: {fault}"
+
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
+        """Call a tool and return its result, which may be an error result of the tool.
+
+        A call whose arguments do not match the tool's input schema is refused before it is sent, unless the
+        server's options say otherwise. A result that does not match the output schema becomes an error.
+
+        If the call is cancelled, the server is sent a cancellation. If the server makes a task of the call,
+        the result is waited for within the same limit.
+
+        Args:
+            tool: Bare name, as the server knows it.
+            arguments: A JSON object.
+            timeout_s: Time limit, which holds even if the server has stopped reading. A smaller limit in the
+                server's options wins.
+
+        Raises:
+            ToolTimedOutError: There was no answer in time; the server was sent a cancellation.
+            ToolRefusedError: The arguments do not match the schema, the server answered with a JSON-RPC
+                error, or its answer is not usable.
+            ServerFailed: The server died or the connection broke. No further call can succeed.
+
+        Source: R11
+        """
+        result, _ = await self._call(tool, arguments, timeout_s)
+        return result
+
+    async def call_with_blocks(
+        self, tool: str, arguments: m.JsonObject, timeout_s: float
+    ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
+        """Call a tool as `call` does. Return its result and the server's own content blocks, unchanged."""
+        result, answer = await self._call(tool, arguments, timeout_s)
+        return result, await _off_loop(content_blocks, answer)
+
+    async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
+        """Wait for the result of a task that an earlier process has started; the tool is not called again.
+
+        Raises as `call` does.
+        """
+        timeout_s = self._server.options.call_limit(timeout_s)
+        try:
+            with anyio.fail_after(timeout_s):
+                return await self._read(tool, await self._follow(task, at_once=True))
+        except TimeoutError as error:
+            raise ToolTimedOutError(tool, timeout_s) from error
+
+    async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
+        """Send any request and return the raw result, for prompts, resources and completions.
+
+        Raises:
+            ToolTimedOutError: There was no answer in time; the server was sent a cancellation.
+            ToolRefusedError: The server answered with a JSON-RPC error, or its answer is not usable.
+            ServerFailed: The server died or the connection broke.
+        """
+        timeout_s = self._server.options.call_limit(timeout_s)
+        try:
+            with anyio.fail_after(timeout_s):
+                answer = await self._request(method, params)
+        except TimeoutError as error:
+            raise ToolTimedOutError(method, timeout_s) from error
+        return await _off_loop(json_object, answer)
+
+    async def _call(
+        self, tool: str, arguments: m.JsonObject, timeout_s: float
+    ) -> tuple[m.ToolCallResult, m.JsonObject]:
+        timeout_s = self._server.options.call_limit(timeout_s)
+        self._opened.last_request_id = ""
+        checked, self._checked = self._checked, None
+        try:
+            with anyio.fail_after(timeout_s):
+                refused = None if checked is arguments else await self.refusal(tool, arguments)
+                if refused is not None:
+                    raise ToolRefusedError(refused, code=_INVALID_PARAMS)
+                answer = await self._answer(tool, arguments, timeout_s)
+                return await self._read(tool, answer), answer
+        except TimeoutError as error:
+            raise ToolTimedOutError(tool, timeout_s) from error
+
+    async def _answer(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.JsonObject:
+        """Call a tool and return the raw result, also if the server makes a task of the call."""
+        from grue.transports.mcp.session_parts import created_task
+
+        params: m.JsonObject = {"name": tool, "arguments": arguments}
+        form = self._opened.task_form
+        if form == "experimental" and tool in self._as_tasks:
+            params["task"] = {"ttl": int(max(timeout_s, _KEPT_S) * 1000)}
+        answer = await self._request("tools/call", params)
+        try:
+            task = created_task(answer, form)
+        except ValueError as error:
+            raise ToolRefusedError(str(error), code=_INTERNAL_ERROR) from error
+        if task is None:
+            return answer
+        if self._options.on_task is not None:
+            self._options.on_task(tool, task)
+        return await self._follow(task)
+
+    async def _follow(self, task: m.ToolTask, *, at_once: bool = False) -> m.JsonObject:
+        from grue.transports.mcp.session_parts import LOST, TaskOfCall
+
+        link = self._opened
+        if link.task_form is None:
+            raise ToolRefusedError(f"{LOST}, because it has no tasks", code=_METHOD_NOT_FOUND)
+
+        async def ask(method: str, params: m.JsonObject) -> m.JsonObject:
+            return await self._request(method, params)
+
+        async def respond(questions: m.JsonObject) -> m.JsonObject:
+            return await self._exchange(link.respond(questions))
+
+        def progress(text: str) -> None:
+            self._notify("progress", text)
+
+        following = TaskOfCall(task, link.task_form, ask=ask, respond=respond, progress=progress)
+        return await following.result(at_once=at_once)
+
+    @property
+    def _opened(self) -> "sdk.Link":
+        if self._link is None:
+            raise RuntimeError("open() the client before using it")
+        return self._link
+
+    async def _request(self, method: str, params: m.JsonObject) -> m.JsonObject:
+        """Send a request; the caller limits how long it may take."""
+        self._phase = "call"
+        self._noticed.clear()
+        return await self._exchange(self._opened.request(method, params))
+
+    async def _exchange(self, sent: Awaitable[m.JsonObject]) -> m.JsonObject:
+        """Wait for the link, and translate its errors."""
+        from grue.transports.mcp import sdk
+
+        link = self._opened
+        try:
+            return await sent
+        except sdk.SdkError as error:
+            if sdk.is_closed(error, link.stream):
+                self._lost = True
+                raise await self._broken(link) from error
+            fault = error.data if isinstance(error.data, WireFault) else None
+            if fault is not None and fault.ends_session:
+                self._lost = True
+                raise await self._failed_by(fault) from error
+            text = self._wire.redactor.text(plain_text(error.message[:_MESSAGE_CHARS]))
+            details = None if fault is not None else json_value(error.data)
+            raise ToolRefusedError(text, code=error.code, details=details) from error
+
+    async def _read(self, tool: str, answer: m.JsonObject) -> m.ToolCallResult:
+        """Convert a result and check it against the tool's output schema."""
+        if is_kept_as_text(answer):
+            self._notify("too_large", f"{tool}: a result with very many values is kept as its JSON text")
+        result = await _off_loop(from_mcp, answer)
+        return self._outputs.checked(tool, answer, result)
+
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
+        """List the tools again if the server has said that they changed; otherwise return `None`.
+
+        If listing fails, this records a notice and returns `None`. A broken connection then fails the next
+        call, which reports the cause.
+        """
+        from grue.transports.mcp import sdk
+
+        link = self._link
+        if link is None or not link.stream.tools_changed:
+            return None
+        link.stream.tools_changed = False
+        try:
+            with anyio.fail_after(timeout_s):
+                return self._select(await self._list(link))
+        except (TimeoutError, sdk.SdkError, RuntimeError, ValueError) as error:
+            self._notify("bad_tool", f"listing its tools again failed: {first_fault(error)}")
+            return None
+
+    async def still_there(self, timeout_s: float) -> bool:
+        """Return whether a session that was idle can still be used.
+
+        For a process it is enough that it runs. A server over HTTP may have restarted and forgotten the
+        session, so it is sent a ping.
+        """
+        from grue.transports.mcp import sdk
+
+        link = self._link
+        status = self.status
+        if link is None or not status.alive:
+            return False
+        if status.pid is not None:
+            return True
+        try:
+            with anyio.fail_after(timeout_s):
+                await link.request("ping", {})
+        except TimeoutError:
+            return False
+        except sdk.SdkError as error:
+            # A JSON-RPC error is an answer too: the server knows the session.
+            return not isinstance(error.data, WireFault) and not sdk.is_closed(error, link.stream)
+        return True
+
+    @property
+    def _method(self) -> str:
+        return self._phase if self._phase == "initialize" else f"tools/{self._phase}"
+
+    async def _handshake(self, link: "sdk.Link") -> Listing:
+        welcome = await link.initialize()
+        self._phase = "list"
+        return Listing(
+            tools=self._select(await self._list(link)),
+            protocol_version=plain_text(welcome.protocol_version),
+            server_version=plain_text(welcome.server_version),
+            instructions=well_formed(welcome.instructions),
+        )
+
+    def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
+        """Return the listed tools that the server's options and the tool lock allow."""
+        if self._options.on_listed is not None:
+            self._options.on_listed(listed)
+        tools = self._server.options.select(listed, self._notify)
+        pinning = self._options.pinning
+        if pinning is not None:
+            tools, notes = screen(pinning.pins, m.ServerName(self._server.name), tools, pinning.policy)
+            for note in notes:
+                if note not in self._drifted and pinning.on_drift is not None:
+                    pinning.on_drift(note)
+            self._drifted.update(notes)
+        self._inputs.declare(tools)
+        self._outputs.declare(tools)
+        return tools
+
+    async def _list(self, link: "sdk.Link") -> tuple[m.ToolDefinition, ...]:
+        """Read all pages of the tools."""
+        from grue.transports.mcp import sdk
+
+        async def page(params: m.JsonObject) -> m.JsonObject:
+            try:
+                return await link.request("tools/list", params)
+            except sdk.SdkError as error:
+                if error.code == _METHOD_NOT_FOUND and not params:
+                    return {"tools": []}  # a server without tools need not know the method
+                raise
+
+        server, most = m.ServerName(self._server.name), self._options.max_pages
+        listed: ListedTools = await read_pages(page, server, most, self._notify)
+        self._as_tasks = listed.as_tasks
+        return listed.tools
+
+    async def _broken(self, link: "sdk.Link") -> ServerFailed:
+        return await self._failed(await self._wire.broken(self._method, link.stream.broken))
+
+    async def _failed_by(self, fault: WireFault) -> ServerFailed:
+        failed = await self._failed(fault.cause, fault.remedy)
+        return ServerFailed(replace(failed.failure, needs_login=fault.needs_login))
+
+    async def _failed(self, cause: str, remedy: str | None = None) -> ServerFailed:
+        wire = self._wire
+        status = wire.status
+        ended = status.exit
+        failure = m.ServerFailure(
+            server=m.ServerName(self._server.name),
+            phase=self._phase,
+            command=wire.address,
+            cause=wire.redactor.text(plain_text(cause[:_MESSAGE_CHARS])),
+            exit_status=ended.status if ended else None,
+            signal=ended.signal if ended else None,
+            elapsed_s=time.monotonic() - self._started,
+            stderr_tail=status.stderr_tail,
+            remedy=await wire.remedy(self._phase) if remedy is None else remedy,
+        )
+        return ServerFailed(failure)
+
+    def _notify(self, kind: NoticeKind, text: str) -> None:
+        """Pass a notice on. After `_MAX_NOTICES` of one kind during one request, drop the rest."""
+        self._noticed[kind] += 1
+        if self._options.on_notice is None or self._noticed[kind] > _MAX_NOTICES:
+            return
+        # Cut the text before searching it for secrets: it may be megabytes.
+        shown = self._wire.redactor.text(plain_text(beginning(text, 4 * _NOTICE_CHARS)))[:_NOTICE_CHARS]
+        self._options.on_notice(ServerNotice(kind, shown))
+        if self._noticed[kind] == _MAX_NOTICES:
+            text = f"{_MAX_NOTICES} notices of the kind {kind} during one request: further ones are left out"
+            self._options.on_notice(ServerNotice("too_large", text))
+
+
+async def _off_loop(convert: Callable[[m.JsonObject], T], answer: m.JsonObject) -> T:
+    """Convert an answer. A large one is converted in a thread, so that the event loop is not blocked."""
+    return convert(answer) if is_small(answer) else await aside(convert, answer)
+
+
+def _wire(server: McpServer, registry: ProcessRegistry, options: ClientOptions) -> Wire:
+    match server:
+        case StdioServer():
+            return ProcessWire(server, registry, options.limits)
+        case HttpServer():
+            from grue.transports.mcp.http_wire import HttpWire
+
+            return HttpWire(server, options.limits, options.on_secret)

@@ -1,0 +1,53 @@
+"""The options of an MCP client (`client.py`)."""
+
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct
+
+from grue import messages as m
+from grue.policies import OnToolDrift
+from grue.protocol.tools.lock import ServerPins
+from grue.runtime.processes.limits import ProcessLimits
+from grue.tool_sessions.notices import ServerNotice
+from grue.tool_sessions.server_requests import Abilities
+
+
+class Pinning(Struct, frozen=True, kw_only=True):
+    """The tool definitions that the user has approved (the tool lock), and what to do about others.
+
+    Attributes:
+        pins: The approved definitions.
+        policy: What to do with a tool that differs.
+        on_drift: Called once a session for each difference, in the event loop; must not block or raise.
+    """
+
+    pins: ServerPins
+    policy: OnToolDrift
+    on_drift: Callable[[m.ToolDrifted], None] | None = None
+
+
+class ClientOptions(Struct, frozen=True, kw_only=True):
+    """Options of a client.
+
+    Attributes:
+        limits: Time limits for ending a process, and size limits for any server's messages.
+        abilities: What the server may ask of the host: sampling, elicitation, roots.
+        max_pages: Most pages of the tool listing that are read.
+        on_notice: Called with each notice, in the event loop; must not block or raise.
+        pinning: Which tool definitions are approved; `None`: all.
+        before_import: Awaited before the SDK is imported, which then happens in a thread; `None`: it is
+            imported at once. Has no effect if it is imported already.
+        on_secret: Called with the name and the value of each token that is obtained, before it is used.
+        on_listed: Called with each listing, before the server's options and the tool lock have screened it.
+        on_task: Called with the tool and the handle when the server makes a task of a call.
+    """
+
+    limits: ProcessLimits = ProcessLimits()
+    abilities: Abilities = Abilities()
+    max_pages: int = 100
+    on_notice: Callable[[ServerNotice], None] | None = None
+    pinning: Pinning | None = None
+    on_secret: Callable[[str, str], None] | None = None
+    before_import: Callable[[], Awaitable[None]] | None = None
+    on_listed: Callable[[tuple[m.ToolDefinition, ...]], None] | None = None
+    on_task: Callable[[str, m.ToolTask], None] | None = None

@@ -1,0 +1,206 @@
+"""The faults of HTTP exchanges: their texts, their remedies, and whether they end the session. Pure.
+
+A fault ends the session if no further exchange can succeed: nobody answers, the session is unknown, access is
+refused or the URL is wrong. Any other bad answer fails only its own exchange. So does a lost connection: the
+next exchange has one of its own.
+"""
+
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from grue.tool_sessions.failures import WireFault
+
+_ENDS_SESSION = frozenset((401, 403, 404, 405, 407, 410))
+_UNREACHABLE = "Check that the server is running and that `url` has its host and port."
+_WRONG_ADDRESS = (
+    "Check the path of `url`, and its `type`: `http` is Streamable HTTP, `sse` the older transport. Without a"
+    " `type` both are tried."
+)
+_CREDENTIALS = (
+    "Check the credentials under `headers` in the server's configuration, for example"
+    ' `"Authorization": "Bearer ${TOKEN}"`.'
+)
+_SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]{0,30})(?=\s|,|$)")
+SESSION_LOST = WireFault(
+    "session lost: the server does not know this session any more",
+    ends_session=True,
+    remedy="The server has restarted, or has given the session up; the next turn opens a new one.",
+)
+ENDPOINT_AT_OTHER_HOST = WireFault(
+    "it names an endpoint at another host, which is not used: what is sent is meant for the configured one",
+    ends_session=True,
+    remedy="If that host is the server that is meant, make it the `url`.",
+)
+_MAY_HAVE_WORKED = "A tool call that was cut off may have taken effect."
+CUT_SHORT = WireFault(
+    f"the connection was closed before the answer was complete. {_MAY_HAVE_WORKED}", ends_session=False
+)
+NOT_A_MESSAGE = WireFault("its answer is not an MCP message", ends_session=False)
+COMPRESSED = WireFault(
+    "its answer is compressed, though it was asked not to compress",
+    ends_session=False,
+    remedy="Switch compression off in the server, or in the proxy in front of it.",
+)
+NOT_READING = WireFault("it does not read what it is sent", ends_session=True)
+TOO_MANY_MESSAGES = WireFault("it sent very many messages, and none of them was an answer", ends_session=True)
+
+
+def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
+    """Return the fault for a status from 400 on.
+
+    Args:
+        status: The HTTP status.
+        text: The message in the body, printable and short; may be empty.
+        challenge: The header `WWW-Authenticate` of the answer; untrusted.
+    """
+    cause: str
+    remedy: str | None
+    named = f"HTTP {status} {_phrase(status)}".rstrip() + (f": {text}" if text else "")
+    match status:
+        case 401 | 407:
+            cause, remedy = "the server does not accept the credentials", _credentials(challenge)
+        case 403:
+            cause, remedy = "the server refuses access", _CREDENTIALS
+        case 404 | 405 | 410:
+            cause, remedy = "no MCP server answers at this address", _WRONG_ADDRESS
+        case 429:
+            cause, remedy = "the server has had too many requests", "Wait, and ask it less often."
+        case _ if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            cause, remedy = "the server failed", "Try again later; the server's own log says more."
+        case _:
+            cause, remedy = "the server refused the request", None
+    return WireFault(f"{cause} ({named})", ends_session=status in _ENDS_SESSION, remedy=remedy)
+
+
+def challenge_scheme(challenge: str) -> str:
+    """Return the kind of credentials that a server asks for, such as `Bearer`; empty if it names none."""
+    found = _SCHEME.match(challenge)
+    return found[1] if found else ""
+
+
+def offers_login(challenge: str) -> bool:
+    """Return whether a server says where to log in, as MCP's authorisation wants it (OAuth)."""
+    return challenge_scheme(challenge).lower() == "bearer" and "resource_metadata" in challenge
+
+
+def _credentials(challenge: str) -> str:
+    scheme = challenge_scheme(challenge)
+    if offers_login(challenge):
+        return (
+            "It offers a login (OAuth): take `Authorization` out of `headers` and `auth: false` out of the"
+            " server's configuration, and run: grue login SERVER."
+        )
+    if scheme and scheme.lower() != "bearer":
+        return (
+            f"It asks for credentials of the kind {scheme}: set them under `headers` in the server's"
+            f' configuration, for example `"Authorization": "{scheme} ${{CREDENTIALS}}"`.'
+        )
+    return _CREDENTIALS
+
+
+def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
+    """Return the fault of an address that takes neither transport.
+
+    Args:
+        declined: Why it refused Streamable HTTP; `None` if that was not tried.
+        fault: Why it refused SSE.
+    """
+    if declined is None or declined.cause == fault.cause:
+        return fault
+    cause = f"{declined.cause}; over the older SSE transport: {fault.cause}"
+    return WireFault(cause, ends_session=True, remedy=fault.remedy)
+
+
+def redirect_fault(status: int, location: str) -> WireFault:
+    """Return the fault for a redirect that is not followed.
+
+    Args:
+        status: The HTTP status.
+        location: Its target, without secrets.
+    """
+    return WireFault(
+        f"the server redirects to {location} (HTTP {status}), which is not followed:"
+        " what is sent is meant for the configured address only",
+        ends_session=True,
+        remedy=f"If {location} is the server that is meant, make it the `url`.",
+    )
+
+
+def content_fault(status: int, content_type: str) -> WireFault:
+    """Return the fault for an answer of a type that MCP does not use, such as a login page."""
+    shown = content_type.partition(";")[0].strip()[:100] or "something without a content type"
+    return WireFault(
+        f"it answered with {shown} instead of an MCP message (HTTP {status})",
+        ends_session=False,
+        remedy="Check that `url` is the server's MCP endpoint, and not a web page or a proxy's.",
+    )
+
+
+def too_long_fault(max_bytes: int) -> WireFault:
+    """Return the fault for an answer that is too long."""
+    return WireFault(f"its answer is longer than {max_bytes} bytes", ends_session=False)
+
+
+def transport_fault(error: Exception, where: str, connect_timeout_s: float) -> WireFault:
+    """Return the fault for an exchange without an answer.
+
+    Args:
+        error: The exception of the HTTP library; its root cause decides.
+        where: Host and port.
+        connect_timeout_s: The time limit for connecting.
+    """
+    causes = list(_chain(error))
+    named = {type(each).__name__ for each in causes}
+    host = where.rpartition(":")[0]
+    if any(isinstance(each, socket.gaierror) for each in causes):
+        return _unreachable(f"no address is known for the host {host}")
+    tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
+    if tls is not None:
+        return WireFault(
+            f"no secure connection to {where}: {getattr(tls, 'verify_message', '') or tls.reason or tls}",
+            ends_session=True,
+            remedy="Check the server's certificate; for a plain server, use http:// in `url`.",
+        )
+    if any(isinstance(each, ConnectionRefusedError) for each in causes):
+        return _unreachable(f"connection refused by {where}")
+    if named & {"ConnectTimeout", "PoolTimeout"}:
+        return _unreachable(f"no connection to {where} within {connect_timeout_s:g} s")
+    if named & {"ConnectError", "ProxyError", "UnsupportedProtocol"}:
+        return _unreachable(f"no connection to {where}: {_text_of(causes)}")
+    return WireFault(
+        f"the connection to {where} was lost before the answer came: {_text_of(causes)}. {_MAY_HAVE_WORKED}",
+        ends_session=False,
+        remedy="Check that the server is still running; its own log says more.",
+    )
+
+
+def _unreachable(cause: str) -> WireFault:
+    return WireFault(cause, ends_session=True, remedy=_UNREACHABLE)
+
+
+def _text_of(causes: list[BaseException]) -> str:
+    """Return the text of the innermost cause that has one, since it is the most precise."""
+    for each in reversed(causes):
+        text = getattr(each, "strerror", None) or str(each).partition("\n")[0]
+        if text:
+            return str(text)
+    return type(causes[0]).__name__
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
+        error = inner or error.__cause__ or error.__context__
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

@@ -1,0 +1,117 @@
+"""The `Wire` to a server that is reached by URL: Streamable HTTP, and the older SSE transport.
+
+`sdk_http.py` runs the SDK's transports, and `http_faults.py` has the texts of failures. Nothing here may
+import `runtime/processes/`, except the limits.
+"""
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from grue.policies import ServerPhase
+from grue.runtime.loops.background_tasks import BackgroundTasks, leaves_no_time
+from grue.runtime.processes.limits import ProcessLimits
+from grue.tool_sessions.connection import ConnectionStatus
+from grue.tool_sessions.failures import needs_longer
+from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.redaction import Redactor
+from grue.tool_sessions.server_specs import HttpServer
+
+if TYPE_CHECKING:
+    from grue.transports.mcp.authorization import Authorization
+    from grue.transports.mcp.message_stream import MessageStream
+    from grue.transports.mcp.sdk_http import HttpStream
+
+_LEAVE_S = 1.0
+"""Time limit for telling the server that the session ends."""
+
+_LEAVE_AT_LEAST_S = 0.3
+"""Shortest such limit, used if the deadline that it was entered under has passed or is near."""
+
+
+class HttpWire:
+    """The wire to a server over HTTP. Everything about a process is `None` or empty."""
+
+    modules: tuple[str, ...] = ("grue.transports.mcp.sdk_http",)
+
+    def __init__(
+        self,
+        server: HttpServer,
+        limits: ProcessLimits,
+        on_secret: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._secrets = {**os.environ, **server.named_values()}
+        self.redactor = Redactor(self._secrets)
+        self._on_secret = on_secret
+        self._server = server
+        self._limits = limits
+        self._close_by = float("inf")
+        self._tasks = BackgroundTasks()
+        self._stream: HttpStream | None = None
+
+    async def __aenter__(self) -> Self:
+        self._close_by = anyio.current_effective_deadline()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            if self._stream is not None and not leaves_no_time(exc_type):
+                left_s = self._close_by - anyio.current_time()
+                await self._stream.leave(max(_LEAVE_AT_LEAST_S, min(_LEAVE_S, left_s)))
+        finally:
+            await self._tasks.__aexit__(exc_type, exc, tb)
+
+    def stream(self, notify: Notify) -> "MessageStream":
+        """Connect in the background, and return the stream of messages; imports the SDK."""
+        from grue.transports.mcp.sdk_http import HttpStream
+
+        self._stream = HttpStream(self._server, self._limits, notify, self._authorization())
+        self._tasks.start(self._stream.carry)
+        return self._stream
+
+    def _authorization(self) -> "Authorization | None":
+        if self._server.auth is None:
+            return None
+        from grue.transports.mcp.authorization import Authorization
+
+        return Authorization(self._server, self._hide)
+
+    def _hide(self, name: str, value: str) -> None:
+        """Keep a token out of errors, notices and the trace."""
+        self._secrets[name] = value
+        self.redactor = Redactor(self._secrets)
+        if self._on_secret is not None:
+            self._on_secret(name, value)
+
+    async def broken(self, method: str, why: str | None) -> str:
+        """Return the stream's cause, or a general text if it has none."""
+        return why or f"the connection broke during {method}"
+
+    async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
+        """Return the advice for the user: that of the fault, or else of the phase."""
+        del missing
+        if self._stream is not None and self._stream.remedy is not None:
+            return self._stream.remedy
+        if timed_out:
+            return "Check that the URL is that of an MCP server and that the server is well. " + needs_longer(
+                self._server.options.startup_timeout_place
+            )
+        if phase == "call":
+            return "Check that the server is still running; its own log says more."
+        return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."
+
+    @property
+    def address(self) -> str:
+        """The URL without secrets."""
+        return self._server.address
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """There is no process, and without asking the server there is no way to know whether it runs."""
+        return ConnectionStatus(address=self.address)

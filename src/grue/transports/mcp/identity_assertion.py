@@ -1,0 +1,213 @@
+"""Cross-app access (SEP-990): a person's identity token is exchanged for a token of the server.
+
+There are two exchanges. At the identity provider the identity token becomes an identity assertion (ID-JAG,
+by RFC 8693), which names the authorization server and the MCP server that it is for. At the authorization
+server the assertion becomes an access token (RFC 7523). The second is the SDK's; the first is here.
+
+Both servers are configured. An MCP server has no say in where identity tokens, assertions or secrets are
+sent.
+"""
+
+import base64
+from collections.abc import Awaitable, Callable
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
+from mcp.client.auth.utils import build_oauth_authorization_server_metadata_discovery_urls
+from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+from msgspec import Struct
+
+from grue.runtime.loops.aside import aside
+from grue.runtime.safe_text import beginning, plain_text
+from grue.tool_sessions.oauth_settings import LOOPBACK, OAuth
+from grue.transports.mcp.identity_token import identity_token
+from grue.transports.mcp.oauth_faults import (
+    AuthorizationRefused,
+    identity_fault,
+    insecure_fault,
+    unavailable_fault,
+)
+
+_TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 - the name of a grant
+_ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a type
+_ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
+_ERROR_CHARS = 200
+
+Exchange = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
+
+
+class _Metadata(Struct):
+    issuer: str
+    token_endpoint: str
+    token_endpoint_auth_methods_supported: list[str] | None = None
+
+
+class _Issued(Struct):
+    access_token: str
+    issued_token_type: str
+
+
+class _TokenError(Struct):
+    error: str = ""
+    error_description: str = ""
+
+
+class ObtainedTokens:
+    """The SDK's view of what is stored: nothing before, and afterwards the tokens that it obtained."""
+
+    def __init__(self) -> None:
+        self.tokens: OAuthToken | None = None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        """Return nothing, so that the exchange is made."""
+        return None
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        """Keep the tokens."""
+        self.tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        """Return nothing: the client is configured."""
+        return None
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        """Do nothing: no client is registered."""
+
+
+def assertion_provider(
+    url: str,
+    auth: OAuth,
+    storage: ObtainedTokens,
+    exchange: Exchange,
+    on_secret: Callable[[str, str], None],
+    scope: str | None,
+) -> IdentityAssertionOAuthProvider:
+    """Return the SDK's provider of the second exchange, which calls ours for the first.
+
+    Args:
+        url: The MCP server.
+        auth: Settings with the grant `identity_assertion`.
+        storage: Receives the tokens.
+        exchange: Sends a request and returns the answer, within its limits.
+        on_secret: Called with the name and the value of the identity token and of the assertion.
+        scope: The scopes to ask for.
+    """
+    provider = _IdentityProvider(auth, exchange, on_secret, scope)
+    return IdentityAssertionOAuthProvider(
+        url,
+        storage,
+        auth.client_id or "",
+        auth.client_secret or "",
+        auth.issuer or "",
+        provider.assertion,
+        scope,
+        auth.secret_method,
+    )
+
+
+class _IdentityProvider:
+    def __init__(
+        self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None], scope: str | None
+    ) -> None:
+        self._auth = auth
+        self._exchange = exchange
+        self._on_secret = on_secret
+        self._scope = scope
+        self._issuer = auth.identity_provider or ""
+
+    async def assertion(self, audience: str, resource: str) -> str:
+        """Return an identity assertion.
+
+        Args:
+            audience: The authorization server that it is for.
+            resource: The MCP server that it is for.
+
+        Raises:
+            AuthorizationRefused: There is no identity token, or the identity provider refuses it.
+        """
+        token = await aside(identity_token, self._auth)
+        self._on_secret("identity_token", token)
+        metadata = await self._metadata()
+        fields = {
+            "grant_type": _TOKEN_EXCHANGE,
+            "requested_token_type": _ID_JAG,
+            "audience": audience,
+            "resource": resource,
+            "subject_token": token,
+            "subject_token_type": _ID_TOKEN,
+        }
+        if self._scope:
+            fields["scope"] = self._scope
+        credentials, headers = self._credentials(metadata)
+        request = httpx2.Request(
+            "POST", metadata.token_endpoint, data={**fields, **credentials}, headers=headers
+        )
+        assertion = self._issued(await self._sent(request))
+        self._on_secret("identity_assertion", assertion)
+        return assertion
+
+    async def _metadata(self) -> _Metadata:
+        """Return the identity provider's published metadata."""
+        for url in build_oauth_authorization_server_metadata_discovery_urls(self._issuer, self._issuer):
+            answer = await self._sent(httpx2.Request("GET", url, headers={"accept": "application/json"}))
+            if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
+                raise AuthorizationRefused(unavailable_fault(answer.status_code, answer.request.url.host))
+            if not answer.is_success:
+                continue
+            try:
+                found = msgspec.json.decode(answer.content, type=_Metadata)
+            except msgspec.DecodeError:
+                continue
+            if found.issuer.rstrip("/") != self._issuer.rstrip("/"):
+                raise AuthorizationRefused(
+                    identity_fault("the metadata of the identity provider names another issuer")
+                )
+            return found
+        raise AuthorizationRefused(identity_fault("the identity provider publishes no metadata"))
+
+    def _credentials(self, metadata: _Metadata) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the fields and the headers that authenticate this client at the identity provider."""
+        client, secret = self._auth.identity_client_id or "", self._auth.identity_client_secret
+        accepted = metadata.token_endpoint_auth_methods_supported
+        if secret is None:
+            return {"client_id": client}, {}
+        if accepted is not None and "client_secret_basic" not in accepted:
+            return {"client_id": client, "client_secret": secret}, {}
+        pair = f"{quote(client, safe='')}:{quote(secret, safe='')}"
+        return {}, {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+
+    def _issued(self, answer: httpx2.Response) -> str:
+        host, status = answer.request.url.host, answer.status_code
+        if status == httpx2.codes.TOO_MANY_REQUESTS or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
+            raise AuthorizationRefused(unavailable_fault(status, host))
+        if not answer.is_success:
+            how = f"HTTP {status}{_words(answer)}"
+            raise AuthorizationRefused(
+                identity_fault(f"the identity provider {host} refuses the identity token ({how})")
+            )
+        try:
+            issued = msgspec.json.decode(answer.content, type=_Issued)
+        except msgspec.DecodeError:
+            issued = _Issued("", "")
+        if issued.issued_token_type != _ID_JAG or not issued.access_token:
+            raise AuthorizationRefused(
+                identity_fault(f"the identity provider {host} issued no identity assertion")
+            )
+        return issued.access_token
+
+    async def _sent(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.scheme != "https" and request.url.host not in LOOPBACK:
+            raise AuthorizationRefused(insecure_fault(request.url.host))
+        return await self._exchange(request)
+
+
+def _words(answer: httpx2.Response) -> str:
+    try:
+        error = msgspec.json.decode(answer.content, type=_TokenError)
+    except msgspec.DecodeError:
+        return ""
+    said = ": ".join(text for text in (error.error, error.error_description) if text)
+    shown = beginning(" ".join(plain_text(said).split()), _ERROR_CHARS)
+    return f": {shown}" if shown else ""

@@ -1,0 +1,251 @@
+"""Decode the bytes that a server has written into a message of the SDK. Never raises, whatever the bytes are.
+
+- An answer that is not usable becomes an error for its request, which would otherwise wait for its timeout.
+- A message with more than `MAX_VALUES` values keeps its structured parts as JSON text. Decoding it would
+  block every thread of the host, and a decoded value takes many times the memory of its text.
+- Of a message that was too long, only the two ends are kept. If they hold the id of a request, that request
+  fails at once.
+"""
+
+import json
+import math
+import re
+from typing import Any, Literal
+
+import mcp_types as types
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.results import JsonText
+from grue.runtime.large_data import count_of
+from grue.runtime.lines import CutLineError
+from grue.runtime.loops.aside import aside
+
+MAX_VALUES = tool_results.MAX_JSON_VALUES
+"""A message with more values than this is not decoded completely."""
+
+_SMALL_BYTES = 16_384
+_SHOWN_CHARS = 200
+_MAX_BLOCKS = 1000
+_MAX_DIGITS = 4300
+_CHECK_DEPTH_FROM = 100
+_DEPTH = tool_results.MAX_DEPTH + 20
+"""Deepest nesting of a decoded message. The content of a message may be `MAX_DEPTH` deep itself."""
+
+_ID = rb'"id"\s*:\s*(-?[0-9]{1,18}|"[^"\\]{1,100}")'
+_VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
+_ID_AT_START = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb"\s*,\s*)?" + _ID + rb'\s*,\s*"(?:result|error)"')
+_ID_AT_END = re.compile(rb"[{,]\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?\}\s*$")
+
+
+def read_message(line: bytes) -> types.JSONRPCMessage | None:
+    """Return the message of a line, or `None` if it is not a message. Never raises."""
+    return _message_of(_decode(line))
+
+
+async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
+    """Return the message of a line of any length, without blocking the event loop."""
+    if len(line) <= _SMALL_BYTES:
+        return read_message(line)
+    # A thread helps because most of this is Python code, which releases the interpreter regularly.
+    value = await aside(_decode_large, line)
+    return _message_of(value)
+
+
+def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
+    """Return an error for the request that a too long message answers; `None` if its id is not visible."""
+    found = _ID_AT_START.match(cut.head) or _ID_AT_END.search(cut.tail)
+    if found is None:
+        return None
+    text = (
+        f"The server's answer is too large: {cut.size} bytes, and at most {limit} are read"
+        " (ProcessLimits.max_message_bytes). Ask for less at a time."
+    )
+    return _refusal(msgspec.json.decode(found[1]), text)
+
+
+def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
+    """Return an error in place of an unusable answer; `None` if it is not an answer."""
+    if "method" in value:
+        return None
+    member = "error" if "error" in value else "result"
+    return _refusal(
+        value.get("id"), f"The server's answer is not usable: {member} is {_shown(value.get(member))}"
+    )
+
+
+def values_in(text: bytes) -> int:
+    """Return an upper estimate of the number of values in a JSON text. Commas in strings count too."""
+    return count_of(text, "[{,")
+
+
+def _refusal(request_id: object, text: str) -> types.JSONRPCError | None:
+    if isinstance(request_id, bool) or not isinstance(request_id, int | str):
+        return None
+    error = types.ErrorData(code=types.INTERNAL_ERROR, message=text)
+    try:
+        return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
+    except ValueError:  # the id is not valid Unicode
+        return None
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None | bool() | float():
+            return json.dumps(value)
+        case int():
+            return json.dumps(value) if value.bit_length() < _MAX_DIGITS else "a number"
+        case str():
+            return json.dumps(value[:_SHOWN_CHARS])
+        case dict():
+            return f"an object with {len(value)} members"
+        case _:
+            return "an array"
+
+
+def _message_of(value: object) -> types.JSONRPCMessage | None:
+    if not isinstance(value, dict):
+        return None
+    value.setdefault("jsonrpc", "2.0")
+    try:
+        message = types.jsonrpc_message_adapter.validate_python(value, by_name=False)
+    except (ValueError, RecursionError):
+        return refusal_of(value)
+    return message if is_usable(message) else None
+
+
+def is_usable(message: types.JSONRPCMessage) -> bool:
+    """Return whether the SDK's dispatcher can take a message. Numbers too large for a float break it."""
+    if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/progress":
+        return _is_progress(message.params)
+    return True
+
+
+def _is_progress(params: object) -> bool:
+    """Return whether the numbers of a progress notification fit into floats."""
+    if not isinstance(params, dict):
+        return True
+    try:
+        return all(
+            math.isfinite(float(params[name]))
+            for name in ("progress", "total")
+            if isinstance(params.get(name), int | float)
+        )
+    except OverflowError:
+        return False
+
+
+def _decode(line: bytes) -> object:
+    try:
+        value: object = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        value = _decode_damaged(line)
+        if value is None:
+            return None
+    # Limit the nesting: code that walks the value later recurses once a level.
+    if count_of(line, "[{") > _CHECK_DEPTH_FROM:
+        return tool_results.json_value(value, depth=_DEPTH)
+    return value
+
+
+def _decode_large(line: bytes) -> object:
+    return _decode_partly(line) if values_in(line) > MAX_VALUES else _decode(line)
+
+
+def _decode_damaged(line: bytes) -> object:
+    """Decode JSON with invalid UTF-8, a NaN or a lone surrogate, so that the answer is not lost."""
+    text = line.decode("utf-8", "replace")
+    try:
+        return json.loads(text, parse_int=_integer)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _MAX_DIGITS else digits
+
+
+class _Undecoded(Struct):
+    """A message whose parts are not decoded yet."""
+
+    jsonrpc: str = "2.0"
+    id: int | str | None = None
+    method: str | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+
+
+class _Result(Struct):
+    content: list[Raw] | UnsetType = UNSET
+    structuredContent: Raw | UnsetType = UNSET  # noqa: N815 - as the protocol spells it
+    isError: bool | UnsetType = UNSET  # noqa: N815 - likewise
+
+
+class _Text(Struct):
+    type: Literal["text"]
+    text: str
+
+
+class _Error(Struct):
+    code: int
+    message: str
+
+
+def _decode_partly(line: bytes) -> object:
+    """Decode an answer with too many values and keep its large parts as text. Drop any other message."""
+    try:
+        envelope = msgspec.json.decode(line, type=_Undecoded)
+    except (ValueError, RecursionError):
+        return None
+    if envelope.method is not UNSET:
+        return None
+    answer: dict[str, Any] = {"jsonrpc": envelope.jsonrpc, "id": envelope.id}
+    try:
+        if isinstance(envelope.error, Raw):
+            error = msgspec.json.decode(envelope.error, type=_Error)
+            return {**answer, "error": {"code": error.code, "message": error.message}}
+        if isinstance(envelope.result, Raw):
+            result = msgspec.json.decode(envelope.result, type=_Result)
+            if result.content is not UNSET or result.structuredContent is not UNSET:
+                return {**answer, "result": _result_of(result)}
+    except (ValueError, RecursionError):
+        pass
+    text = f"The server's answer is too large: it has more than {MAX_VALUES} values"
+    return {**answer, "error": {"code": types.INTERNAL_ERROR, "message": text}}
+
+
+def _result_of(result: _Result) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    if isinstance(result.structuredContent, Raw):
+        members["structuredContent"] = _value_or_text(bytes(result.structuredContent))
+    if isinstance(result.content, list):
+        members["content"] = _blocks(result.content)
+    if result.isError is not UNSET:
+        members["isError"] = result.isError
+    return members
+
+
+def _blocks(blocks: list[Raw]) -> list[object]:
+    if len(blocks) <= _MAX_BLOCKS:
+        return [_block(bytes(block)) for block in blocks]
+    written = b"[" + b",".join(bytes(block) for block in blocks) + b"]"
+    return [{"type": "text", "text": _json_text(written)}]
+
+
+def _block(written: bytes) -> object:
+    if values_in(written) <= MAX_VALUES:
+        return _decode(written)
+    try:
+        # The commas may be inside one long text.
+        return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
+    except (ValueError, RecursionError):
+        return {"type": "text", "text": _json_text(written)}
+
+
+def _value_or_text(written: bytes) -> object:
+    return _decode(written) if values_in(written) <= MAX_VALUES else _json_text(written)
+
+
+def _json_text(written: bytes) -> JsonText:
+    return JsonText(written.decode("utf-8", "replace"))

@@ -1,0 +1,236 @@
+"""Find the program that npx or uvx starts, without running either of them.
+
+At every start of a server, `npx -y PACKAGE` and `uvx TOOL` look for a package, install it if need be, and
+start its program. The program itself is a file. It is looked for where these launchers put it. Nothing is
+downloaded, and only files that exist are named. `grue doctor` prints a command line without the launcher. If
+npx must not install a server that is missing, the start fails at once; npx would need seconds to report it.
+"""
+
+import itertools
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue.tool_sessions.server_specs import StdioServer
+from grue.transports.mcp.npx_cache import npx_folder
+
+Launcher: TypeAlias = Literal["npx", "uvx"]
+
+_LARGEST_MANIFEST = 2**20
+_NEVER_INSTALL = frozenset(("--no-install", "--no", "-n", "--no-yes", "--yes=false"))
+_NPX_FLAGS = frozenset(("-y", "--yes", "-q", "--quiet"))
+_NPX_NAMING = frozenset(("-p", "--package"))
+_UVX_FLAGS = frozenset(("-q", "--quiet", "--offline"))
+
+_REGISTRY_NAME = re.compile(r"(@[\w.~-]+/)?[\w.~-]+(@[\w.^~<>=*-]+)?")
+
+
+class Direct(Struct, frozen=True):
+    """A command line that starts the same program without its launcher, or with less work for it.
+
+    Attributes:
+        server: The server with that command line.
+        note: What the user should know before using it.
+    """
+
+    server: StdioServer
+    note: str
+
+
+def launcher_of(server: StdioServer) -> Launcher | None:
+    """Return the launcher that a server is started with; `None`: none of those known here."""
+    name = PurePath(server.command).name
+    if name == "npx":
+        return "npx"
+    return "uvx" if name == "uvx" or (name == "uv" and server.args[:2] == ("tool", "run")) else None
+
+
+def direct_command(server: StdioServer) -> Direct | None:
+    """Return a command that starts the server's program more directly; `None`: nothing was found."""
+    match launcher_of(server):
+        case "npx":
+            return _of_npx(server)
+        case "uvx":
+            return _of_uvx(server)
+    return None
+
+
+def missing_npx_package(server: StdioServer) -> str | None:
+    """Return the package that npx is not allowed to install and that is not installed, or `None`.
+
+    `None` also if npx may install it (`--no-install` is not among its options), and if its arguments cannot
+    be read here. The package is looked for in the folders of the project, among npm's global packages and in
+    npx's cache. A few milliseconds at most.
+    """
+    options = list(itertools.takewhile(lambda arg: arg.startswith("-") and arg != "--", server.args))
+    if launcher_of(server) != "npx" or _NEVER_INSTALL.isdisjoint(options):
+        return None
+    asked = _read_npx(server.args)
+    if asked is None or not _REGISTRY_NAME.fullmatch(asked.package):
+        return None
+    name, command = _without_version(asked.package), asked.program or asked.package
+    # A program of this name is enough for npx, whatever package it is from.
+    for modules in itertools.chain(_project_folders(server), _npm_folders(server, asked), _global(server)):
+        if (modules / name / "package.json").is_file():
+            return None
+        if _is_plain(command) and _is_program(modules / ".bin" / command):
+            return None
+    if _is_plain(command) and shutil.which(command, path=server.environment().get("PATH")):
+        return None
+    return name
+
+
+# --- npx ---
+
+
+class _Npx(Struct, frozen=True):
+    """An npx command line that was read. `program` is a bin's name; empty: the package's only one."""
+
+    package: str
+    program: str
+    args: tuple[str, ...]
+
+
+def _of_npx(server: StdioServer) -> Direct | None:
+    asked = _read_npx(server.args)
+    if asked is None:
+        return None
+    name = _without_version(asked.package)
+    for modules in _npm_folders(server, asked):
+        manifest = _manifest(modules / name / "package.json")
+        program = asked.program or _only_program(manifest, name)
+        path = modules / ".bin" / program
+        if program and _is_program(path):
+            version = f"version {manifest.get('version', 'unknown')}"
+            cached = "_npx" in modules.parts
+            gone = ", until npx's cache is cleared" if cached else ""
+            found = replace(server, command=str(path), args=asked.args)
+            return Direct(found, f"It stays at {version}{gone}.")
+    return None
+
+
+def _read_npx(args: tuple[str, ...]) -> _Npx | None:
+    """Read npx's arguments; `None`: they have an option whose meaning is not known here."""
+    rest = list(args)
+    named = ""
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        flag, _, value = rest.pop(0).partition("=")
+        if flag in _NPX_NAMING and not named:
+            named = value or (rest.pop(0) if rest else "")
+        elif flag not in _NPX_FLAGS and f"{flag}={value}".rstrip("=") not in _NEVER_INSTALL:
+            return None
+    if rest and rest[0] == "--":
+        rest.pop(0)
+    if not rest:
+        return None
+    first, *more = rest
+    return _Npx(named, first, tuple(more)) if named else _Npx(first, "", tuple(more))
+
+
+def _npm_folders(server: StdioServer, asked: _Npx) -> Iterator[Path]:
+    """Yield the `node_modules` folders in which npx looks for the package, in its order."""
+    if asked.package == _without_version(asked.package):
+        yield from _project_folders(server)
+    yield npx_folder(server, (asked.package,)) / "node_modules"
+
+
+def _project_folders(server: StdioServer) -> Iterator[Path]:
+    here = Path(server.cwd or "").absolute()
+    yield from (folder / "node_modules" for folder in (here, *here.parents))
+
+
+def _global(server: StdioServer) -> Iterator[Path]:
+    """Yield the folders in which npm may keep global packages; more of them than it really uses."""
+    environment = server.environment()
+    prefixes = [environment.get(name) for name in ("npm_config_prefix", "NPM_CONFIG_PREFIX", "PREFIX")]
+    prefixes += [_npmrc_prefix(Path(environment.get("HOME", "~")).expanduser() / ".npmrc"), "/usr/local"]
+    for program in ("node", "npx"):
+        path = shutil.which(program, path=environment.get("PATH"))
+        if path is not None:
+            prefixes += [str(each.parent.parent) for each in (Path(path), Path(path).resolve())]
+    for prefix in dict.fromkeys(filter(None, prefixes)):
+        yield Path(prefix).expanduser() / "lib" / "node_modules"
+
+
+def _npmrc_prefix(path: Path) -> str:
+    """Return the folder of global packages that a user has set; empty: none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    named = (line.partition("=") for line in lines)
+    found = [value.strip().strip("\"'") for key, _, value in named if key.strip() == "prefix"]
+    return found[-1].replace("${HOME}", "~") if found else ""
+
+
+def _without_version(package: str) -> str:
+    name, at, _ = package.rpartition("@")
+    return name if at and name else package
+
+
+def _only_program(manifest: dict[str, Any], package: str) -> str:
+    """Return the name of the program that npx starts for a package; empty: npx would not know either."""
+    bins, own = manifest.get("bin"), package.rpartition("/")[2]
+    if isinstance(bins, str):
+        return own
+    names = [str(name) for name in bins if _is_plain(name)] if isinstance(bins, dict) else []
+    if len(names) == 1:
+        return names[0]
+    return own if own in names else ""
+
+
+def _is_plain(name: str) -> bool:
+    return bool(name) and PurePath(name).name == name
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST_MANIFEST:
+            return {}
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# --- uvx ---
+
+
+def _of_uvx(server: StdioServer) -> Direct | None:
+    args = server.args[2:] if PurePath(server.command).name == "uv" else server.args
+    rest = list(args)
+    flags = set()
+    while rest and rest[0] in _UVX_FLAGS:
+        flags.add(rest.pop(0))
+    if not rest or not _is_plain(rest[0]) or rest[0].startswith("-") or "@" in rest[0]:
+        return None  # a version or another package is asked for, which the installed tool may not be
+    tool, *more = rest
+    own = _uv_tools(server) / tool / "bin" / tool
+    if _is_program(own):
+        found = replace(server, command=str(own), args=tuple(more))
+        return Direct(found, f"It stays at its version until: uv tool upgrade {tool}")
+    uv = shutil.which("uv", path=server.environment().get("PATH"))
+    if uv is None or "--offline" in flags:
+        return None
+    found = replace(server, command=uv, args=("tool", "run", "--offline", *rest))
+    return Direct(found, "It stays at the version in uv's cache, and needs that cache.")
+
+
+def _uv_tools(server: StdioServer) -> Path:
+    environment = server.environment()
+    if named := environment.get("UV_TOOL_DIR"):
+        return Path(named)
+    home = environment.get("HOME", "~")
+    shared = environment.get("XDG_DATA_HOME") or str(Path(home).expanduser() / ".local" / "share")
+    return Path(shared) / "uv" / "tools"
+
+
+def _is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)

@@ -1,0 +1,66 @@
+"""What the SDK and its HTTP libraries log while they work for a session of ours.
+
+Such a record can hold a secret, or megabytes that a server has written: a malformed notification, the headers
+of a request. It goes to the session, which redacts and cuts it, and not to the program's own handlers or to
+standard error. What these libraries log for the program itself is not touched.
+"""
+
+import contextvars
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+LOGGERS = (
+    "anyio.streams.tls",
+    "client",  # of the SDK's session
+    "httpcore2.connection",
+    "httpcore2.http11",
+    "httpcore2.http2",
+    "httpcore2.proxy",
+    "httpcore2.socks",
+    "httpx2",
+    "mcp.client.auth.oauth2",
+    "mcp.client.auth.utils",
+    "mcp.client.caching",
+    "mcp.client.client",
+    "mcp.client.sse",
+    "mcp.client.stdio",
+    "mcp.client.streamable_http",
+    "mcp.shared.direct_dispatcher",
+    "mcp.shared.dispatcher",
+    "mcp.shared.jsonrpc_dispatcher",
+    "mcp.shared.tool_name_validation",
+)
+
+Receive = Callable[[logging.LogRecord], object]
+
+_receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=None)
+
+
+@contextmanager
+def library_logs_to(receive: Receive) -> Iterator[None]:
+    """Pass the warnings that these libraries log to `receive`, here and in the tasks that are started here.
+
+    Records below a warning are dropped.
+    """
+    before = _receiver.set(receive)
+    try:
+        yield
+    finally:
+        _receiver.reset(before)
+
+
+def drop(record: logging.LogRecord) -> None:
+    """Receive a record that says nothing new."""
+
+
+class _ToReceiver(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        receive = _receiver.get()
+        if receive is not None and record.levelno >= logging.WARNING:
+            receive(record)
+        return receive is None
+
+
+for _name in LOGGERS:  # a logger's filter does not see what the loggers below it are given
+    logging.getLogger(_name).addFilter(_ToReceiver())

@@ -1,0 +1,80 @@
+"""A process's pipes as a `MessageStream`: one JSON-RPC message a line."""
+
+import anyio
+import mcp_types as types
+from mcp.shared.message import SessionMessage
+
+from grue.protocol.tools.results import is_small
+from grue.runtime.lines import CutLineError, LineTooLongError
+from grue.runtime.loops.aside import aside
+from grue.runtime.processes.server_process import ServerProcess
+from grue.tool_sessions.notices import Notify
+from grue.transports.mcp.incoming import read_any_message, refusal_of_cut
+from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_large, encode_message
+
+
+class LineStream(MessageStream):
+    """A `MessageStream` over a process's pipes: one JSON-RPC message a line.
+
+    A line that is not a message is skipped with a notice, and so is a message that is too large. After
+    `MAX_UNASKED` lines without an answer the stream breaks.
+    """
+
+    def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:
+        self._process = process
+        self._notify = notify
+        self._max_message_bytes = max_message_bytes
+        self._unasked = 0
+        self._encoding = anyio.Lock()
+        self.broken: str | None = None
+        """Why nothing more can be exchanged; `None` while the stream works."""
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the server's next message."""
+        while True:
+            message = await self._next()
+            self._unasked += 1
+            if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+                self._unasked = 0
+            if self._unasked > MAX_UNASKED:
+                self.broken = f"it wrote {MAX_UNASKED} lines, and none of them was an answer"
+                raise anyio.EndOfStream
+            if message is not None:
+                return SessionMessage(message)
+
+    async def _next(self) -> types.JSONRPCMessage | None:
+        try:
+            line = await self._process.receive_line()
+        except anyio.EndOfStream:
+            self.broken = self.broken or "it closed its output"
+            raise
+        except LineTooLongError as error:
+            self.broken = f"it wrote {error}"
+            raise anyio.EndOfStream from error
+        except CutLineError as cut:
+            self._notify("too_large", f"{cut}, and at most {self._max_message_bytes} are read")
+            return refusal_of_cut(cut, self._max_message_bytes)
+        message = await read_any_message(line)
+        if message is None and line.strip():
+            self._notify("noise", line[:500].decode("utf-8", "replace"))
+        return message
+
+    async def send(self, item: SessionMessage) -> None:
+        """Write a message to the process; queue what the pipe does not take at once."""
+        try:
+            self._process.send_line(await self._encoded(item.message))
+        except anyio.BrokenResourceError:
+            self.broken = self.broken or "it does not read its input"
+            raise
+
+    def end_input(self) -> None:
+        """Let the server's input end, so that it exits while the session is closed."""
+        self._process.ask_to_exit()
+
+    async def _encoded(self, message: types.JSONRPCMessage) -> bytes:
+        """Encode a message, a large one in a thread. Later ones wait for it, so that their order stays."""
+        large = isinstance(message, types.JSONRPCRequest) and not is_small(message.params)
+        if not large and not self._encoding.locked():
+            return encode_message(message)
+        async with self._encoding:
+            return await aside(encode_large, message) if large else encode_message(message)

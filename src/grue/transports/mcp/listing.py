@@ -1,0 +1,159 @@
+"""Read the tool definitions of a raw `tools/list`, page by page. A malformed tool is left out.
+
+Source: P37
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.policies import ToolAnnotations
+from grue.protocol.tools.results import json_object
+from grue.runtime.safe_text import well_formed
+from grue.tool_sessions.notices import Notify
+
+MAX_TOOL_BYTES = 256 * 1024
+"""Longest definition of a tool. Each request to the model carries all definitions."""
+
+_NAME_CHARS = 1000
+
+_HINTS = {
+    "read_only": "readOnlyHint",
+    "destructive": "destructiveHint",
+    "idempotent": "idempotentHint",
+    "open_world": "openWorldHint",
+}
+
+
+class ListedTools(Struct, frozen=True):
+    """The tools of a whole listing.
+
+    Attributes:
+        tools: The well-formed ones, in the server's order.
+        as_tasks: The bare names of those that have to be called as tasks (2025-11-25).
+    """
+
+    tools: tuple[m.ToolDefinition, ...] = ()
+    as_tasks: frozenset[str] = frozenset()
+
+
+async def read_pages(
+    ask: Callable[[m.JsonObject], Awaitable[m.JsonObject]],
+    server: m.ServerName,
+    max_pages: int,
+    notify: Notify,
+) -> ListedTools:
+    """Read all pages of a listing. A repeated cursor or too many pages end it; what was read counts.
+
+    Args:
+        ask: Sends `tools/list` with these parameters; its errors pass through.
+        server: The server's name in the configuration.
+        max_pages: Most pages that are read.
+        notify: Receives a `bad_tool` notice for what is left out.
+
+    Raises:
+        ValueError: A page has no list of tools at all.
+    """
+    tools: dict[str, m.ToolDefinition] = {}
+    as_tasks: set[str] = set()
+    cursors: set[str] = set()
+    cursor: str | None = None
+    for _ in range(max_pages):
+        page = await ask({} if cursor is None else {"cursor": cursor})
+        for tool in read_tools(page, server, notify):
+            if tools.setdefault(tool.tool, tool) is not tool:
+                notify("bad_tool", f"{tool.tool}: listed twice, the first one counts")
+        as_tasks.update(_only_as_tasks(page))
+        following = page.get("nextCursor")
+        if not isinstance(following, str):
+            break
+        if following in cursors:
+            notify("bad_tool", f"the listing repeats the cursor {following!r}")
+            break
+        cursors.add(following)
+        cursor = following
+    else:
+        notify("bad_tool", f"the listing has more than {max_pages} pages, the rest is left")
+    return ListedTools(tuple(tools.values()), frozenset(as_tasks))
+
+
+def _only_as_tasks(page: m.JsonObject) -> Iterator[str]:
+    tools = page.get("tools")
+    for tool in tools if isinstance(tools, list) else ():
+        execution = tool.get("execution") if isinstance(tool, dict) else None
+        if isinstance(execution, dict) and execution.get("taskSupport") == "required":
+            yield str(tool.get("name"))
+
+
+def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) -> Iterator[m.ToolDefinition]:
+    """Yield the well-formed tools of a page. Report each other one as a `bad_tool` notice with the reason.
+
+    Raises:
+        ValueError: The page has no list of tools at all.
+    """
+    tools = page.get("tools")
+    if not isinstance(tools, list):
+        raise ValueError("tools is not a list")
+    for number, tool in enumerate(tools, start=1):
+        fault = _fault(tool)
+        if fault is not None:
+            name = tool.get("name") if isinstance(tool, dict) else None
+            name = name[:_NAME_CHARS] if isinstance(name, str) else None
+            notify("bad_tool", f"{name or f'tool {number}'}: {fault}")
+            continue
+        output_schema = tool.get("outputSchema")
+        definition = m.ToolDefinition(
+            server=server,
+            tool=tool["name"],
+            description=well_formed(tool.get("description") or ""),
+            input_schema=json_object(tool["inputSchema"]),
+            output_schema=json_object(output_schema) if isinstance(output_schema, dict) else None,
+            annotations=_annotations(tool.get("annotations")),
+        )
+        if len(msgspec.json.encode(definition)) > MAX_TOOL_BYTES:
+            notify("bad_tool", f"{tool['name']}: its definition is longer than {MAX_TOOL_BYTES} bytes")
+            continue
+        yield definition
+
+
+def as_listed(tool: m.ToolDefinition) -> m.JsonObject:
+    """Return a tool as a `tools/list` page has it; `read_tools` reads it back."""
+    listed: m.JsonObject = {
+        "name": tool.tool,
+        "description": tool.description,
+        "inputSchema": tool.input_schema,
+    }
+    if tool.output_schema is not None:
+        listed["outputSchema"] = tool.output_schema
+    if tool.annotations is not None:
+        stated = {key: getattr(tool.annotations, field) for field, key in _HINTS.items()}
+        listed["annotations"] = {key: value for key, value in stated.items() if value is not None}
+    return listed
+
+
+def _annotations(stated: Any) -> ToolAnnotations | None:
+    """Return the hints that are stated as booleans. Anything else counts as not stated."""
+    if not isinstance(stated, dict):
+        return None
+    hints = {field: stated.get(key) for field, key in _HINTS.items() if isinstance(stated.get(key), bool)}
+    return ToolAnnotations(**hints) if hints else None
+
+
+def _fault(tool: Any) -> str | None:
+    if not isinstance(tool, dict):
+        return "not an object"
+    if not isinstance(tool.get("name"), str) or not tool["name"]:
+        return "no name"
+    if len(tool["name"]) > _NAME_CHARS or well_formed(tool["name"]) != tool["name"]:
+        return f"its name is longer than {_NAME_CHARS} characters, or no Unicode text"
+    if not isinstance(tool.get("description") or "", str):
+        return "description is not text"
+    schema = tool.get("inputSchema")
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        return "inputSchema is not the schema of an object"
+    if not isinstance(tool.get("outputSchema") or {}, dict):
+        return "outputSchema is not a schema"
+    return None

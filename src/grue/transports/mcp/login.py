@@ -1,0 +1,177 @@
+"""Log in to a server by URL, as a person with a browser, and log out again.
+
+`grue login` and `grue logout` are these functions; hosts may call them too.
+"""
+
+from collections.abc import Callable
+
+import anyio
+import httpx2
+from mcp.client.auth import OAuthFlowError
+from mcp.shared.auth import AuthorizationCodeResult
+
+from grue.errors import MCPError
+from grue.runtime.loops.daemon_thread import call_in_daemon_thread
+from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp.authorization import asks_for_token
+from grue.transports.mcp.keyring_store import token_store
+from grue.transports.mcp.library_logs import drop, library_logs_to
+from grue.transports.mcp.loopback import Loopback
+from grue.transports.mcp.oauth import Authorizer, Person
+from grue.transports.mcp.oauth_faults import AuthorizationRefused
+from grue.transports.mcp.token_store import TokenRecord
+
+_FIRST: dict[str, object] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "grue", "version": "1"},
+    },
+}
+_SECOND: dict[str, object] = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+_MODERN = "2026-07-28"
+_SESSION_ID = "mcp-session-id"
+_ASK_S = 20.0
+LOGIN_S = 300.0
+"""How long a login waits for the person."""
+
+
+class LoginRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
+    """A login did not succeed; the text says why."""
+
+
+def log_in(
+    server: HttpServer,
+    show: Callable[[str], object],
+    *,
+    scope: str | None = None,
+    timeout_s: float = LOGIN_S,
+) -> TokenRecord:
+    """Log in to a server and store the tokens; blocks until the person has finished in the browser.
+
+    Args:
+        server: The server; it has `auth` settings.
+        show: Called with the address to open, in a thread.
+        scope: Further scopes to ask for, separated by spaces.
+        timeout_s: How long to wait for the person.
+
+    Raises:
+        LoginRefused: The server wants no login, the authorization server refuses, or nobody finished it.
+    """
+    auth = server.auth
+    if auth is None or auth.grant != "authorization_code":
+        raise LoginRefused(f"'{server.name}' needs no login: `auth` in its configuration is enough.")
+    try:
+        with Loopback(auth.redirect_port) as loopback:
+
+            def returned() -> AuthorizationCodeResult:
+                came = loopback.wait(timeout_s)
+                if came is None:
+                    raise OAuthFlowError(f"nobody finished the login within {timeout_s:g} s")
+                if came["error"]:
+                    raise OAuthFlowError(came["error_description"] or came["error"])
+                return AuthorizationCodeResult(code=came["code"] or "", state=came["state"], iss=came["iss"])
+
+            with library_logs_to(drop):  # addresses with secrets in them
+                return anyio.run(_log_in, server, Person(loopback.uri, show, returned), scope)
+    except OSError as error:
+        raise LoginRefused(
+            f"Port {auth.redirect_port} of 127.0.0.1 cannot be used: {error.strerror}."
+        ) from error
+    except AuthorizationRefused as refused:
+        raise _refused("log in to", server, refused) from refused
+
+
+async def _log_in(server: HttpServer, person: Person, scope: str | None) -> TokenRecord:
+    store = token_store(server)
+    await call_in_daemon_thread(store.load)  # first, so that nobody logs in where the tokens cannot be kept
+    refusal = await _refusal(server)
+    authorizer = Authorizer(server, store, lambda _name, _value: None)
+    return await authorizer.login(refusal, person, scope)
+
+
+async def _refusal(server: HttpServer) -> httpx2.Response:
+    """Return the server's refusal of a request without a token."""
+    accept = {
+        "accept": "application/json, text/event-stream",
+        "accept-encoding": "identity",
+        **server.headers,
+    }
+    try:
+        async with httpx2.AsyncClient(headers=accept, timeout=_ASK_S) as client:
+            response = await _answer(client, "POST", server.url, _FIRST)
+            if response.is_success:  # some servers say hello to everybody, and refuse what follows
+                session = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
+                client.headers.update({**session, "mcp-protocol-version": "2025-11-25"})
+                response = await _answer(client, "POST", server.url, _SECOND)
+            elif not asks_for_token(response):
+                response = await _answer_without_handshake(client, server.url)
+    except httpx2.RequestError as error:
+        raise LoginRefused(f"'{server.name}' at {server.address} cannot be reached: {error}") from error
+    if asks_for_token(response):
+        return response
+    text = f"'{server.name}' at {server.address} does not ask for a login (HTTP {response.status_code})."
+    raise LoginRefused(text)
+
+
+async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> httpx2.Response:
+    """Ask a server that refuses a handshake: it has the revision 2026-07-28, or the older SSE transport."""
+    response = await _modern_answer(client, url, "server/discover")
+    if response.is_success:
+        response = await _modern_answer(client, url, "tools/list")
+    if response.is_success or asks_for_token(response):
+        return response
+    return await _answer(client, "GET", url)
+
+
+async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> httpx2.Response:
+    """Return the head of the answer to a request of 2026-07-28, each of which introduces the client."""
+    client.headers.update({"mcp-protocol-version": _MODERN, "mcp-method": method})
+    named = {
+        "protocolVersion": _MODERN,
+        "clientInfo": {"name": "grue", "version": "1"},
+        "clientCapabilities": {},
+    }
+    meta = {f"io.modelcontextprotocol/{name}": value for name, value in named.items()}
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": meta}}
+    try:
+        return await _answer(client, "POST", url, message)
+    finally:
+        del client.headers["mcp-protocol-version"], client.headers["mcp-method"]
+
+
+async def _answer(
+    client: httpx2.AsyncClient, method: str, url: str, message: dict[str, object] | None = None
+) -> httpx2.Response:
+    """Return the head of the server's answer."""
+    async with client.stream(method, url, json=message) as response:
+        return response
+
+
+def log_out(server: HttpServer) -> tuple[bool, bool]:
+    """Forget the tokens of a server, and ask its authorization server to revoke them.
+
+    Returns:
+        Whether there were any, and whether they were revoked.
+
+    Raises:
+        LoginRefused: The place where the tokens are kept cannot be used.
+    """
+    store = token_store(server)
+    try:
+        record = store.load()
+        if record is None:
+            return store.remove(), False
+        authorizer = Authorizer(server, store, lambda _name, _value: None)
+        with library_logs_to(drop):
+            revoked = anyio.run(authorizer.revoke, record)
+        return store.remove(), revoked
+    except AuthorizationRefused as refused:
+        raise _refused("log out of", server, refused) from refused
+
+
+def _refused(what: str, server: HttpServer, refused: AuthorizationRefused) -> LoginRefused:
+    return LoginRefused(f"Cannot {what} '{server.name}': {refused.fault.cause}.\n{refused.fault.remedy}")

@@ -1,0 +1,98 @@
+"""The stream of messages that the SDK's session reads and writes; the transport does not matter.
+
+Importing this imports `mcp`, which is slow. Import it inside functions.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from typing import ClassVar, Self
+
+import anyio
+import mcp_types as types
+import msgspec
+from mcp.shared.exceptions import MCPError as SdkError
+from mcp.shared.message import SessionMessage
+
+MAX_UNASKED = 100_000
+"""How many messages in a row a server may send without an answer among them."""
+
+
+_TOOLS_CHANGED = "notifications/tools/list_changed"
+
+
+class MessageStream(ABC):
+    """The read and the write stream that the SDK expects, in one object. Sending never blocks.
+
+    Closing does nothing, because the wire closes the connection.
+
+    Attributes:
+        broken: Why nothing more can be exchanged; `None` while the stream works.
+        tools_changed: The server has announced changed tools since this was last set to `False`. It is set as
+            soon as the announcement is read. The SDK passes notifications on in a task of their own, so a
+            call that follows an answer could be sent before that task has seen what came before the answer.
+    """
+
+    broken: str | None
+    tools_changed: bool = False
+    over_http: ClassVar[bool] = False
+    """Whether requests have HTTP headers."""
+
+    @abstractmethod
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the server's next message; raises `EndOfStream`, with `broken` set."""
+
+    @abstractmethod
+    async def send(self, item: SessionMessage) -> None:
+        """Send or queue a message; raises `BrokenResourceError` if nothing can be sent any more."""
+
+    def end_input(self) -> None:  # noqa: B027 - a server over HTTP has no input to end
+        """Let the server's input end, if it has one; nothing more will be sent."""
+
+    def leave_session(self) -> None:  # noqa: B027 - only over HTTP do requests name a session
+        """Send further requests without the id of a session."""
+
+    async def aclose(self) -> None:  # noqa: B027 - for the SDK to call; the wire closes
+        """Do nothing: the wire closes the connection."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            item = await self.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            raise StopAsyncIteration from None
+        if isinstance(item, SessionMessage) and getattr(item.message, "method", "") == _TOOLS_CHANGED:
+            self.tools_changed = True
+        return item
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+def is_closed(error: SdkError, stream: MessageStream) -> bool:
+    """Return whether an error means a broken connection, not a server's own error with the same code."""
+    return (
+        stream.broken is not None
+        and error.code == types.CONNECTION_CLOSED
+        and error.message == "Connection closed"
+    )
+
+
+def encode_large(message: types.JSONRPCMessage) -> bytes:
+    """Return a message of megabytes as JSON. Pydantic's encoder keeps the interpreter three times as long."""
+    try:
+        return msgspec.json.encode(message.model_dump(by_alias=True, exclude_unset=True))
+    except (ValueError, TypeError):  # what only the other encoder knows how to write
+        return encode_message(message)
+
+
+def encode_message(message: types.JSONRPCMessage) -> bytes:
+    """Return a message as one line of JSON, without its newline. Never raises."""
+    try:
+        return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+    except ValueError:  # a lone surrogate in the arguments, which JSON can hold in escaped form
+        return json.dumps(message.model_dump(by_alias=True, exclude_unset=True)).encode()

@@ -1,0 +1,469 @@
+"""The authorisation of one server's requests: a token with each, renewed when it ends or is refused.
+
+The SDK's OAuth providers know the protocol: discovery, registration, the grants, the checks of issuer and
+resource. Each is a generator of requests. `_drive` sends what it yields, and passes in the refusal that
+started it, so that the refused request itself is repeated only by the transport. The SDK does not know when a
+stored token expires, where to refresh it, or that other processes use it; `token_store.py` does.
+
+A turn never asks a person. If only a person can help, the fault says which command to run.
+"""
+
+import functools
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import NoReturn
+
+import anyio
+import httpx2
+import msgspec
+from mcp.client.auth import OAuthClientProvider, OAuthFlowError, OAuthRegistrationError, OAuthTokenError
+from mcp.client.auth.extensions.client_credentials import (
+    ClientCredentialsOAuthProvider,
+    PrivateKeyJWTOAuthProvider,
+    SignedJWTParameters,
+)
+from mcp.client.auth.utils import extract_scope_from_www_auth, union_scopes
+from mcp.shared.auth import (
+    AuthorizationCodeResult,
+    OAuthClientInformationFull,
+    OAuthClientMetadata,
+    OAuthMetadata,
+    OAuthToken,
+    ProtectedResourceMetadata,
+)
+from msgspec import Struct
+from pydantic import AnyUrl, ValidationError
+
+from grue.runtime.loops.aside import aside
+from grue.runtime.loops.daemon_thread import call_in_daemon_thread
+from grue.runtime.safe_text import beginning, plain_text
+from grue.runtime.secrets.redaction import Redaction
+from grue.tool_sessions.failures import WireFault
+from grue.tool_sessions.oauth_settings import LOOPBACK, OAuth
+from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp.library_logs import drop, library_logs_to
+from grue.transports.mcp.oauth_answers import EXCHANGE_S, adapted, secrets_of, sent, words_of
+from grue.transports.mcp.oauth_faults import (
+    AuthorizationRefused,
+    insecure_fault,
+    login_fault,
+    oauth_fault,
+    unavailable_fault,
+)
+from grue.transports.mcp.token_store import TokenRecord, TokenStore
+
+_MAX_REQUESTS = 30
+_ERROR_CHARS = 300
+_LONG_AGO = 1.0
+_SDK_ERRORS = (
+    OAuthFlowError,
+    OAuthTokenError,
+    OAuthRegistrationError,
+    ValidationError,
+    ValueError,
+    OSError,
+    ArithmeticError,
+)
+
+
+class Person(Struct, frozen=True):
+    """How a person is asked to log in.
+
+    Attributes:
+        redirect_uri: Where the browser returns to.
+        show: Shows the address to open.
+        returned: Waits for the browser's return.
+    """
+
+    redirect_uri: str
+    show: Callable[[str], object]
+    returned: Callable[[], AuthorizationCodeResult]
+
+
+class Authorizer:
+    """The tokens of one server in this process.
+
+    Args:
+        server: The server.
+        store: Its stored tokens.
+        on_secret: Called with the name and the value of each token, before it is used.
+    """
+
+    def __init__(self, server: HttpServer, store: TokenStore, on_secret: Callable[[str, str], None]) -> None:
+        self._server = server
+        self._auth = server.auth or OAuth()
+        self._on_secret = on_secret
+        self.store = store
+        self._record: TokenRecord | None = None
+        self._loaded = False
+        self._lock = anyio.Lock()
+        self._last_status: int | None = None
+        self._redaction = Redaction()
+
+    async def token(self) -> str:
+        """Return the token for a request, renewed if it is about to end; empty if there is none yet.
+
+        Raises:
+            AuthorizationRefused: It has ended and cannot be renewed.
+        """
+        if not self._loaded:
+            self._use(await call_in_daemon_thread(self.store.load))
+        record = self._record
+        if record is not None and record.access_token and record.ends_soon() and record.refresh_token:
+            return await self._renewed(record.access_token, None)
+        return record.access_token if record else ""
+
+    async def renew(self, refusal: httpx2.Response, used: str) -> str:
+        """Return another token after the server has refused a request.
+
+        Args:
+            refusal: The server's answer, with the status 401, or 403 if the token's scope is too small.
+            used: The token of the request; empty if it had none.
+
+        Raises:
+            AuthorizationRefused: There is no other token.
+        """
+        return await self._renewed(used, refusal)
+
+    def give_up(self, refusal: httpx2.Response) -> NoReturn:
+        """Raise the fault of a server that refuses a token that was just issued.
+
+        Raises:
+            AuthorizationRefused: Always.
+        """
+        if self._auth.grant != "authorization_code":
+            what = "the token's scope" if refusal.status_code == httpx2.codes.FORBIDDEN else "a new token"
+            raise AuthorizationRefused(oauth_fault(f"the server refuses {what} (HTTP {refusal.status_code})"))
+        raise AuthorizationRefused(self._login_fault(refusal, self._record))
+
+    async def login(self, refusal: httpx2.Response, person: Person, scope: str | None) -> TokenRecord:
+        """Ask a person to authorise grue, and store the tokens.
+
+        Raises:
+            AuthorizationRefused: The authorization server refuses.
+        """
+        provider = self._provider(await call_in_daemon_thread(self.store.load), person, scope)
+        await self._drive(provider, refusal)
+        async with self.store.locked():
+            return await self._keep(provider)
+
+    async def revoke(self, record: TokenRecord) -> bool:
+        """Ask the authorization server to revoke the tokens; return whether it did."""
+        endpoint = (record.metadata or {}).get("revocation_endpoint")
+        token = record.refresh_token or record.access_token
+        if not isinstance(endpoint, str) or not token:
+            return False
+        provider = self._provider(record, None, None)
+        provider.context.client_info = await provider.context.storage.get_client_info()
+        data = {"token": token, "client_id": str((record.client or {}).get("client_id", ""))}
+        data, headers = provider.context.prepare_token_auth(data, {})
+        try:
+            response = await self._exchange(httpx2.Request("POST", endpoint, data=data, headers=headers))
+        except AuthorizationRefused:
+            return False
+        return response.is_success
+
+    async def _renewed(self, used: str, refusal: httpx2.Response | None) -> str:
+        # The lock of this process comes first: a file's lock does not hold between tasks of one process.
+        async with self._lock, self.store.locked():
+            stored = await call_in_daemon_thread(self.store.load)
+            if stored is not None and stored.access_token not in ("", used):
+                return self._use(stored)  # another process, or another request, has renewed it meanwhile
+            too_small = refusal is not None and refusal.status_code == httpx2.codes.FORBIDDEN
+            if stored is not None and stored.refresh_token and not too_small:
+                refreshed = await self._refreshed(stored)
+                if refreshed:
+                    return refreshed
+            if refusal is None:
+                return used  # the server has the last word on whether it has ended
+            if self._auth.grant == "identity_assertion":
+                return await self._asserted(refusal)
+            if self._auth.grant == "client_credentials":
+                provider = self._provider(stored, None, None)
+                await self._drive(provider, refusal)
+                return (await self._keep(provider)).access_token
+            raise AuthorizationRefused(self._login_fault(refusal, stored))
+
+    async def _asserted(self, refusal: httpx2.Response) -> str:
+        """Return a token for which the person's identity token was exchanged."""
+        from grue.transports.mcp.identity_assertion import ObtainedTokens, assertion_provider
+
+        def on_secret(name: str, value: str) -> None:
+            self._on_secret(f"{self._server.name} {name}", value)
+
+        auth, storage = self._auth, ObtainedTokens()
+        url = self._server.url
+        await self._drive(
+            assertion_provider(url, auth, storage, self._exchange, on_secret, auth.scope), refusal
+        )
+        if storage.tokens is None:
+            raise AuthorizationRefused(oauth_fault("the authorization server issued no token"))
+        record = _record(url, storage.tokens, auth.issuer or "")
+        record.refresh_token = ""  # the identity provider decides each time whether the person may go on
+        return (await self._stored(record)).access_token
+
+    async def _refreshed(self, stored: TokenRecord) -> str:
+        """Return a refreshed token, or an empty text if the refresh token is refused."""
+        provider = self._provider(stored, None, None)
+        provider.context.token_expiry_time = _LONG_AGO  # makes the provider refresh at once
+        self._last_status = None
+        await self._drive(provider, None)
+        if provider.context.current_tokens is not None:
+            return (await self._keep(provider)).access_token
+        status = self._token_status()
+        if status is None or status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500:
+            raise AuthorizationRefused(unavailable_fault(status))
+        # Keep the client's registration for the next login.
+        stored.access_token = stored.refresh_token = ""
+        await self._saved(stored)
+        self._record = stored
+        return ""
+
+    def _token_status(self) -> int | None:
+        """Return the status of the last answer to a POST; `None`: there was none."""
+        return self._last_status
+
+    def _login_fault(self, refusal: httpx2.Response, stored: TokenRecord | None) -> WireFault:
+        scope = None
+        if refusal.status_code == httpx2.codes.FORBIDDEN:
+            scope = union_scopes(stored.scope if stored else None, extract_scope_from_www_auth(refusal))
+        had_token = stored is not None and bool(stored.obtained_at)
+        return login_fault(
+            self._server.name,
+            refusal.status_code,
+            scope=scope,
+            had_token=had_token,
+            challenge=refusal.headers.get("www-authenticate", ""),
+        )
+
+    def _use(self, record: TokenRecord | None) -> str:
+        self._record, self._loaded = record, True
+        for name, value in record.secrets().items() if record else ():
+            self._on_secret(f"{self._server.name} {name}", value)
+        return record.access_token if record else ""
+
+    async def _keep(self, provider: OAuthClientProvider) -> TokenRecord:
+        """Store what the provider has obtained."""
+        context, tokens = provider.context, provider.context.current_tokens
+        if tokens is None:
+            raise AuthorizationRefused(oauth_fault("the authorization server issued no token"))
+        registered = self._auth.grant == "authorization_code" and context.client_info is not None
+        issuer = str(context.oauth_metadata.issuer) if context.oauth_metadata else ""
+        record = _record(self._server.url, tokens, issuer)
+        record.client = _plain(context.client_info) if registered else None
+        record.metadata = _plain(context.oauth_metadata)
+        record.resource = _plain(context.protected_resource_metadata)
+        return await self._stored(record)
+
+    async def _stored(self, record: TokenRecord) -> TokenRecord:
+        self._use(record)  # first, so that the tokens are hidden before anything can show them
+        await self._saved(record)
+        return record
+
+    async def _saved(self, record: TokenRecord) -> None:
+        # Shielded: the caller holds the lock. A cancellation would free it while the thread still writes, and
+        # another process would then read, and send, a refresh token that has just been used.
+        with anyio.CancelScope(shield=True):
+            await call_in_daemon_thread(functools.partial(self.store.save, record))
+
+    def _provider(
+        self, record: TokenRecord | None, person: Person | None, scope: str | None
+    ) -> OAuthClientProvider:
+        """Return the SDK's provider for the grant, with what is stored."""
+        auth, url = self._auth, self._server.url
+        storage = _Storage(auth, record, person)
+        provider: OAuthClientProvider
+        scope = scope or auth.scope
+        if auth.grant == "authorization_code":
+            provider = _authorization_code(url, storage, auth, person, scope)
+        elif auth.private_key is not None:
+            key = SignedJWTParameters(
+                issuer=auth.client_id or "",
+                subject=auth.client_id or "",
+                signing_key=auth.private_key,
+                signing_algorithm=auth.signing_algorithm,
+            )
+            provider = PrivateKeyJWTOAuthProvider(
+                url, storage, auth.client_id or "", key.create_assertion_provider(), scope, auth.issuer
+            )
+        else:
+            provider = ClientCredentialsOAuthProvider(
+                url,
+                storage,
+                auth.client_id or "",
+                auth.client_secret or "",
+                auth.secret_method,
+                scope,
+                auth.issuer,
+            )
+        if record is not None:
+            context = provider.context
+            if record.metadata is not None:
+                context.oauth_metadata = OAuthMetadata.model_validate(record.metadata)
+            if record.resource is not None:
+                resource = ProtectedResourceMetadata.model_validate(record.resource)
+                context.protected_resource_metadata = resource
+                context.auth_server_url = str(resource.authorization_servers[0])
+        return provider
+
+    async def _drive(self, provider: httpx2.Auth, refusal: httpx2.Response | None) -> None:
+        """Send what the provider wants to send, until it has a token for the refused request.
+
+        Raises:
+            AuthorizationRefused: The flow failed; the fault has the reason.
+        """
+        request = refusal.request if refusal is not None else httpx2.Request("POST", self._server.url)
+        flow = provider.async_auth_flow(request)
+        # The SDK logs a traceback of each error, which is raised here as well.
+        with library_logs_to(drop):
+            await self._driven(provider, flow, request, refusal)
+
+    async def _driven(
+        self,
+        provider: httpx2.Auth,
+        flow: AsyncGenerator[httpx2.Request, httpx2.Response],
+        request: httpx2.Request,
+        refusal: httpx2.Response | None,
+    ) -> None:
+        try:
+            asked = await anext(flow)
+            for _ in range(_MAX_REQUESTS):
+                if asked is not request:
+                    answer = adapted(await self._exchange(asked), self._issuers(provider))
+                elif refusal is not None:
+                    answer, refusal = _without_body(refusal), None
+                else:
+                    return
+                asked = await flow.asend(answer)
+            raise AuthorizationRefused(oauth_fault("the authorization takes too many requests"))
+        except StopAsyncIteration:
+            return
+        except _SDK_ERRORS as error:
+            words = " ".join(plain_text(self._redaction.redact_text(words_of(error))).split())
+            # Without the cause: the SDK's errors quote what was answered, and that may be a token.
+            raise AuthorizationRefused(oauth_fault(beginning(words, _ERROR_CHARS))) from None
+        finally:
+            await flow.aclose()
+
+    def _issuers(self, provider: httpx2.Auth) -> list[str]:
+        """Return the issuers that are known: the configured one first, then the one that the server names."""
+        context = getattr(provider, "context", None)  # an exchange of identities has none
+        return [issuer for issuer in (self._auth.issuer, getattr(context, "auth_server_url", None)) if issuer]
+
+    async def _exchange(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request to the authorization server, or for its metadata; bounded in time and size."""
+        host = request.url.host
+        if request.url.scheme != "https" and host not in LOOPBACK and self._server.url.startswith("https"):
+            raise AuthorizationRefused(insecure_fault(host))
+        try:
+            with anyio.fail_after(EXCHANGE_S):
+                answer = await sent(request)
+        except (TimeoutError, httpx2.RequestError) as error:
+            raise AuthorizationRefused(unavailable_fault(None, host)) from error
+        if request.method == "POST":
+            self._last_status = answer.status_code
+            for name, value in secrets_of(request, answer):
+                self._redaction.hide(name, value)
+                self._on_secret(f"{self._server.name} {name}", value)
+        return answer
+
+
+def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
+    now = time.time()
+    return TokenRecord(
+        url=url,
+        access_token=tokens.access_token,
+        refresh_token=tokens.refresh_token or "",
+        expires_at=None if tokens.expires_in is None else now + tokens.expires_in,
+        obtained_at=now,
+        scope=tokens.scope or "",
+        issuer=issuer,
+    )
+
+
+class _Storage:
+    """The SDK's view of what is stored. What it stores is kept by `Authorizer._keep`."""
+
+    def __init__(self, auth: OAuth, record: TokenRecord | None, person: Person | None) -> None:
+        self._auth = auth
+        self._record = record
+        self._person = person
+
+    async def get_tokens(self) -> OAuthToken | None:
+        """Return the stored tokens; none for a login, which wants new ones."""
+        record = self._record
+        if record is None or not record.access_token or self._person is not None:
+            return None
+        return OAuthToken(
+            access_token=record.access_token,
+            refresh_token=record.refresh_token or None,
+            scope=record.scope or None,
+        )
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        """Do nothing: `Authorizer._keep` stores the tokens with the rest."""
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        """Return the client as configured, or else as grue has registered it."""
+        auth, record = self._auth, self._record
+        redirects = None if self._person is None else [AnyUrl(self._person.redirect_uri)]
+        if auth.client_id is not None:
+            method = "none" if auth.client_secret is None else auth.secret_method
+            return OAuthClientInformationFull(
+                client_id=auth.client_id,
+                client_secret=auth.client_secret,
+                redirect_uris=redirects,
+                token_endpoint_auth_method=method,
+                issuer=auth.issuer,
+            )
+        if record is None or record.client is None:
+            return None
+        client = OAuthClientInformationFull.model_validate(record.client)
+        # A registration names its redirect address. With another port the browser would not be sent back.
+        fits = redirects is None or redirects[0] in (client.redirect_uris or [])
+        return client if fits else None
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        """Do nothing: `Authorizer._keep` stores it with the rest."""
+
+
+def _authorization_code(
+    url: str, storage: _Storage, auth: OAuth, person: Person | None, scope: str | None
+) -> OAuthClientProvider:
+    redirect = "http://127.0.0.1/callback" if person is None else person.redirect_uri
+    metadata = OAuthClientMetadata(
+        client_name="grue", redirect_uris=[AnyUrl(redirect)], scope=scope, token_endpoint_auth_method=None
+    )
+
+    async def show(address: str) -> None:
+        if person is not None:
+            await aside(person.show, _with_scope(address, scope))
+
+    async def returned() -> AuthorizationCodeResult:
+        if person is None:
+            raise OAuthFlowError("nobody can log in here")
+        # The SDK compares `iss` with the issuer letter by letter, as RFC 9207 wants it.
+        return await aside(person.returned)
+
+    return OAuthClientProvider(url, metadata, storage, show, returned, auth.client_metadata_url)
+
+
+def _with_scope(address: str, scope: str | None) -> str:
+    """Return the address of the login, with the scope that the user has asked for."""
+    url = httpx2.URL(address)
+    if scope is None:
+        return address
+    asked = union_scopes(url.params.get("scope"), scope)
+    return str(url.copy_set_param("scope", asked))
+
+
+def _without_body(refusal: httpx2.Response) -> httpx2.Response:
+    return httpx2.Response(refusal.status_code, headers=refusal.headers, content=b"", request=refusal.request)
+
+
+def _plain(model: object) -> dict[str, object] | None:
+    dump = getattr(model, "model_dump_json", None)
+    if dump is None:
+        return None
+    plain: dict[str, object] = msgspec.json.decode(dump(exclude_none=True))
+    return plain

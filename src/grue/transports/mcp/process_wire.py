@@ -1,0 +1,132 @@
+"""The `Wire` to a server that runs as a child process: its standard streams."""
+
+import os
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import anyio
+from msgspec.structs import replace
+
+from grue.policies import ServerPhase
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
+from grue.runtime.processes.server_process import ServerProcess
+from grue.tool_sessions.connection import ConnectionStatus
+from grue.tool_sessions.failures import remedy_for
+from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.redaction import Redactor
+from grue.tool_sessions.server_specs import StdioServer
+from grue.transports.mcp.node_version import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old
+from grue.transports.mcp.npx_cache import npx_cache_broken
+
+if TYPE_CHECKING:
+    from grue.transports.mcp.message_stream import MessageStream
+
+_AWAIT_EXIT_S = 0.5
+"""How long a broken connection waits for the exit that most likely broke it."""
+
+
+class ProcessWire:
+    """The wire to a server that runs as our child process."""
+
+    modules: tuple[str, ...] = ("grue.transports.mcp.line_stream",)
+
+    def __init__(self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits) -> None:
+        self._server = server
+        self._registry = registry
+        self._max_message_bytes = limits.max_message_bytes
+        own_grace_s = server.options.exit_grace_s
+        limits = limits if own_grace_s is None else replace(limits, exit_grace_s=own_grace_s)
+        self._process = ServerProcess(server, registry, limits)
+        self._spawned = False
+
+    async def __aenter__(self) -> Self:
+        if "npx" in self._server.command:
+            _check_npx_package(self._server)
+        await self._process.__aenter__()
+        self._spawned = True
+        _ = self.address  # made while the server boots, and with the environment that it boots in
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._process.__aexit__(exc_type, exc, tb)
+
+    @cached_property
+    def redactor(self) -> Redactor:
+        """Removes this server's secrets from texts.
+
+        It knows the host's whole environment: a server may know a secret from elsewhere, a file for example,
+        even if it does not inherit the variable.
+        """
+        return Redactor({**os.environ, **self._server.named_values()})
+
+    def stream(self, notify: Notify) -> "MessageStream":
+        """Return the process's pipes as a stream of messages; imports the SDK."""
+        from grue.transports.mcp.line_stream import LineStream
+
+        return LineStream(self._process, notify, self._max_message_bytes)
+
+    async def broken(self, method: str, why: str | None) -> str:
+        """Wait a moment for the exit that is the likely cause of closed pipes; return the cause."""
+        with anyio.move_on_after(_AWAIT_EXIT_S):
+            await self._process.wait_exit()
+        if self._process.exited is not None:
+            return f"the server ended during {method} ({self._process.exited})"
+        return f"the connection broke during {method}: {why}"
+
+    async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
+        """Return the advice for the user.
+
+        If a server did not start, check npx's cache, and whether Node is too old for the server.
+
+        Source: R14
+        """
+        slow_place = self._server.options.startup_timeout_place if timed_out else None
+        advice = remedy_for(self._server.command, phase, missing=missing, slow_place=slow_place)
+        if phase not in ("initialize", "list"):
+            return advice
+        broken_cache = npx_cache_broken(self._server) if self._process.exited is not None else None
+        if broken_cache is not None:
+            return broken_cache
+        # After a timeout the start-up limit has been used up, so asking Node gets only a short time.
+        limit_s = ASK_AFTER_TIMEOUT_S if timed_out else ASK_S
+        found = await node_too_old(self._server, self._registry, limit_s=limit_s)
+        if found is None:
+            return advice
+        # A server that still runs may only be slow, so give the general advice too.
+        return found if self._process.exited is not None else f"{found}\n{advice}"
+
+    @cached_property
+    def address(self) -> str:
+        """The command line as one would type it."""
+        return self.redactor.command_line(self._server.command, self._server.args)
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """The state of the process, with secrets redacted from its standard error."""
+        process = self._process
+        if not self._spawned:
+            return ConnectionStatus(alive=False)
+        return ConnectionStatus(
+            alive=not process.has_ended,
+            pid=process.pid,
+            exit=process.exited,
+            ending=process.ending,
+            stderr_tail=process.stderr_tail(self.redactor.text),
+        )
+
+
+def _check_npx_package(server: StdioServer) -> None:
+    """Refuse a server that npx must not install and that is not installed. npx takes seconds to say so."""
+    from grue.transports.mcp.launchers import missing_npx_package
+
+    package = missing_npx_package(server)
+    if package is not None:
+        raise SpawnError(
+            f"the npm package {package} is not installed, and npx is not allowed to install it",
+            remedy=f"Install it: npm install --global {package}. Or write -y in place of --no-install:"
+            " npx then downloads it at the first start.",
+        )

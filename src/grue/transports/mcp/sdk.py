@@ -1,0 +1,398 @@
+"""The official MCP SDK, connected to a stream of messages.
+
+This module, `message_stream.py`, `line_stream.py`, `incoming.py`, `sdk_events.py` and `sdk_http.py` import
+`mcp` when they are loaded, which is slow. Import them inside functions.
+
+The SDK's dispatcher reads from and writes to a server process directly, without tasks or queues in between.
+Sending never blocks. Otherwise a server that has stopped reading would block the SDK, and its timeouts and
+cancellations would not take effect.
+"""
+
+import asyncio
+import json
+import logging
+from typing import Any, Literal, Self
+
+import anyio
+import mcp_types as types
+from mcp.client.extension import ClaimContext, ResultClaim
+from mcp.client.session import ClientSession
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import MCPError as SdkError
+from mcp.shared.inbound import MCP_NAME_HEADER, encode_header_value
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.message import SessionMessage
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from msgspec import Struct
+from pydantic import BaseModel
+
+from grue import messages as m
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.server_tasks import TaskForm
+from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task
+from grue.runtime.version import __version__
+from grue.tool_sessions.failures import WireFault
+from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.server_requests import Abilities, Declined, ElicitationRequest, SamplingRequest
+from grue.transports.mcp.http_faults import SESSION_LOST
+from grue.transports.mcp.library_logs import library_logs_to
+from grue.transports.mcp.message_stream import MessageStream, is_closed
+from grue.transports.mcp.param_headers import ParamHeaders
+from grue.transports.mcp.subscriptions import CANCEL, LISTEN, Subscriptions
+
+_HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
+"""How servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some look at the headers first: those
+of that revision are missing, because a handshake has none."""
+_NEWEST = "2026-07-28"
+_MAX_INPUT_ROUNDS = 10
+"""How often a request is repeated with the input that its server asked for."""
+
+_MAX_CONCURRENT = 8
+"""How many requests of a server are served at the same time; further ones are declined."""
+
+_TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is the most at the same time"
+
+TASKS = "io.modelcontextprotocol/tasks"
+
+_DECLINED = -1
+"""The error code that the specification uses for a request that the user declines."""
+
+__all__ = ["Link", "SdkError", "Welcome", "is_closed"]
+
+
+class Welcome(Struct, frozen=True):
+    """A server's report when a session begins. The texts are untrusted."""
+
+    protocol_version: str
+    server_version: str
+    instructions: str
+
+
+class _CreatedTask(types.Result):
+    result_type: Literal["task"]
+
+
+async def _never_resolved(result: _CreatedTask, context: ClaimContext) -> types.CallToolResult:
+    raise AssertionError(f"raw requests are not resolved by the SDK: {result} {context}")
+
+
+_TASK_CLAIM = ResultClaim(result_type="task", model=_CreatedTask, resolve=_never_resolved)
+"""Makes the SDK announce tasks to servers of the revision 2026-07-28, and to no others."""
+
+
+class Link:
+    """The SDK's `ClientSession` and dispatcher over one stream. The same task enters and leaves it."""
+
+    def __init__(self, stream: MessageStream, notify: Notify, abilities: Abilities) -> None:
+        self.stream = stream
+        self._notify = notify
+        self._abilities = abilities
+        self._free_slots = anyio.Semaphore(_MAX_CONCURRENT)
+        self._waiting: set[anyio.CancelScope] = set()
+        self._interrupt: KeyboardInterrupt | None = None
+        self._has_called = False
+        self.last_request_id = ""
+        """The id of the last tool call that was sent since this was last emptied."""
+        self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(stream, _Sending(stream, self))
+        self._session = ClientSession(
+            dispatcher=self._dispatcher,
+            client_info=types.Implementation(name="grue", version=__version__),
+            logging_callback=self._log,
+            message_handler=self._receive_notification,
+            extensions={TASKS: {}},
+            result_claims={TASKS: (_TASK_CLAIM,)},
+            **self._callbacks(),
+        )
+        self._subscriptions = Subscriptions(self._session, notify)
+        self._param_headers = ParamHeaders(notify)
+
+    async def __aenter__(self) -> Self:
+        with library_logs_to(self._library_logged):  # in the tasks that are started here too
+            await self._session.__aenter__()
+            await self._subscriptions.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        # Do not pass on the body's exception: the session's task group would wrap it in an ExceptionGroup.
+        await self._subscriptions.__aexit__(None, None, None)
+        if self._free_slots.value == _MAX_CONCURRENT:
+            # Nothing more is sent: no request of the server is being worked on, and ours have ended. A server
+            # process takes milliseconds to exit, and does so while the session is closed here.
+            self.stream.end_input()
+        with library_logs_to(self._library_logged):
+            await self._session.__aexit__(None, None, None)
+
+    def _library_logged(self, record: logging.LogRecord) -> None:
+        self._notify("noise", record.getMessage())
+
+    def _callbacks(self) -> dict[str, Any]:
+        """Return a callback for each ability that is offered; the SDK announces those with a callback."""
+        offered = self._abilities
+        return {
+            "sampling_callback": None if offered.sample is None else self._sample,
+            "elicitation_callback": None if offered.elicit is None else self._elicit,
+            "list_roots_callback": None if offered.roots is None else self._list_roots,
+        }
+
+    async def _receive_notification(self, message: object) -> None:
+        if isinstance(message, types.ResourceUpdatedNotification):
+            self._notify("updated", str(message.params.uri))
+        elif isinstance(message, types.ResourceListChangedNotification):
+            self._notify("updated", "resources/list")
+        elif isinstance(message, types.PromptListChangedNotification):
+            self._notify("updated", "prompts/list")
+
+    async def _sample(
+        self, context: object, params: types.CreateMessageRequestParams
+    ) -> types.CreateMessageResult | types.ErrorData:
+        del context
+        assert self._abilities.sample is not None, "only then is this a callback"
+        if self._free_slots.value == 0:
+            return types.ErrorData(code=_DECLINED, message=_TOO_MANY_REQUESTS)
+        said = tuple((message.role, _text_of(message.content)) for message in params.messages)
+        async with self._free_slots:
+            answer = await self._abilities.sample(SamplingRequest(params.system_prompt or "", said))
+        if isinstance(answer, Declined):
+            return types.ErrorData(code=_DECLINED, message=answer.reason)
+        text = types.TextContent(type="text", text=answer.text)
+        return types.CreateMessageResult(role="assistant", content=text, model=answer.model)
+
+    async def _elicit(self, context: object, params: types.ElicitRequestParams) -> types.ElicitResult:
+        del context
+        assert self._abilities.elicit is not None, "only then is this a callback"
+        if self._free_slots.value == 0:
+            return types.ElicitResult(action="decline")
+        wanted = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+        message = "\n".join(str(wanted[key]) for key in ("message", "url") if key in wanted)
+        schema = wanted.get("requestedSchema")
+        schema = None if schema is None else tool_results.json_object(schema)
+        async with self._free_slots:
+            answer = await self._ask_user(ElicitationRequest(message, schema))
+        if isinstance(answer, Declined):
+            return types.ElicitResult(action="decline")
+        return types.ElicitResult.model_validate({"action": "accept", "content": answer})
+
+    async def _ask_user(self, request: ElicitationRequest) -> m.JsonObject | Declined:
+        """Call the host's `elicit`; what it raises counts as a refusal, but a Ctrl-C in it ends the call.
+
+        The SDK runs this in a task of its own. A `KeyboardInterrupt` that left that task would stop the event
+        loop at once, before the session is closed. The task that waits for the server raises it instead.
+        """
+        assert self._abilities.elicit is not None, "only then is this called"
+        try:
+            return await self._abilities.elicit(request)
+        except KeyboardInterrupt as error:
+            self._interrupt = error
+            for scope in self._waiting:
+                scope.cancel()
+        except (SystemExit, GeneratorExit, asyncio.CancelledError) as error:
+            if ends_the_task(error):
+                raise
+        return Declined("")
+
+    async def _list_roots(self, context: object) -> types.ListRootsResult:
+        del context
+        roots = [{"uri": uri} for uri in self._abilities.roots or ()]
+        return types.ListRootsResult.model_validate({"roots": roots})
+
+    async def initialize(self) -> Welcome:
+        """Agree on a protocol revision: by handshake, or else by discovery, for servers without one.
+
+        The handshake is tried first. A server of the revision 2026-07-28 or later refuses it at once. In the
+        other order, an older server that ignores unknown requests would leave a discovery request
+        unanswered until its timeout.
+
+        Raises:
+            SdkError: The server refused, or the connection broke.
+            RuntimeError, ValueError: The answer is not usable.
+        """
+        with library_logs_to(self._library_logged):
+            return await self._agreed()
+
+    async def _agreed(self) -> Welcome:
+        try:
+            result = await self._session.initialize()
+        except SdkError as refusal:
+            if refusal.code not in _HANDSHAKE_UNKNOWN or is_closed(refusal, self.stream):
+                raise
+            instructions = (await self._session.discover()).instructions
+        except RuntimeError as unusable:
+            if not str(unusable).endswith(_NEWEST):  # it agrees to a revision that has no handshake
+                raise
+            instructions = (await self._session.discover()).instructions
+        else:
+            instructions = result.instructions
+        server = self._session.server_info
+        return Welcome(
+            protocol_version=self._session.protocol_version or "",
+            server_version=f"{server.name} {server.version}" if server else "",
+            instructions=instructions or "",
+        )
+
+    @property
+    def task_form(self) -> TaskForm | None:
+        """How this server's tasks work, by its revision and abilities; `None`: it has none."""
+        if self._session.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            return "extension"
+        offered = self._session.server_capabilities
+        requests = None if offered is None or offered.tasks is None else offered.tasks.requests
+        calls = None if requests is None or requests.tools is None else requests.tools.call
+        return None if calls is None else "experimental"
+
+    async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return the raw result. The SDK's typed methods would not return it unchanged.
+
+        A server of the revision 2026-07-28 may ask for input first. It gets the input if the host offers it,
+        and the request is sent again. Cancelling sends `notifications/cancelled` to the server.
+
+        The answer to `subscriptions/listen` is what the server agreed to; `notifications/cancelled` ends such
+        a stream.
+
+        Raises:
+            SdkError: The server answered with an error, asks for input that is not offered, or the connection
+                broke (`is_closed` tells which).
+        """
+        if method == LISTEN:
+            return await self._subscriptions.start(params)
+        if method == CANCEL:
+            return self._subscriptions.end(params)
+        try:
+            result = await self._send(method, params)
+        except SdkError as error:
+            if not await self._goes_on_without_session(error):
+                raise
+            result = await self._send(method, params)
+        self._has_called |= method == "tools/call"
+        if method == "tools/list" and self._session.protocol_version == _NEWEST:
+            return self._param_headers.listed(result, over_http=self.stream.over_http)
+        for _ in range(_MAX_INPUT_ROUNDS):
+            if result.get("resultType") != "input_required":
+                return result
+            result = await self._send(method, {**params, **await self._requested_input(result)})
+        raise SdkError(types.INTERNAL_ERROR, f"it wanted more input {_MAX_INPUT_ROUNDS} times in a row")
+
+    async def _goes_on_without_session(self, error: SdkError) -> bool:
+        """Discover a server that has lost the session, once; return whether it needs none.
+
+        Several servers behind one address that know both the handshake and the revision 2026-07-28 lose each
+        other's sessions. After a first call the loss has to be told, because the session may have held
+        something.
+        """
+        fault = error.data
+        lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
+        if not lost or self._has_called:
+            return False
+        self._has_called = True  # once is enough
+        self.stream.leave_session()
+        try:
+            await self._session.discover()
+        except (SdkError, RuntimeError, ValueError):
+            return False
+        return True
+
+    async def _send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        with library_logs_to(self._library_logged):
+            return await self._sent(method, params)
+
+    async def _sent(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        sent: dict[str, Any] = {"method": method, "params": dict(params)}
+        options: CallOptions = {"on_progress": self._progress} if method == "tools/call" else {}
+        if method.startswith("tasks/") and self.task_form == "extension":
+            # Load balancers find the server of a task by this header; the SDK sets it for other methods only.
+            options["headers"] = {MCP_NAME_HEADER: encode_header_value(str(params.get("taskId")))}
+        elif method == "tools/call" and (mirrored := self._param_headers.of_call(params)):
+            options["headers"] = mirrored
+        # Only the session knows the metadata and HTTP headers that a revision requires in every request.
+        self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
+        request = self._dispatcher.send_raw_request
+        if self._abilities.elicit is None:
+            return await request(method, sent["params"], options)
+        if self._interrupt is None:
+            with anyio.CancelScope() as scope:
+                self._waiting.add(scope)
+                try:
+                    return await request(method, sent["params"], options)
+                finally:
+                    self._waiting.remove(scope)
+        assert self._interrupt is not None, "nothing else cancels the scope"
+        raise HostCodeFailed(self._interrupt) from self._interrupt
+
+    async def _requested_input(self, result: dict[str, Any]) -> dict[str, Any]:
+        more: dict[str, Any] = {}
+        if result.get("inputRequests"):
+            more["inputResponses"] = await self.respond(result["inputRequests"])
+        if result.get("requestState") is not None:
+            more["requestState"] = result["requestState"]
+        return more
+
+    async def respond(self, questions: object) -> dict[str, Any]:
+        """Return the answers to what a server wants to know, by the names of its requests.
+
+        Raises:
+            SdkError: It wants something that is not offered, or that cannot be read.
+        """
+        try:
+            wanted = types.InputRequiredResult.model_validate(
+                {"resultType": "input_required", "inputRequests": questions}, by_name=False
+            )
+        except ValueError as error:
+            raise SdkError(types.INTERNAL_ERROR, f"it wants input that cannot be read: {error}") from error
+        return {key: await self._respond(request) for key, request in (wanted.input_requests or {}).items()}
+
+    async def _respond(self, request: types.InputRequest) -> dict[str, Any]:
+        answer: BaseModel
+        match request:
+            case types.CreateMessageRequest() if self._abilities.sample is not None:
+                answer = await self._sample(None, request.params)
+            case types.ElicitRequest() if self._abilities.elicit is not None:
+                answer = await self._elicit(None, request.params)
+            case types.ElicitRequest():
+                answer = types.ElicitResult(action="decline")
+            case types.ListRootsRequest() if self._abilities.roots is not None:
+                answer = await self._list_roots(None)
+            case _:
+                raise SdkError(types.INVALID_REQUEST, f"it wants {request.method}, which is not offered")
+        if isinstance(answer, types.ErrorData):
+            raise SdkError(answer.code, answer.message)
+        return answer.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+    async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
+        data = params.data
+        text = data if isinstance(data, str) else json.dumps(tool_results.json_value(data))
+        self._notify("log", f"{params.level}: {text}")
+
+    async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
+        share = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
+        self._notify("progress", f"{share} {message}" if message else share)
+
+
+class _Sending:
+    """Passes messages on to a stream, and notes the id of each tool call at its link."""
+
+    def __init__(self, stream: MessageStream, link: Link) -> None:
+        self._stream = stream
+        self._link = link
+
+    async def send(self, item: SessionMessage) -> None:
+        """Send a message; raises `BrokenResourceError` if nothing can be sent any more."""
+        if isinstance(item.message, types.JSONRPCRequest) and item.message.method == "tools/call":
+            self._link.last_request_id = str(item.message.id)
+        await self._stream.send(item)
+
+    async def aclose(self) -> None:
+        """Do nothing: the wire closes the connection."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+def _text_of(content: object) -> str:
+    """Return the text of a sampling message. Other content is replaced by its type in brackets."""
+    blocks = content if isinstance(content, list) else [content]
+    return "\n".join(
+        block.text if isinstance(block, types.TextContent) else f"[{getattr(block, 'type', 'content')}]"
+        for block in blocks
+    )

@@ -1,0 +1,484 @@
+"""The SDK's HTTP transports as a `MessageStream` that fails in the same way as a process's pipes.
+
+The transports run in their own task, with an unbounded queue for each direction, so that neither sending nor
+ending a session waits for the server. They get an HTTP client (`_Client`) that hides every fault from them.
+With most faults they would otherwise end with an exception group, log a traceback, or never answer. The
+client turns a fault into the answer to the request that failed.
+
+If the transport is `auto` and the address refuses the first request of Streamable HTTP, the stream starts
+again with the older SSE transport. It is the specification's way to reach old servers.
+"""
+
+import functools
+import logging
+import math
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import anyio
+import httpcore2  # noqa: F401 - httpx2 does it with its first client: a turn is not to wait for that
+import httpx2
+import mcp_types as types
+import msgspec
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.safe_text import beginning, plain_text
+from grue.tool_sessions.failures import WireFault, first_fault
+from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp.authorization import Authorization
+from grue.transports.mcp.http_faults import (
+    COMPRESSED,
+    CUT_SHORT,
+    ENDPOINT_AT_OTHER_HOST,
+    NOT_A_MESSAGE,
+    NOT_READING,
+    SESSION_LOST,
+    TOO_MANY_MESSAGES,
+    content_fault,
+    redirect_fault,
+    sse_also_refused,
+    status_fault,
+    too_long_fault,
+    transport_fault,
+)
+from grue.transports.mcp.incoming import is_usable, read_any_message
+from grue.transports.mcp.library_logs import library_logs_to
+from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_message
+from grue.transports.mcp.oauth_faults import AuthorizationRefused
+from grue.transports.mcp.sdk_events import FilteredEvents, LargeAnswers
+from grue.transports.mcp.sdk_faults import broken_by, refusal_in, with_own_fault
+
+__all__ = ["HttpStream"]
+
+_EVENTS = "text/event-stream"
+_JSON = "application/json"
+_SESSION_ID = "mcp-session-id"
+_ERROR_TEXT_CHARS = 200
+_ERROR_TEXT_BYTES = 65_536
+_IDLE_S = 3.0
+"""How long an unused connection is kept. Common servers close one after five seconds, and a request that is
+sent at that moment is lost, so we close it earlier."""
+
+_MAX_UNREAD = 1000
+"""How many messages of the server are queued for the session before reading pauses."""
+
+_MAX_UNSENT = 10_000
+"""How many messages may wait to be sent before the connection counts as broken."""
+
+_ROOM_POLL_S = 0.002
+
+_MAY_SPEAK_SSE = frozenset((400, 404, 405))
+"""Statuses with which a server of the older transport refuses the first request of Streamable HTTP."""
+
+_OTHER_ORIGIN_LOGGED = "Endpoint origin does not match"
+"""The SDK logs this if a server names an endpoint at another host, and then waits for ever."""
+
+
+class HttpStream(MessageStream):
+    """A `MessageStream` over HTTP.
+
+    Attributes:
+        broken: Why nothing more can be exchanged; `None` while the stream works.
+        remedy: What the user can do about that, if the fault says so.
+        large: Large answers that bypass the SDK.
+        notify: Receives the server's notices.
+        authorization: Adds tokens to requests; `None`: the headers of the configuration are enough.
+        transport: The transport that is used now.
+        sessionless: Whether requests are sent without the id of a session, although the server has given one.
+        declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
+    """
+
+    over_http = True
+
+    def __init__(
+        self,
+        server: HttpServer,
+        limits: ProcessLimits,
+        notify: Notify,
+        authorization: Authorization | None = None,
+    ) -> None:
+        self.large = LargeAnswers()
+        self.notify = notify
+        self.authorization = authorization
+        self.broken: str | None = None
+        self.remedy: str | None = None
+        self._server = server
+        self._limits = limits
+        self._unasked = 0
+        self._arrived, self._inbound = anyio.create_memory_object_stream[SessionMessage | Exception](math.inf)
+        self._outbound, self._unsent = anyio.create_memory_object_stream[SessionMessage](math.inf)
+        self._scope = anyio.CancelScope(shield=True)
+        self._connected = False
+        self.transport: Literal["http", "sse"] = "sse" if server.transport == "sse" else "http"
+        self.declined: WireFault | None = None
+        self.sessionless = False
+        self._first: SessionMessage | None = None
+        self._leaving = False
+        self._finished = anyio.Event()
+        self._left = anyio.Event()
+
+    async def carry(self) -> None:
+        """Connect, and carry messages both ways until `leave` is called or the connection breaks.
+
+        Never raises. It is shielded from cancellation because ending the session takes an HTTP exchange of
+        its own, which a cancelled task could not make. `leave` always ends it.
+        """
+        try:
+            with library_logs_to(self.logged), self._scope:
+                await self._carry()
+        except Exception as error:  # noqa: BLE001 - any exception of the transports breaks the stream
+            self.break_off(broken_by(error))
+        finally:
+            self.break_off(CUT_SHORT)
+            self._outbound.close()
+            self._unsent.close()
+            self._left.set()
+
+    async def leave(self, grace_s: float) -> None:
+        """End the session at the server within `grace_s`, even while this task is being cancelled."""
+        self._leaving = True
+        self._finished.set()
+        if self._connected:
+            with anyio.move_on_after(grace_s, shield=True):
+                await self._left.wait()
+        self._scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._left.wait()
+        self._inbound.close()
+
+    def answer(self, request_id: int | str, message: types.JSONRPCMessage) -> None:
+        """Deliver the server's answer to a request, with the id of that request."""
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            message.id = request_id
+        self._deliver(SessionMessage(message))
+
+    def fail(self, request_id: int | str, fault: WireFault) -> None:
+        """Answer a request with the fault that made it fail."""
+        error = types.ErrorData(code=types.INTERNAL_ERROR, message=fault.cause, data=fault)
+        self._deliver(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)))
+
+    def falls_back(self, fault: WireFault, status: int) -> bool:
+        """Return whether the stream starts again with SSE, after its first request was refused."""
+        if self._server.transport != "auto" or self.transport == "sse" or status not in _MAY_SPEAK_SSE:
+            return False
+        self.declined = fault
+        self._finished.set()
+        return True
+
+    def leave_session(self) -> None:
+        """Send further requests without the id of a session."""
+        self.sessionless = True
+
+    def break_off(self, fault: WireFault) -> None:
+        """Break the stream. The first fault is kept as the cause."""
+        if self.broken is None:
+            self.broken, self.remedy = fault.cause, fault.remedy
+        self._arrived.close()
+
+    def logged(self, record: logging.LogRecord) -> None:
+        """Receive a log record that a library wrote for this stream."""
+        if record.exc_info:
+            return  # the exception arrives as an item of the stream as well
+        text = record.getMessage()
+        self.notify("noise", text)
+        if text.startswith(_OTHER_ORIGIN_LOGGED):
+            self.break_off(ENDPOINT_AT_OTHER_HOST)
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the server's next message."""
+        return await self._inbound.receive()
+
+    async def send(self, item: SessionMessage) -> None:
+        """Queue a message; never waits."""
+        if self._outbound.statistics().current_buffer_used > _MAX_UNSENT:
+            self.break_off(NOT_READING)
+        if self.broken is not None:
+            raise anyio.BrokenResourceError
+        self._outbound.send_nowait(item)
+
+    async def _carry(self) -> None:
+        await self._carry_until_finished()
+        if self.declined is not None and not self._leaving:
+            self.transport, self._finished = "sse", anyio.Event()
+            await self._carry_until_finished()
+
+    async def _carry_until_finished(self) -> None:
+        async with self._transport() as (read, write), anyio.create_task_group() as pumps:
+            self._connected = True
+            pumps.start_soon(self._receive_all, read)
+            pumps.start_soon(self._send_all, write)
+            await self._finished.wait()
+            pumps.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
+        if self.transport == "sse":
+            # This transport creates the client itself, with our factory.
+            async with sse_client(self._server.url, httpx_client_factory=self._client) as streams:
+                yield streams
+        else:
+            async with (
+                self._client() as client,
+                streamable_http_client(
+                    self._server.url, http_client=client, max_sse_event_size=self._limits.max_line_bytes
+                ) as streams,
+            ):
+                yield streams
+
+    def _client(self, *_: object, **__: object) -> "_Client":
+        return _Client(self, self._server, self._limits)
+
+    async def _receive_all(self, read: Any) -> None:
+        async for item in read:
+            await self._wait_for_room()
+            if not isinstance(item, Exception):
+                if is_usable(item.message):
+                    item.message = self.large.put_back(item.message)
+                    self._deliver(with_own_fault(item))
+                continue
+            self.notify("noise", first_fault(item))
+            refusal = refusal_in(item)
+            if refusal is not None:
+                self._deliver(SessionMessage(refusal))
+        self._finished.set()  # what the transport raises while it ends is the cause
+
+    async def _send_all(self, write: Any) -> None:
+        if self.declined is not None and self._first is not None:
+            await write.send(self._first)
+        async for item in self._unsent:
+            self._first = self._first or item
+            await write.send(item)
+
+    async def _wait_for_room(self) -> None:
+        """Wait until the session has taken enough of the messages that are queued."""
+        while self.broken is None and self._arrived.statistics().current_buffer_used > _MAX_UNREAD:  # noqa: ASYNC110
+            await anyio.sleep(_ROOM_POLL_S)
+
+    def _deliver(self, item: SessionMessage) -> None:
+        answers = isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError)
+        self._unasked = 0 if answers else self._unasked + 1
+        if self._unasked > MAX_UNASKED:
+            self.break_off(TOO_MANY_MESSAGES)
+        if self.broken is None:
+            self._arrived.send_nowait(item)
+
+
+class _Client(httpx2.AsyncClient):
+    """An HTTP client for one server that never raises a transport error; it always returns a response.
+
+    Its timeouts apply to connecting and to notifications, which have no answer. A request that waits for an
+    answer has the caller's time limit.
+    """
+
+    def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
+        connect_s = server.connect_timeout_s
+        super().__init__(
+            # Ask for no compression, so that a short body cannot expand to a huge one.
+            headers={"accept-encoding": "identity", **server.headers},
+            timeout=httpx2.Timeout(None, connect=connect_s),
+            limits=httpx2.Limits(keepalive_expiry=_IDLE_S),
+            verify=_tls(secure=server.url.startswith("https")),
+        )
+        self._stream = stream
+        self._server = server
+        self._max_message_bytes = min(limits.max_message_bytes, limits.max_line_bytes)
+        self._max_event_bytes = limits.max_line_bytes
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request. A fault goes to the stream, and the SDK gets a response that it ignores."""
+        head = await _head(request)
+        if self._stream.sessionless:
+            request.headers.pop(_SESSION_ID, None)
+        limit_s = None if _is_awaited(request, head) else self._server.connect_timeout_s
+        try:
+            with anyio.fail_after(limit_s):
+                response = await self._sent(request, options)
+                outcome = await self._judge(request, response, head)
+        except TimeoutError:
+            return _empty_success(request)
+        except AuthorizationRefused as error:
+            outcome = error.fault
+        except httpx2.RequestError as error:
+            where = f"{request.url.host}:{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
+            outcome = transport_fault(error, where, self._server.connect_timeout_s)
+        return self._refused(request, head, outcome) if isinstance(outcome, WireFault) else outcome
+
+    async def _sent(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
+        plain = super().send
+
+        async def send(request: httpx2.Request) -> httpx2.Response:
+            return await plain(request, **options)
+
+        authorization = self._stream.authorization
+        return await (send(request) if authorization is None else authorization.send(request, send))
+
+    def _refused(self, request: httpx2.Request, head: "_Head", fault: WireFault) -> httpx2.Response:
+        if head.is_request and head.id is not None:
+            self._stream.fail(head.id, fault)
+        elif request.method == "GET" and self._stream.transport == "sse":
+            self._stream.break_off(sse_also_refused(self._stream.declined, fault))
+            return httpx2.Response(503, request=request)
+        # A GET opens an optional stream for the server's own messages. A 405 tells the SDK there is none.
+        return httpx2.Response(405, request=request) if request.method == "GET" else _empty_success(request)
+
+    async def _judge(
+        self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
+    ) -> httpx2.Response | WireFault:
+        """Return a response that the SDK's transport can use, or the fault."""
+        following = response.next_request
+        # The SDK follows a redirect to the same server with the same method; what it sends then comes here
+        # again. After any other, a POST would become a GET (301, 302, 303), or the user's headers, with their
+        # secrets, would go to another host.
+        if following is not None and _same_target(request, following):
+            return response
+        awaited = _is_awaited(request, head)
+        # The request has asked for none, and a few bytes may expand to gigabytes before a limit counts them.
+        if awaited and response.is_success and _is_compressed(response):
+            await response.aclose()
+            return COMPRESSED
+        if awaited and response.is_success and _content_type(response) == _EVENTS:
+            # The stream that answers a POST belongs to that request, the stream of a GET to none. It is not
+            # closed here: the SDK's transport reads it to its end.
+            answered = head.id if request.method == "POST" else None
+            limits = (self._max_message_bytes, self._max_event_bytes)
+            stream = self._stream
+            response.stream = FilteredEvents(response.stream, answered, stream.large, stream.notify, limits)
+            return response
+        try:
+            if awaited and following is not None:
+                url = following.url.copy_with(userinfo=b"", query=None, fragment=None)
+                return redirect_fault(response.status_code, plain_text(str(url)))
+            # A GET opens the stream of the server's own messages: a success without events is no stream.
+            if response.is_success and request.method == "GET":
+                return content_fault(response.status_code, _content_type(response))
+            # A notification has no answer. With the old transport an answer comes on the stream of the GET,
+            # and the POST gets only an acknowledgement, whose body servers fill as they like.
+            if not awaited or (response.is_success and self._stream.transport == "sse"):
+                return _empty_success(request)
+            return await self._read(request, response, head)
+        finally:
+            await response.aclose()
+
+    async def _read(
+        self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
+    ) -> httpx2.Response | WireFault:
+        """Read the body of an answer or of an error."""
+        body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
+        if body is None:
+            return too_long_fault(self._max_message_bytes)
+        message = await read_any_message(body) if _content_type(response) == _JSON else None
+        if not response.is_success:
+            fault = _refusal(request, response, message, body)
+            if fault is not None:
+                starting = head.method == "initialize"
+                falls_back = starting and self._stream.falls_back(fault, response.status_code)
+                return _empty_success(request) if falls_back else fault
+        elif _content_type(response) != _JSON:
+            return content_fault(response.status_code, _content_type(response))
+        if message is None or head.id is None:
+            return NOT_A_MESSAGE
+        if head.method == "initialize" and response.is_success:
+            # The transport takes the session's id from this response's headers.
+            kept = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
+            content = encode_message(message)
+            return httpx2.Response(
+                200, headers={**kept, "content-type": _JSON}, content=content, request=request
+            )
+        self._stream.answer(head.id, message)
+        return _empty_success(request)
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """The fields of a message that show whether it is a request, and which one."""
+
+    id: int | str | None = None
+    method: str | None = None
+
+    @property
+    def is_request(self) -> bool:
+        return self.id is not None and self.method is not None
+
+
+async def _head(request: httpx2.Request) -> _Head:
+    if request.method != "POST":
+        return _Head()
+    try:
+        return msgspec.json.decode(await request.aread(), type=_Head)
+    except msgspec.DecodeError:
+        return _Head()
+
+
+def _same_target(request: httpx2.Request, following: httpx2.Request) -> bool:
+    """Return whether a redirect keeps server and method. Only such a redirect is followed."""
+    before, after = request.url, following.url
+    same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
+    return same and request.method == following.method and after.userinfo in (b"", before.userinfo)
+
+
+def _empty_success(request: httpx2.Request) -> httpx2.Response:
+    """Return a response that the SDK's transport takes as complete and ignores."""
+    return httpx2.Response(200 if request.method == "DELETE" else 202, request=request)
+
+
+def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
+    """Return whether a caller waits for the answer, with a time limit of its own."""
+    return head.is_request or request.method == "GET"
+
+
+def _refusal(
+    request: httpx2.Request, response: httpx2.Response, message: types.JSONRPCMessage | None, body: bytes
+) -> WireFault | None:
+    """Return the fault for a status from 400 on; `None` if the body has a JSON-RPC error to use instead."""
+    status = response.status_code
+    error = message.error if isinstance(message, types.JSONRPCError) else None
+    if request.method == "POST" and (_SESSION_ID in request.headers or _url_has_session(request.url)):
+        if status == 404 and (error is None or error.code != types.METHOD_NOT_FOUND):
+            return SESSION_LOST
+        # The examples of the TypeScript SDK answer like this if they do not know the session.
+        if status == 400 and error is not None and "session" in error.message.lower():
+            return SESSION_LOST
+    text = error.message if error is not None else ""
+    if error is None and _content_type(response) in (_JSON, "application/problem+json", "text/plain"):
+        text = body.decode("utf-8", "replace")
+    challenge = response.headers.get("www-authenticate", "")
+    shown = beginning(" ".join(plain_text(text).split()), _ERROR_TEXT_CHARS)
+    fault = status_fault(status, shown, challenge)
+    return None if error is not None and not fault.ends_session else fault
+
+
+def _url_has_session(url: httpx2.URL) -> bool:
+    return not {"sessionId", "session_id"}.isdisjoint(url.params)
+
+
+def _is_compressed(response: httpx2.Response) -> bool:
+    """Return whether the body is compressed, so that few bytes may expand to millions."""
+    return bool(response.headers.get("content-encoding", "identity").strip().lower() != "identity")
+
+
+async def _body(response: httpx2.Response, limit: int) -> bytes | None:
+    """Return the body, or `None` if it is longer than `limit` bytes."""
+    if _is_compressed(response):
+        return b""  # the body of an error; its status is enough
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > limit:
+            return None if response.is_success else bytes(body[:limit])
+    return bytes(body)
+
+
+def _content_type(response: httpx2.Response) -> str:
+    kind: str = response.headers.get("content-type", "")
+    return kind.partition(";")[0].strip().lower()
+
+
+@functools.cache
+def _tls(*, secure: bool) -> ssl.SSLContext:
+    """Return the TLS context, cached because reading the system's certificates is slow."""
+    return httpx2.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,0 +1,67 @@
+"""Turns in a process that gevent has patched, as gunicorn's gevent workers do: many greenlets, one thread."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grue.testing import faulty_server
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+
+PROGRAM = """
+from gevent import monkey
+monkey.patch_all()
+import sys
+import gevent
+import warnings
+from grue import LlmSettings, MCPError, Runner, StdioServer, TurnRequest, FunctionTools
+
+url, lifetime, command, *args = sys.argv[1:]
+warnings.simplefilter("error")
+ticks = []
+
+def tick():
+    while True:
+        ticks.append(1)
+        gevent.sleep(0.005)
+
+def runner():
+    server = StdioServer(name="faulty", command=command, args=tuple(args))
+    return Runner(llm=LlmSettings(base_url=url, model="m"), servers={"faulty": server}, lifetime=lifetime)
+
+ticking = gevent.spawn(tick)
+with runner() as one, runner() as other:
+    requests = [
+        gevent.spawn((one, other)[number % 2].run_turn, TurnRequest(system="s", user=f"u{number}"))
+        for number in range(12)
+    ]
+    gevent.joinall(requests, raise_error=True)
+    assert [request.value.response for request in requests] == ["done"] * 12
+    assert all(call.settlement == "returned" for each in requests for call in each.value.tool_calls)
+    killed = gevent.spawn(one.run_turn, TurnRequest(user="wait"))
+    while not one.turn >= 7:
+        gevent.sleep(0.01)
+    killed.kill()
+    assert one.run_turn(TurnRequest(user="again")).response == "done"
+assert len(ticks) > 20, "other greenlets ran meanwhile"
+ticking.kill()
+print("all done")
+"""
+
+
+@pytest.mark.parametrize("lifetime", ["turn", "episode"])
+def test_greenlets_run_turns_beside_each_other(lifetime: str, tmp_path: Path) -> None:
+    pytest.importorskip("gevent", reason="pip install gevent runs turns in greenlets")
+
+    def answer(request: LlmRequest) -> LlmReply:
+        if not any(message["role"] == "tool" for message in request.messages):
+            return tool_calls_reply(("faulty.echo", {"text": "hi"}))
+        time.sleep(0.05)
+        return text_reply("done")
+
+    with ScriptedLlmServer(answer) as llm:
+        command = [sys.executable, "-c", PROGRAM, llm.base_url, lifetime, *faulty_server.argv()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (0, "all done\n"), done.stderr[-3000:]

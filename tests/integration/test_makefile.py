@@ -1,0 +1,46 @@
+"""The Makefile's set-up, where it fails and where it is tried again."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHOUT_ENSUREPIP = """#!/bin/sh
+[ "$1" = -m ] || exec "$REAL_PYTHON" "$@"
+[ -e installed ] && exec "$REAL_PYTHON" "$@"
+mkdir -p "$3/bin" && echo half made > "$3/bin/python"
+exit 1
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed: apt-get install make")
+def test_an_environment_that_could_not_be_made_is_made_at_the_next_try(tmp_path: Path) -> None:
+    """Debian's Python has no ensurepip without python3-venv: venv fails when half of the work is done."""
+    project = tmp_path / "a project"
+    project.mkdir()
+    shutil.copy(ROOT / "Makefile", project)
+    python = project / "python3.11"
+    python.write_text(WITHOUT_ENSUREPIP)
+    python.chmod(0o755)
+
+    def make() -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["make", f"PYTHON={python}", ".venv/bin/python"],
+            cwd=project,
+            env={**os.environ, "REAL_PYTHON": sys._base_executable},  # type: ignore[attr-defined]
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    failed = make()
+    assert failed.returncode == 2
+    assert f"apt-get install python3.{sys.version_info.minor}-venv. Then run make again." in failed.stdout
+    assert not (project / ".venv").exists()
+    (project / "installed").touch()
+    assert make().returncode == 0
+    assert (project / ".venv/bin/pip").exists()

@@ -1,0 +1,269 @@
+"""What servers do beside answering: change their tools, ask the model, ask the person, ask for roots."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue import (
+    LlmSettings,
+    Runner,
+    StdioServer,
+    ToolClient,
+    TurnLimits,
+    TurnOutcome,
+    TurnRequest,
+)
+from grue.messages import AnyMessage, ServerNoted, SessionClosed, SessionOpened, ToolsChanged
+from grue.runtime.trace.recorder import Envelope
+from grue.testing import faulty_server
+from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tool_sessions.server_options import ServerOptions
+from grue.tool_sessions.server_requests import Declined, ElicitationRequest
+from grue.tracing.facts import Fact
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+ECHO = tool_calls_reply(("faulty.echo", {"text": "hello"}))
+
+
+class Turn:
+    """One turn against a faulty server: its outcome, what was said, what the model was asked."""
+
+    def __init__(
+        self, *flags: str, replies: list[Any], roots: tuple[str, ...] | None = None, **options: Any
+    ) -> None:
+        command, *args = faulty_server.argv(*flags)
+        server = StdioServer(
+            name="faulty", command=command, args=tuple(args), options=ServerOptions(roots=roots)
+        )
+        self.said: list[AnyMessage | Fact] = []
+        with ScriptedLlmServer(replies) as llm, assert_nothing_left():
+            runner = Runner(
+                llm=LlmSettings(base_url=llm.base_url, model="m"), servers={"faulty": server}, **options
+            )
+            runner.recorder.add(self._hear)
+            self.outcome: TurnOutcome[str] = runner.run_turn(TurnRequest(system="s", user="u"))
+            self.asked: list[LlmRequest] = list(llm.requests)
+
+    def _hear(self, envelope: Envelope[Any], line: bytes) -> None:
+        self.said.append(envelope.body)
+
+
+def read_by_server(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def answers_to_server(path: Path) -> list[dict[str, Any]]:
+    return [line for line in read_by_server(path) if "method" not in line]
+
+
+def test_new_tools_are_offered_after_the_batch_in_which_they_are_announced() -> None:
+    added = tool_calls_reply(("faulty.added", {}))
+    turn = Turn("--change-tools", replies=[ECHO, added, text_reply("done")])
+    changed = [body for body in turn.said if isinstance(body, ToolsChanged)]
+    assert [[tool.tool for tool in body.tools] for body in changed] == [["echo", "added"]]
+    offered = [[tool["function"]["name"] for tool in request.body["tools"]] for request in turn.asked]
+    assert offered[0] == ["faulty.echo", "faulty.fail", "faulty.environ"]
+    assert offered[1] == offered[2] == ["faulty.echo", "faulty.added"]
+    assert turn.outcome.tool_calls[-1].settlement == "returned"
+
+
+def test_sampling_is_off_by_default(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    turn = Turn("--ask", "sampling", "--record", str(log), replies=[ECHO, text_reply("done")])
+    (hello, *_) = read_by_server(log)
+    assert "sampling" not in hello["params"]["capabilities"]
+    assert "error" in answers_to_server(log)[0]
+    assert len(turn.asked) == 2
+
+
+def test_sampling_goes_to_the_model_in_a_conversation_of_its_own(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    turn = Turn(
+        *("--ask", "sampling", "--record", str(log)),
+        replies=[ECHO, text_reply("Hello to you."), text_reply("done")],
+        limits=TurnLimits(max_samplings=1),
+    )
+    assert turn.outcome.response == "done"
+    messages = [request.body["messages"] for request in turn.asked]
+    assert messages[1] == [{"role": "user", "content": "Hello?"}]
+    assert len(messages[2]) == 4, "the turn's own conversation knows nothing of it"
+    (answer,) = answers_to_server(log)
+    assert answer["result"]["content"] == {"type": "text", "text": "Hello to you."}
+
+
+def test_sampling_is_bounded_for_the_turn(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    turn = Turn(
+        *("--ask", "sampling", "--record", str(log)),
+        replies=[ECHO, text_reply("Hello to you."), ECHO, text_reply("done")],
+        limits=TurnLimits(max_samplings=1),
+    )
+    assert turn.outcome.response == "done"
+    first, second = answers_to_server(log)
+    assert "result" in first
+    assert second["error"]["message"] == "this turn allows 1 sampling requests, and they are used up"
+
+
+def test_elicitation_is_declined_where_nobody_is_there_to_ask(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    Turn("--ask", "elicitation", "--record", str(log), replies=[ECHO, text_reply("done")])
+    (hello, *_) = read_by_server(log)
+    assert "elicitation" not in hello["params"]["capabilities"]
+    assert "error" in answers_to_server(log)[0]
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_elicitation_asks_the_person_behind_the_host(tmp_path: Path, accepts: bool) -> None:
+    log = tmp_path / "log"
+    asked: list[ElicitationRequest] = []
+
+    async def elicit(request: ElicitationRequest) -> dict[str, object] | Declined:
+        asked.append(request)
+        return {"name": "Ada"} if accepts else Declined("no time")
+
+    Turn("--ask", "elicitation", "--record", str(log), replies=[ECHO, text_reply("done")], elicit=elicit)
+    assert asked[0].message == "Your name?"
+    assert asked[0].schema is not None
+    (answer,) = answers_to_server(log)
+    wanted = {"action": "accept", "content": {"name": "Ada"}} if accepts else {"action": "decline"}
+    assert answer["result"] == wanted
+
+
+@pytest.mark.parametrize("left_by", [SystemExit, asyncio.CancelledError, ValueError])
+def test_an_elicit_callback_that_fails_answers_the_server_and_the_turn_goes_on(
+    tmp_path: Path, left_by: type[BaseException]
+) -> None:
+    async def elicit(request: ElicitationRequest) -> Declined:
+        raise left_by
+
+    log = tmp_path / "log"
+    turn = Turn(
+        "--ask", "elicitation", "--record", str(log), replies=[ECHO, text_reply("done")], elicit=elicit
+    )
+    assert turn.outcome.kind == "answered"
+    (answer,) = answers_to_server(log)
+    assert "error" in answer or answer["result"] == {"action": "decline"}
+
+
+def test_ctrl_c_in_an_elicit_callback_ends_the_turn_after_its_session_was_closed() -> None:
+    async def elicit(request: ElicitationRequest) -> Declined:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # `Turn` looks for a process that is left
+        Turn("--ask", "elicitation", replies=[ECHO, text_reply("done")], elicit=elicit)
+
+
+def test_ctrl_c_in_an_elicit_callback_ends_the_call_of_a_tool_client() -> None:
+    async def elicit(request: ElicitationRequest) -> Declined:
+        raise KeyboardInterrupt
+
+    command, *args = faulty_server.argv("--ask", "elicitation")
+    server = StdioServer(name="faulty", command=command, args=tuple(args))
+    with (
+        assert_nothing_left(),
+        ToolClient({"faulty": server}, elicit=elicit) as client,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        client.call("faulty.echo", {"text": "hello"})
+
+
+def test_roots_come_from_the_servers_options(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    Turn(
+        *("--ask", "roots", "--record", str(log)),
+        replies=[ECHO, text_reply("done")],
+        roots=("file:///srv/data",),
+    )
+    (answer,) = answers_to_server(log)
+    assert answer["result"] == {"roots": [{"uri": "file:///srv/data"}]}
+
+
+def test_pings_are_answered_and_unknown_requests_refused(tmp_path: Path) -> None:
+    for what, member in (("ping", "result"), ("nonsense", "error")):
+        log = tmp_path / what
+        turn = Turn("--ask", what, "--record", str(log), replies=[ECHO, text_reply("done")])
+        assert member in answers_to_server(log)[0]
+        assert turn.outcome.response == "done"
+
+
+def test_logs_and_progress_are_traced_and_extend_no_limit() -> None:
+    turn = Turn("--chatty", replies=[ECHO, text_reply("done")])
+    kinds = {body.kind for body in turn.said if isinstance(body, ServerNoted)}
+    assert {"log", "progress"} <= kinds
+
+
+@pytest.mark.parametrize(("accepts", "greeting"), [(True, "Hello Ada"), (False, "Hello stranger")])
+def test_a_server_that_knows_only_the_newest_revision_is_used_all_the_same(
+    accepts: bool, greeting: str
+) -> None:
+    import sys
+
+    import modern_server
+
+    async def elicit(request: ElicitationRequest) -> dict[str, object] | Declined:
+        assert request.message == "Your name?"
+        return {"name": "Ada"}
+
+    said: list[Any] = []
+    server = StdioServer(name="modern", command=sys.executable, args=("-I", str(modern_server.__file__)))
+    call = tool_calls_reply(("modern.greet", {}))
+    with ScriptedLlmServer([call, text_reply("done")]) as llm, assert_nothing_left():
+        runner = Runner(
+            llm=LlmSettings(base_url=llm.base_url, model="m"),
+            servers={"modern": server},
+            elicit=elicit if accepts else None,
+        )
+        runner.recorder.add(lambda envelope, _: said.append(envelope.body))
+        outcome = runner.run_turn(TurnRequest(system="s", user="u"))
+    assert outcome.tool_calls[0].result.content == greeting
+    assert [body.protocol_version for body in said if isinstance(body, SessionOpened)] == ["2026-07-28"]
+
+
+def test_what_a_server_writes_to_stderr_is_in_the_trace_of_a_good_turn_too() -> None:
+    turn = Turn("--stderr", "warming up \x1b[31mslowly", replies=[ECHO, text_reply("done")])
+    (closed,) = [body for body in turn.said if isinstance(body, SessionClosed)]
+    assert closed.stderr_tail == "warming up slowly"
+
+
+_NESTED_ANSWERS = """
+import json, sys
+nested = "[" * 700 + "]" * 700
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("id") is None:
+        continue
+    told = {"jsonrpc": "2.0", "id": asked["id"]}
+    if asked["method"] == "initialize":
+        server = {"name": "nested", "version": "1"}
+        abilities = {"tools": {}}
+        told["result"] = {"protocolVersion": "2025-06-18", "capabilities": abilities, "serverInfo": server}
+    elif asked["method"] == "tools/list":
+        told["result"] = {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
+    else:
+        for number in range(301):
+            member = ("result", "error", "id")[number % 3]
+            wrong = json.dumps({"jsonrpc": "2.0", "id": asked["id"] if number % 2 else 9000 + number})
+            print(f'{wrong[:-1]}, "{member}": {nested}}}')
+        told["result"] = {"content": [{"type": "text", "text": "hello"}]}
+    print(json.dumps(told), flush=True)
+"""
+
+
+def test_hundreds_of_unusable_answers_that_are_nested_deeply_fail_one_call(tmp_path: Path) -> None:
+    program = tmp_path / "nested.py"
+    program.write_text(_NESTED_ANSWERS)
+    server = StdioServer(name="faulty", command=sys.executable, args=("-I", str(program)))
+    with ScriptedLlmServer([ECHO, text_reply("done")]) as llm, assert_nothing_left():
+        runner = Runner(llm=LlmSettings(base_url=llm.base_url, model="m"), servers={"faulty": server})
+        seen: list[Any] = []
+        runner.recorder.add(lambda envelope, _: seen.append(envelope.body))
+        outcome: TurnOutcome[str] = runner.run_turn(TurnRequest(system="s", user="u"))
+    assert outcome.kind == "answered"
+    assert outcome.tool_calls[0].result.is_error
+    assert "not usable" in (outcome.tool_calls[0].result.error_message or "")

@@ -1,0 +1,64 @@
+"""Fleets that were never played: their folders, with the scores that a test plants."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from grue.fleet.broker import Amount
+from grue.fleet.course import Course
+from grue.fleet.fleet import Manifest
+from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder
+
+Score = Callable[[random.Random, str, int], float | AttemptEnd]
+"""Returns the score of an episode, or how it ended, from its prompt and its question."""
+
+
+def ended(score: float, **fields: Any) -> AttemptEnd:
+    """Return the end of an attempt with a score."""
+    course = Course(turns=2, requests=3, tool_calls=1, outcome="answered")
+    plain = {"duration_s": 1.5, "spent": Amount(3, 900, 0.01), "course": course, "model": "m"}
+    return AttemptEnd(outcome="scored", scores={"score": score}, **{**plain, **fields})
+
+
+def make_fleet(
+    place: Path,
+    score: Score,
+    *,
+    prompts: Sequence[str] = ("short", "long"),
+    questions: int = 30,
+    repetitions: int = 5,
+    seed: int = 1,
+    trace: bytes = b"",
+) -> FleetFolder:
+    """Make a fleet of prompts x questions x repetitions; the same seed makes the same one."""
+    fleet, chance = FleetFolder(place), random.Random(seed)
+    total = len(prompts) * questions * repetitions
+    fleet.write_manifest(Manifest(work="m:ask", total=total, axes=["prompt", "question"]))
+    for question in range(questions):
+        for prompt in prompts:
+            for repetition in range(repetitions):
+                folder = fleet.episode(f"{chance.getrandbits(96):024x}")
+                planned = {"prompt": prompt, "question": f"Question {question}"}
+                add_episode(folder, planned, repetition, score(chance, prompt, question), trace)
+    return fleet
+
+
+def add_episode(
+    folder: EpisodeFolder,
+    planned: dict[str, Any],
+    repetition: int,
+    end: float | AttemptEnd,
+    trace: bytes = b"",
+) -> None:
+    """Add one episode. One that was not played to its end gets no commit."""
+    completed = {**planned, "model": "m", "project": f"hash of {planned['prompt']}"}
+    case = CaseFile(work="m:ask", version="1", settings=completed, planned=planned, repetition=repetition)
+    attempt = folder.begin(case)
+    if trace:
+        (attempt / TRACE).write_bytes(trace)
+    end = ended(end) if isinstance(end, float) else end
+    if end.outcome in ("scored", "failed"):
+        folder.make_commit(attempt, end, version="1")
+    else:
+        folder.end(attempt, end)

@@ -1,0 +1,60 @@
+"""`grue fleet run` within a process: what it says at the end, and whether that is a success."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue.cli.fleet import FleetRunOptions, run_fleet
+from grue.fleet import Finished, Fleet, Tally
+
+SWEEP = 'work = "zork"\nsettings = { offline = true, mcp = false }\n'
+
+
+@pytest.mark.parametrize(
+    ("finished", "succeeded", "words"),
+    [
+        (
+            Finished(reason="finished", tally=Tally(total=2, done=2, failed=1)),
+            True,
+            "2 of 2 episodes are done; 1 f",
+        ),
+        (
+            Finished(reason="finished", tally=Tally(total=2, done=1, given_up=1, troubles=["ab12: it died"])),
+            False,
+            "1 were given up after three attempts, or cannot be read:\n  ab12: it died\nTo try them again:",
+        ),
+        (
+            Finished(reason="finished", tally=Tally(total=2, done=1, unpaid=1)),
+            False,
+            "1 were not played to their end, because the budget has refused a request.",
+        ),
+        (
+            Finished(reason="budget", tally=Tally(total=2, done=1, unpaid=1), why="the limit is used up"),
+            False,
+            "Ended, because the limit is used up. With a larger budget the same command plays the rest.",
+        ),
+        (Finished(reason="paused", tally=Tally(total=2), why="all died"), False, "Paused, because all died"),
+        (
+            Finished(reason="stopped", tally=Tally(total=2, done=1)),
+            False,
+            "stopped: 1 of 2 episodes are done",
+        ),
+    ],
+)
+def test_a_run_succeeds_only_if_nothing_is_missing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    finished: Finished,
+    succeeded: bool,
+    words: str,
+) -> None:
+    def swept(*_: object, **__: Any) -> Finished:
+        return finished
+
+    monkeypatch.setattr(Fleet, "sweep", swept)
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    options = FleetRunOptions(sweep=tmp_path / "sweep.toml", directory=tmp_path / "fleet")
+    assert run_fleet(options) is succeeded
+    assert words in capsys.readouterr().out

@@ -1,0 +1,54 @@
+"""`grue fleet compare`: what it prints, and the status for CI."""
+
+import json
+from pathlib import Path
+
+import pytest
+from made_fleets import make_fleet
+from typer.testing import CliRunner
+
+from grue.cli.app import app
+
+
+def compared(fleet: Path, *words: str, status: int = 0) -> str:
+    done = CliRunner().invoke(app, ["fleet", "compare", f"{fleet}:prompt=short", ":prompt=long", *words])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+@pytest.fixture
+def better(tmp_path: Path) -> Path:
+    make_fleet(tmp_path, lambda chance, prompt, question: float(prompt == "long" or chance.random() < 0.5))
+    return tmp_path
+
+
+def test_the_verdict_stands_with_its_interval_and_the_cases(better: Path) -> None:
+    said = compared(better)
+    assert "B is better by 0.5" in said
+    assert "prompt: short in A, long in B" in said
+    assert "0 cases lost" in said
+    assert said.count("grue fleet show") == 2 * 5
+    assert compared(better, "--all").count("grue fleet show") > 2 * 20
+    found = json.loads(compared(better, "--json"))
+    assert (found["verdict"], found["worse"], len(found["changes"])) == ("better", None, 30)
+
+
+def test_the_status_is_for_ci(better: Path, tmp_path: Path) -> None:
+    compared(better, "--fail-if-worse", "0.05")
+    assert "Worse" in compared(better, "--fail-if-worse", "0.05", "--lower-is-better", status=1)
+    assert "give a loss above 0" in compared(better, "--fail-if-worse", "0", status=2)
+    few = tmp_path / "few"
+    make_fleet(few, lambda *_: 1.0, questions=14)
+    assert "a comparison needs 15" in compared(few, status=2)
+    equal = tmp_path / "equal"
+    make_fleet(equal, lambda *_: 1.0, questions=15)
+    assert "Too few" in compared(equal, "--fail-if-worse", "0.05", status=2)
+
+
+def test_what_a_case_says_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    make_fleet(
+        tmp_path, lambda chance, prompt, _: float(prompt == "\x1b[2Jlong"), prompts=["s", "\x1b[2Jlong"]
+    )
+    done = CliRunner().invoke(app, ["fleet", "compare", f"{tmp_path}:prompt=s", ":prompt=\x1b[2Jlong"])
+    assert "B is better by 1" in done.output
+    assert "\x1b" not in done.output

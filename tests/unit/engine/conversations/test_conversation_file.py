@@ -1,0 +1,132 @@
+"""The file of a conversation: what is read of it, what is refused, and what is never touched."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from grue.engine.conversations.conversation_file import (
+    FORMAT,
+    ConversationFile,
+    Dropped,
+    FileHeader,
+    Learned,
+    read_conversation,
+)
+from grue.errors import ConversationError
+from grue.messages import AssistantReply, CallId, Rewritten, Said, ToolCall, ToolMessage, UserText
+from grue.protocol.chat_wire.profiles import GENERIC, OPENROUTER
+
+HEADER = FileHeader(format=FORMAT, id="c1", system="s")
+CALL = ToolCall(call_id=CallId("a"), name="h.look", arguments="{}")
+LEARNED = Learned(model="m", first=GENERIC, profile=OPENROUTER, names={"a.b": "a__b"})
+
+
+def written(path: Path, *lines: object, end: bytes = b"\n") -> Path:
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, lines)) + end)
+    return path
+
+
+def test_a_file_is_read_by_the_steps_that_wrote_it(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    file = ConversationFile(path)
+    file.begin(HEADER)
+    lines = [
+        Said((UserText("u"),)),
+        AssistantReply(tool_calls=(CALL,)),
+        Said((ToolMessage(CallId("a"), "1"),)),
+        AssistantReply(content="late"),
+    ]
+    file.append([*map(msgspec.json.encode, lines), b"", msgspec.json.encode(LEARNED)])
+    file.close()
+    saved = read_conversation(path)
+    assert (saved.header, saved.learned, saved.cut_short) == (HEADER, LEARNED, False)
+    assert saved.history.entries == lines[:3]
+    assert saved.history.unread is None, "the reply that was dropped"
+    assert saved.size == path.stat().st_size
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_entries_that_were_counted_before_are_not_counted_again(tmp_path: Path) -> None:
+    header = msgspec.structs.replace(HEADER, entries=1, length=7, digest="d", call_ids=(CallId("old"),))
+    path = written(tmp_path / "t", header, Said((UserText("u"),)), Said((UserText("v"),)), Rewritten(0, 1))
+    history = read_conversation(path).history
+    assert history.ledger is not None
+    assert (history.ledger.length, len(history.entries), history.call_ids) == (9, 1, {"old"})
+
+
+def test_a_last_line_that_is_cut_short_is_left_out_and_then_taken_away(tmp_path: Path) -> None:
+    path = written(tmp_path / "t", HEADER, Said((UserText("u"),)), end=b'\n{"type":"sa')
+    saved = read_conversation(path)
+    assert saved.cut_short
+    assert len(saved.history.entries) == 1
+    file = ConversationFile(path)
+    file.cut_half_line()
+    file.append([msgspec.json.encode(Said((UserText("v"),)))])
+    file.close()
+    assert len(read_conversation(path).history.entries) == 2
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda path: None, r"Cannot read the conversation file .*: No such file or directory\."),
+    "a folder": (lambda path: path.mkdir(), r"Cannot read the conversation file .*: Is a directory\."),
+    "empty": (lambda path: path.write_bytes(b""), "is not a saved conversation"),
+    "something else": (lambda path: path.write_bytes(b"[project]\nx = 1\n"), "line 1 is damaged"),
+    "no header": (lambda path: written(path, LEARNED), "is not a saved conversation"),
+    "of a later version": (
+        lambda path: written(path, msgspec.structs.replace(HEADER, format=FORMAT + 1)),
+        rf"has conversation format {FORMAT + 1}; this version reads up to {FORMAT}\. Upgrade grue\.",
+    ),
+    "garbled": (
+        lambda path: written(path, HEADER, end=b"\n\xff\n{}\n"),
+        "line 2 is damaged .*The lines before it are whole",
+    ),
+    "answers no call": (
+        lambda path: written(path, HEADER, LEARNED, Said((ToolMessage(CallId("x"), "1"),))),
+        r"line 3 is damaged \(no call of the last reply has the id x\)",
+    ),
+    "replaces what is not there": (lambda path: written(path, HEADER, Rewritten(0, 2)), "line 2 is damaged"),
+    "two in one": (lambda path: written(path, HEADER, HEADER), r"line 2 is damaged \(it is a second"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_file_is_refused_by_its_name_and_line(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "talk.jsonl"
+    damage, why = DAMAGED[how]
+    damage(path)
+    with pytest.raises(ConversationError, match=why) as caught:
+        read_conversation(path)
+    assert caught.value.path == str(path)
+    assert str(path) in str(caught.value)
+
+
+def test_dropping_what_is_not_there_does_no_harm(tmp_path: Path) -> None:
+    path = written(tmp_path / "t", HEADER, Dropped(), Said((UserText("u"),)))
+    assert len(read_conversation(path).history.entries) == 1
+
+
+def test_a_file_belongs_to_one_conversation_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    file = ConversationFile(path)
+    with pytest.raises(ConversationError, match="is in use"):
+        ConversationFile(path)
+    file.begin(HEADER)
+    file.close()
+    again = ConversationFile(path)
+    with pytest.raises(ConversationError, match=r"is not empty\. Continue what it holds with"):
+        again.begin(HEADER)
+    again.close()
+    with pytest.raises(ConversationError, match="Cannot write the conversation file"):
+        ConversationFile(tmp_path / "none" / "talk.jsonl")
+
+
+def test_what_cannot_be_written_any_more_is_said_to_be_in_memory_only(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    file = ConversationFile(path)
+    file.begin(HEADER)
+    path.unlink()
+    with pytest.raises(ConversationError, match=r"was deleted.* save the conversation to another file"):
+        file.append([b"{}"])
+    file.close()

@@ -1,0 +1,224 @@
+"""A conversation between its turns: what it lends, what it keeps, and what its file gets of that."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from grue.engine.conversations.kept_conversation import KeptConversation, TurnPast, given_conversation
+from grue.engine.wiring import EndpointActors, Wiring, wire
+from grue.errors import ConversationBusy, ConversationError, MCPError
+from grue.messages import (
+    AssistantReply,
+    CallId,
+    Interrupted,
+    OfferTools,
+    RequestCompletion,
+    RequireAnswer,
+    ServerName,
+    SystemText,
+    ToolCall,
+    ToolDefinition,
+    ToolMessage,
+    TurnCompleted,
+    TurnFailed,
+    UserText,
+)
+from grue.protocol.chat_wire.profiles import OPENROUTER
+from grue.protocol.chat_wire.reply import Reply
+from grue.runtime.trace.recorder import Recorder
+from grue.transports.llm.endpoint import LlmSettings
+
+DONE = TurnCompleted(turn=1, kind="answered")
+LLM = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m", profile=OPENROUTER)
+
+
+@pytest.fixture
+def wiring() -> Wiring:
+    return wire(LLM, {}, recorder=Recorder())
+
+
+class Report:
+    """What a turn's actors say of the turn after it."""
+
+    def __init__(self, end: Any = DONE, last_request: RequestCompletion | None = None) -> None:
+        self.end = end
+        self.last_request = last_request
+
+
+def request(text: str, number: int = 1, mode: Any = None) -> RequestCompletion:
+    new = (SystemText("s"), UserText(text)) if number == 1 else (UserText(text),)
+    return RequestCompletion(conversation="c", request=number, new=new, mode=mode or RequireAnswer())
+
+
+def lent_by(past: TurnPast) -> Any:
+    """Return what the LLM actor of the turn would get."""
+    assert isinstance(past.llm, EndpointActors)
+    return past.llm._lent
+
+
+async def one_turn(kept: KeptConversation, wiring: Wiring, text: str = "u", answer: str = "a") -> None:
+    with kept.turn(wiring.lender, wiring.endpoint) as past:
+        lent = lent_by(past)
+        lent.encoded.ask(
+            request(text).new[-1:] if kept.history.entries else request(text).new, RequireAnswer()
+        )
+        await lent.save()
+        lent.encoded.keep(Reply(content=answer))
+        await lent.save()
+        past.actors = Report()
+
+
+async def unsaved_turn(kept: KeptConversation, wiring: Wiring) -> None:
+    """Run a turn whose LLM actor cannot write the file, and crashes."""
+    with kept.turn(wiring.lender, wiring.endpoint) as past:
+        past.actors = Report()
+        lent_by(past).encoded.ask(request("u").new, RequireAnswer())
+        try:
+            await lent_by(past).save()
+        except ConversationError as error:
+            raise MCPError("The actor crashed.") from error
+
+
+def interrupted_turn(kept: KeptConversation, wiring: Wiring) -> None:
+    with kept.turn(wiring.lender, wiring.endpoint) as past:
+        past.actors = Report(None, request("u"))
+        raise KeyboardInterrupt
+
+
+def texts(kept: KeptConversation) -> list[str]:
+    found: list[str] = []
+    for entry in kept.history.entries:
+        items = (entry,) if isinstance(entry, AssistantReply) else entry.items
+        found += [str(getattr(item, "text", None) or item.content) for item in items]  # type: ignore[union-attr]  # one of them
+    return found
+
+
+@pytest.mark.anyio
+async def test_a_turn_is_on_file_before_its_agent_can_act(tmp_path: Path, wiring: Wiring) -> None:
+    kept, path = KeptConversation("s"), tmp_path / "talk.jsonl"
+    kept.save(path)
+    with kept.turn(wiring.lender, wiring.endpoint) as past:
+        lent = lent_by(past)
+        lent.encoded.ask(request("u").new, RequireAnswer())
+        await lent.save()
+        assert b'"u"' in path.read_bytes()
+        lent.encoded.keep(Reply(content="a"))
+        await lent.save()
+        assert b'"a"' in path.read_bytes()
+        past.actors = Report()
+    kept.close()
+    loaded = KeptConversation.load(path)
+    assert (loaded.id, texts(loaded), loaded.ledger.digest) == (kept.id, ["s", "u", "a"], kept.ledger.digest)
+    loaded.close()
+
+
+def test_a_request_that_the_model_s_actor_never_took_is_kept(wiring: Wiring) -> None:
+    kept = KeptConversation("s")
+    with kept.turn(wiring.lender, wiring.endpoint) as past:
+        past.actors = Report(TurnFailed(turn=1, failure=Interrupted(reason="cancelled")), request("u"))
+    assert texts(kept) == ["s", "u"]
+
+
+@pytest.mark.anyio
+async def test_a_reply_that_came_too_late_is_not_kept(tmp_path: Path, wiring: Wiring) -> None:
+    kept, path = KeptConversation("s"), tmp_path / "talk.jsonl"
+    kept.save(path)
+    await one_turn(kept, wiring)
+    with kept.turn(wiring.lender, wiring.endpoint) as past:
+        lent = lent_by(past)
+        lent.encoded.ask((UserText("v"),), RequireAnswer())
+        lent.told = request("v", 2)
+        lent.encoded.keep(Reply(content="late"))
+        await lent.save()
+        past.actors = Report(
+            TurnFailed(turn=2, failure=Interrupted(reason="cancelled"), unread=True), request("v", 2)
+        )
+    kept.close()
+    loaded = KeptConversation.load(path)
+    assert texts(loaded) == texts(kept) == ["s", "u", "a", "v"]
+    loaded.close()
+
+
+@pytest.mark.anyio
+async def test_one_turn_at_a_time(wiring: Wiring, tmp_path: Path) -> None:
+    kept = KeptConversation("s")
+    with kept.turn(wiring.lender, wiring.endpoint) as past:
+        for other in (
+            lambda: kept.turn(wiring.lender, wiring.endpoint).__enter__(),
+            kept.branch,
+            lambda: kept.save(tmp_path / "talk.jsonl"),
+        ):
+            with pytest.raises(ConversationBusy, match=f"{kept.id} is in the middle of a turn"):
+                other()
+        past.actors = Report()
+    with kept.asked(), pytest.raises(ConversationBusy), kept.asked():
+        pass
+    await one_turn(kept, wiring)
+
+
+@pytest.mark.anyio
+async def test_a_file_that_cannot_be_written_ends_the_turn_and_nothing_is_lost(
+    tmp_path: Path, wiring: Wiring
+) -> None:
+    kept, path = KeptConversation("s"), tmp_path / "talk.jsonl"
+    kept.save(path)
+    path.unlink()
+    with pytest.raises(ConversationError, match="was deleted"):
+        await unsaved_turn(kept, wiring)
+    with pytest.raises(ConversationError, match="was deleted"), kept.turn(wiring.lender, wiring.endpoint):
+        pass
+    kept.save(tmp_path / "other.jsonl")
+    await one_turn(kept, wiring, "v")
+    kept.close()
+    loaded = KeptConversation.load(tmp_path / "other.jsonl")
+    assert texts(loaded) == ["s", "u", "v", "a"]
+    loaded.close()
+
+
+def test_a_cancellation_stays_one_though_the_file_cannot_be_written(tmp_path: Path, wiring: Wiring) -> None:
+    kept, path = KeptConversation("s"), tmp_path / "talk.jsonl"
+    kept.save(path)
+    path.unlink()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_turn(kept, wiring)
+    assert texts(kept) == ["s", "u"]
+
+
+def test_names_that_clash_are_encoded_as_before_after_a_load(tmp_path: Path, wiring: Wiring) -> None:
+    def tool(name: str) -> ToolDefinition:
+        server, bare = name.split(".")
+        return ToolDefinition(server=ServerName(server), tool=bare, input_schema={"type": "object"})
+
+    kept, path = KeptConversation("s"), tmp_path / "talk.jsonl"
+    kept.save(path)
+    with kept.turn(wiring.lender, wiring.endpoint) as past:
+        encoded = lent_by(past).encoded
+        # The first to come keeps the readable name, and the order in which they came is not on file.
+        encoded.ask(request("u").new, OfferTools((tool("h.b_c"),)))
+        encoded.ask((), OfferTools((tool("h.b_c"), tool("h.b c"))))
+        assert encoded.names.to_wire("h.b_c") == "h__b_c"
+        past.actors = Report()
+    kept.close()
+    loaded = KeptConversation.load(path)
+    with loaded.turn(wiring.lender, wiring.endpoint) as past:
+        again = lent_by(past).encoded
+        assert again.names.known == encoded.names.known
+        assert again.tools == encoded.tools
+        past.actors = Report()
+    loaded.close()
+
+
+def test_a_host_s_own_actor_keeps_its_conversations_itself(wiring: Wiring) -> None:
+    own = replace(wiring, llm=lambda *_: None, endpoint=None)
+    with pytest.raises(ConversationError, match="needs an endpoint"):
+        _ = own.lender
+
+
+def test_a_history_that_cannot_be_used_is_refused() -> None:
+    with pytest.raises(ConversationError, match="no call of the last reply has the id x"):
+        given_conversation("turn-1", "s", [ToolMessage(CallId("x"), "1")])
+    call = ToolCall(call_id=CallId("x"), name="a.b", arguments="{}")
+    given = [AssistantReply(tool_calls=(call,)), ToolMessage(CallId("x"), "1")]
+    assert given_conversation("turn-1", "s", given).history.call_ids == {"x"}

@@ -1,0 +1,78 @@
+"""Where a turn goes on whose process was killed: its trace is cut off behind each message, and resumed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue import FunctionTools, LlmSettings, NothingToResume, Runner, ToolPolicy, TurnRequest
+from grue.errors import TraceError
+from grue.messages import RequestCompletion, RunTurn
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tracing.reading import read_episode
+
+UNSETTLED = "interrupted; it may have taken effect"
+
+
+def model(request: LlmRequest) -> LlmReply:
+    """Look once, then twice, then answer."""
+    match sum(message["role"] == "tool" for message in request.messages):
+        case 0:
+            return tool_calls_reply(("box.look", {}), ids=["a"])
+        case 1:
+            return tool_calls_reply(("box.look", {}), ("box.look", {}), ids=["b", "c"])
+        case _:
+            return text_reply("done")
+
+
+@pytest.fixture
+def llm() -> Iterator[ScriptedLlmServer]:
+    with ScriptedLlmServer(model) as server:
+        yield server
+
+
+def runner(llm: ScriptedLlmServer, **more: Any) -> Runner:
+    settings = LlmSettings(base_url=llm.base_url, model="m")
+    tools = {"box": FunctionTools({"look": lambda: "dust"})}
+    return Runner(llm=settings, servers=tools, tool_policy=ToolPolicy(parking=True), **more)
+
+
+def settled(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as if every call had been settled."""
+    return [
+        {**message, "content": "dust"} if UNSETTLED in str(message["content"]) else message
+        for message in messages
+    ]
+
+
+def test_wherever_it_was_killed_the_model_is_told_everything_once(
+    llm: ScriptedLlmServer, tmp_path: Path
+) -> None:
+    with runner(llm, trace=tmp_path / "whole.jsonl") as whole:
+        whole.run_turn(TurnRequest(system="s", user="Look around."))
+    told = llm.requests[-1].messages
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    envelopes = read_episode(tmp_path / "whole.jsonl").envelopes
+    begun = next(number for number, each in enumerate(envelopes) if isinstance(each.body, RunTurn))
+    resumed = 0
+    for length in range(begun + 1, len(envelopes)):
+        path = tmp_path / f"{length}.jsonl"
+        path.write_bytes(b"".join(lines[: length + 1]))  # the first line is the header
+        with runner(llm) as another:
+            try:
+                outcome = another.resume(path)
+            except NothingToResume:
+                assert any(isinstance(each.body, RequestCompletion) for each in envelopes[:length])
+                continue
+        resumed += 1
+        assert outcome.response == "done"
+        assert settled(llm.requests[-1].messages) == told, f"cut off behind {envelopes[length - 1].body}"
+    assert resumed >= 10
+
+
+def test_a_trace_without_a_turn_is_refused(llm: ScriptedLlmServer, tmp_path: Path) -> None:
+    with runner(llm, trace=tmp_path / "empty.jsonl"):
+        pass
+    with runner(llm) as another, pytest.raises((NothingToResume, TraceError)):
+        another.resume(tmp_path / "empty.jsonl")

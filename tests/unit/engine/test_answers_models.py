@@ -1,0 +1,51 @@
+"""What a valid answer is: models, read from whatever a model writes around them."""
+
+import pytest
+from pydantic import BaseModel
+
+from grue.engine.answers import AnswerCheck, AnswerSpec
+from grue.messages import AnswerAccepted, AnswerRefused
+
+
+class Decision(BaseModel):
+    action: str
+    patience: int = 3
+    mood: str | None = "calm"
+
+
+def test_null_for_a_member_that_may_be_left_out_leaves_it_out() -> None:
+    """A strict schema makes every property required: `null` is how a model leaves one out."""
+    read = AnswerSpec.from_model(Decision).parse
+    assert read('{"action": "look", "patience": null}') == Decision(action="look")
+    assert read('So: {"action": "look", "patience": null, "mood": null}') == Decision(action="look")
+
+
+def test_null_stays_where_the_model_takes_it() -> None:
+    assert AnswerSpec.from_model(Decision).parse('{"action": "a", "mood": null}').mood is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"action": null}', "action: "),
+        ('{"action": "a", "patience": "much"}', "patience: "),
+        ("look", "no JSON object"),
+    ],
+)
+def test_what_is_wrong_is_said_by_member(text: str, reason: str) -> None:
+    verdict = AnswerCheck(AnswerSpec.from_model(Decision))(text)
+    assert isinstance(verdict, AnswerRefused)
+    assert reason in verdict.reason
+
+
+def test_a_further_check_may_change_or_refuse_the_answer() -> None:
+    def check(decision: Decision) -> Decision:
+        if decision.action == "xyzzy":
+            raise ValueError("no magic")
+        return decision.model_copy(update={"action": decision.action.upper()})
+
+    checked = AnswerCheck(AnswerSpec.from_model(Decision, check=check))
+    assert checked('{"action": "look"}') == AnswerAccepted(
+        answer={"action": "LOOK", "patience": 3, "mood": "calm"}
+    )
+    assert checked('{"action": "xyzzy"}') == AnswerRefused(reason="no magic")

@@ -1,0 +1,126 @@
+"""`answer=` takes types: how each is requested, read, recorded, and what is refused."""
+
+import enum
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import msgspec
+import pytest
+from case_tables import each_case
+from pydantic import BaseModel
+
+from grue import AnswerSpec, LlmSettings, Runner, TurnRequest
+from grue.engine.answers import as_json
+from grue.errors import MCPConfigError
+from grue.testing.llm_server import ScriptedLlmServer, text_reply
+
+
+class Model(BaseModel):
+    a: int
+    b: str | None = None
+
+
+class Record(msgspec.Struct):
+    a: int
+
+
+class Tree(msgspec.Struct):
+    inner: "list[Tree]"
+
+
+@dataclass
+class Data:
+    a: int
+
+
+class Typed(TypedDict):
+    a: int
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@each_case(
+    "type_, text, answer, recorded",
+    [
+        (Model, 'Here: {"a": 1, "b": null}', Model(a=1), {"a": 1, "b": None}),
+        (Record, '```json\n{"a": 1}\n```', Record(1), {"a": 1}),
+        (Tree, '{"inner": [{"inner": []}]}', Tree([Tree([])]), {"inner": [{"inner": []}]}),
+        (Data, '{"a": 1}', Data(1), {"a": 1}),
+        (Typed, '{"a": 1}', {"a": 1}, {"a": 1}),
+        (Colour, '{"value": "red"}', Colour.RED, "red"),
+        (Colour, "red", Colour.RED, "red"),
+        (Literal["a", "b"], "b", "b", "b"),
+        (list[int], '{"value": [1, 2]}', [1, 2], [1, 2]),
+        (list[int], "[1, 2]", [1, 2], [1, 2]),
+        (list[Record], '{"value": [{"a": 1}]}', [Record(1)], [{"a": 1}]),
+        (list[Model], '{"value": [{"a": 1}]}', [Model(a=1)], [{"a": 1, "b": None}]),
+        (int, '{"value": 7}', 7, 7),
+        (bool, "true", True, True),
+    ],
+)
+def test_each_type_is_requested_as_an_object_read_and_recorded(
+    type_: Any, text: str, answer: object, recorded: object
+) -> None:
+    spec = AnswerSpec.of(type_)
+    assert spec.schema.schema["type"] == "object"
+    assert spec.parse(text) == answer
+    assert as_json(answer) == recorded
+    with pytest.raises(ValueError, match=r"."):
+        spec.parse("no such thing")
+
+
+def test_a_check_may_refuse_and_change() -> None:
+    def halved(number: int) -> int:
+        if number % 2:
+            raise ValueError("it is odd")
+        return number // 2
+
+    spec = AnswerSpec.of(int, check=halved, fallback=0)
+    assert spec.parse("4") == 2
+    assert spec.fallback == 0
+    with pytest.raises(ValueError, match="odd"):
+        spec.parse("3")
+
+
+@pytest.mark.parametrize("type_", [lambda: 1, "Ticket", object()])
+def test_what_json_cannot_express_is_refused_with_what_to_use(type_: Any) -> None:
+    with pytest.raises(MCPConfigError, match=r"cannot be expressed in JSON. Use a pydantic model"):
+        AnswerSpec.of(type_)
+
+
+def test_a_turn_takes_a_type_and_returns_an_instance() -> None:
+    replies = [text_reply("I do not know."), text_reply('{"a": 5}')]
+    with ScriptedLlmServer(replies) as llm:
+        runner = Runner(llm=LlmSettings(base_url=llm.base_url, model="m"))
+        outcome = runner.run_turn(TurnRequest(system="s", user="u", answer=Record))
+        assert outcome.response == Record(5)
+        assert len(llm.requests) == 2, "the first answer was refused"
+
+
+_PROGRAM = """
+from dataclasses import dataclass
+from grue import LlmSettings, Runner, TurnRequest
+
+@dataclass
+class Ticket:
+    title: str
+
+runner = Runner(llm=LlmSettings(base_url="http://127.0.0.1:1/v1", model="m"))
+outcome = runner.run_turn(TurnRequest(system="s", user="u"))
+text: str = outcome.response
+ticket: Ticket = runner.run_turn(TurnRequest(system="s", user="u", answer=Ticket)).response
+numbers: list[int] = runner.run_turn(TurnRequest(system="s", user="u", answer=list[int])).response
+"""
+
+
+@pytest.mark.slow
+def test_the_types_of_responses_are_known_to_a_strict_type_checker(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_PROGRAM)
+    command = (sys.executable, "-m", "mypy", "--strict", "program.py")
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,0 +1,137 @@
+"""How far an episode of any host got: what was spent, which servers work, which turn waits."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from grue.engine.episode_past import Past, has_result, read_past
+from grue.errors import TraceError
+from grue.hosting import Disabled, EpisodeEnvelope, Proven, Spent
+from grue.messages import (
+    DeadlineMissed,
+    McpDisabled,
+    RequestCompletion,
+    RequireAnswer,
+    RunTurn,
+    SessionOpened,
+    ToolDefinition,
+    TurnCompleted,
+    TurnFailed,
+    TurnParked,
+    TurnResumed,
+    Usage,
+)
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Recorder
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact, register_facts
+
+pytestmark = pytest.mark.made_up_trace
+
+
+class Filed(Fact, frozen=True, kw_only=True, tag="office.Filed"):
+    """The host has used a turn's result."""
+
+    turn: int
+    where: str = ""
+
+
+class OfficePast(Past[EpisodeStarted], kw_only=True):
+    filed: list[int] = msgspec.field(default_factory=list)
+
+    def take_fact(self, envelope: EpisodeEnvelope) -> None:
+        turn = getattr(envelope.body, "turn", 0)
+        if str(envelope.body.__struct_config__.tag) == "office.Filed":
+            self.filed.append(turn)
+            self.end = None
+
+
+STARTED = EpisodeStarted(episode_id="e", model="m", conditions={"model": "m"})
+USAGE = Usage(input_tokens=3, output_tokens=2)
+ASK = RequestCompletion(conversation="c", request=1, new=(), mode=RequireAnswer())
+DONE = TurnCompleted(turn=1, kind="answered", answer="x", requests=2, usage=USAGE)
+LATE = TurnFailed(turn=1, failure=DeadlineMissed(limit_s=1, doing="waiting"), requests=1)
+
+
+def run(turn: int = 1) -> RunTurn:
+    return RunTurn(turn=turn, system="s", user="u")
+
+
+def past(tmp_path: Path, *bodies: Any, secret: str = "") -> OfficePast:
+    recorder = Recorder()
+    if secret:
+        recorder.hide("KEY", secret)
+    writer = TraceWriter(tmp_path / "trace.jsonl", episode="e")
+    recorder.add(writer)
+    for body in bodies:
+        sender = "agent" if isinstance(body, RequestCompletion) else "host"
+        recorder.record(body, sender=sender, turn=0)
+    writer.close()
+    return read_past(tmp_path, OfficePast, needed=(Filed,))
+
+
+def test_a_result_waits_until_the_host_has_used_it(tmp_path: Path) -> None:
+    assert past(tmp_path, STARTED, run(), DONE).end == DONE
+
+
+def test_a_fact_that_uses_the_result_ends_the_wait(tmp_path: Path) -> None:
+    read = past(tmp_path, STARTED, run(), DONE, Filed(turn=1))
+    assert (read.end, read.filed, read.spent) == (None, [1], Spent(requests=2, usage=USAGE))
+
+
+def test_an_unfinished_turn_is_paid_for(tmp_path: Path) -> None:
+    read = past(tmp_path, STARTED, run(), LATE, run(2), ASK)
+    assert read.spent == Spent(requests=2)
+    assert read.end == LATE
+
+
+def test_a_parked_turn_waits_and_is_counted_once(tmp_path: Path) -> None:
+    parked = TurnParked(turn=1, requests=1)
+    waiting = past(tmp_path, STARTED, run(), ASK, parked)
+    assert (waiting.parked, waiting.spent, waiting.end) == (parked, Spent(), None)
+
+
+@pytest.mark.parametrize("earlier", [(TurnParked(turn=1, requests=1),), ()], ids=["parked", "killed"])
+def test_a_turn_that_was_resumed_is_counted_once(tmp_path: Path, earlier: tuple[Any, ...]) -> None:
+    resumed = TurnResumed(turn=1, after=2)
+    read = past(tmp_path, STARTED, run(), ASK, *earlier, resumed, run(), ASK, DONE)
+    assert (read.parked, read.spent.requests, read.end) == (None, 2, DONE)
+
+
+def test_the_state_of_each_server_and_the_last_runs_conditions_are_known(tmp_path: Path) -> None:
+    resumed = EpisodeResumed(episode_id="e", turns=0, max_turns=9, conditions={"model": "n"})
+    tool = ToolDefinition(server="a", tool="t", input_schema={})
+    opened, gone = SessionOpened(server="a", tools=(tool,)), McpDisabled(server="b", reason="r", newly=True)
+    read = past(tmp_path, STARTED, opened, gone, resumed)
+    assert read.connections == {"a": Proven(), "b": Disabled("r", until_s=0.0)}
+    assert (read.conditions, read.max_turns) == ({"model": "n"}, 9)
+    assert read.listings == {"a": (tool,)}
+
+
+def test_a_listing_from_which_a_secret_was_removed_is_not_known(tmp_path: Path) -> None:
+    tool = ToolDefinition(server="a", tool="t", description="Say hello-hello-hello.", input_schema={})
+    read = past(tmp_path, STARTED, SessionOpened(server="a", tools=(tool,)), secret="hello-hello-hello")
+    assert (read.connections, read.listings) == ({"a": Proven()}, {})
+
+
+def test_a_trace_that_cannot_be_resumed_says_why(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="its episode had not begun"):
+        past(tmp_path, run())
+
+
+def test_a_fact_that_is_needed_must_be_whole(tmp_path: Path) -> None:
+    register_facts("office", Filed)
+    with pytest.raises(TraceError, match=r"a secret was removed from message 2, office\.Filed"):
+        past(tmp_path, STARTED, Filed(turn=1, where="planted-secret"), secret="planted-secret")
+
+
+def test_a_result_file_belongs_to_its_end(tmp_path: Path) -> None:
+    ended = EpisodeEnded(reason="done", detail="d", turns=1)
+    assert not has_result(tmp_path, ended)
+    (tmp_path / "result.json").write_text('{"reason": "done"}')
+    assert has_result(tmp_path, ended)
+    assert has_result(tmp_path / "trace.jsonl", ended)
+    assert not has_result(tmp_path, EpisodeEnded(reason="failed", detail="d", turns=1))
+    (tmp_path / "result.json").write_text("{")
+    assert not has_result(tmp_path, ended)

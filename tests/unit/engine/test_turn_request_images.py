@@ -1,0 +1,46 @@
+"""Images of the user, checked before anything is sent."""
+
+import re
+from pathlib import Path
+
+import pytest
+from media import GIF, PDF, PNG
+
+from grue.engine.turn_request import read_images
+from grue.errors import MCPError
+from grue.policies import TurnLimits
+
+LIMITS = TurnLimits()
+
+
+def test_paths_and_bytes_are_images(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(PNG)
+    found = read_images([str(path), path, GIF], LIMITS)
+    assert [(each.kind, each.mime, each.bytes) for each in found] == [
+        ("image", "image/png", len(PNG)),
+        ("image", "image/png", len(PNG)),
+        ("image", "image/gif", len(GIF)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("image", "limits", "why"),
+    [
+        (b"", LIMITS, "Image 2 cannot be shown to the model: it is not a PNG, JPEG, GIF or WebP image."),
+        (PDF, LIMITS, "Image 2 is not an image: its content is application/pdf."),
+        (PNG, TurnLimits(max_image_bytes=60), "it is larger than max_image_bytes, 60."),
+        (PNG, TurnLimits(max_media_bytes=100), "with it the turn would show more than max_media_bytes, 100."),
+        ("none.png", LIMITS, "The image none.png cannot be read: No such file or directory."),
+    ],
+)
+def test_an_image_that_cannot_be_shown_is_named(image: bytes | str, limits: TurnLimits, why: str) -> None:
+    with pytest.raises(MCPError, match=re.escape(why)):
+        read_images([GIF, image], limits)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.png"
+    path.write_bytes(PNG)
+    with pytest.raises(MCPError, match="cannot be read: it is larger than"):
+        read_images([path], TurnLimits(max_image_bytes=10))

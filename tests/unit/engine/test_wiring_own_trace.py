@@ -1,0 +1,73 @@
+"""`Runner(trace=...)` writes a trace, and closes it with the runner."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grue import LlmSettings, Runner, TraceWriter, TurnRequest
+from grue.errors import TraceError
+from grue.messages import AnyMessage
+from grue.runtime.trace.reader import read_trace
+from grue.runtime.trace.recorder import Recorder
+from grue.testing.llm_server import ScriptedLlmServer, text_reply
+
+NOWHERE = LlmSettings(base_url="http://127.0.0.1:1/v1", model="m")
+
+
+def bodies(path: Path) -> list[str]:
+    return [type(envelope.body).__name__ for envelope in read_trace(path, AnyMessage).envelopes]
+
+
+@pytest.mark.parametrize("name", ["bot.jsonl", "runs"])
+def test_a_runner_writes_its_trace(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_API_KEY", "sk-shop-0123456789")
+    with ScriptedLlmServer([text_reply("it is sk-shop-0123456789")]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with Runner(llm=settings, trace=tmp_path / name) as runner:
+            runner.run_turn(TurnRequest(system="s", user="u"))
+            where = runner.trace
+    assert where is not None
+    file = where if where.suffix else where / "trace.jsonl"
+    assert bodies(file)[0] == "RunTurn"
+    assert bodies(file)[-1] == "TurnCompleted"
+    assert b"sk-shop-0123456789" not in file.read_bytes()
+    if name == "runs":
+        assert where.parent == tmp_path / "runs"
+        assert (where / "episode.log").exists()
+
+
+def test_each_runner_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    with Runner(llm=NOWHERE, trace=tmp_path) as one, Runner(llm=NOWHERE, trace=tmp_path) as other:
+        assert one.trace != other.trace
+
+
+def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "bot.jsonl").write_text("mine")
+    with pytest.raises(TraceError, match="exists already") as refused:
+        Runner(llm=NOWHERE, trace=tmp_path / "bot.jsonl")
+    assert f'trace="{tmp_path / "bot"}"' in str(refused.value)
+    assert (tmp_path / "bot.jsonl").read_text() == "mine"
+
+
+def test_the_trace_of_a_runner_that_is_not_closed_is_written_at_the_end_of_the_program(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "from grue import LlmSettings, Runner, TurnRequest\n"
+        "from grue.testing.llm_server import ScriptedLlmServer, text_reply\n"
+        "with ScriptedLlmServer([text_reply('yes')]) as llm:\n"
+        "    runner = Runner(llm=LlmSettings(base_url=llm.base_url, model='m'), trace='bot.jsonl')\n"
+        "    runner.run_turn(TurnRequest(system='s', user='u'))\n"
+    )
+    subprocess.run((sys.executable, "-c", program), cwd=tmp_path, check=True)
+    assert bodies(tmp_path / "bot.jsonl")[-1] == "TurnCompleted"
+
+
+def test_a_trace_writer_is_a_context_manager(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with TraceWriter(tmp_path / "t.jsonl", episode="t") as writer:
+        recorder.add(writer)
+    with pytest.raises(TraceError, match="closed"):
+        writer.flush()

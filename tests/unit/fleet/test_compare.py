@@ -1,0 +1,144 @@
+"""Comparing two cells: what is paired, what counts, and what is said of it."""
+
+import random
+from pathlib import Path
+
+import pytest
+from made_fleets import add_episode, ended, make_fleet
+
+from grue.errors import FleetError
+from grue.fleet.compare import Cell, Comparison, Options, TooFewCasesError, compare
+from grue.fleet.folder import AttemptEnd
+
+FAILED = AttemptEnd(outcome="failed", kind="ValueError", error="ValueError: no")
+LOST = AttemptEnd(outcome="infrastructure", kind="died", error="the worker died")
+
+
+def by_prompt(place: Path, options: Options = Options()) -> Comparison:  # noqa: B008 - a frozen Struct
+    a = Cell.of(f"{place}:prompt=short")
+    return compare(a, Cell.of(":prompt=long", a), options)
+
+
+def planted(difference: float, *, base: float = 0.5):  # type: ignore[no-untyped-def]
+    """Return scores of 0 or 1, of which the long prompt passes so many more."""
+
+    def score(chance: random.Random, prompt: str, question: int) -> float:
+        return float(chance.random() < base + difference * (prompt == "long"))
+
+    return score
+
+
+def test_a_planted_difference_is_found_with_its_cases(tmp_path: Path) -> None:
+    make_fleet(tmp_path, planted(0.3))
+    found = by_prompt(tmp_path)
+    assert found.verdict == "better"
+    assert found.compared == {"prompt": ("short", "long")}
+    assert (found.cases, found.a.episodes, found.b.episodes) == (30, 150, 150)
+    score = found.measures[0]
+    assert score.difference.low < 0.3 < score.difference.high
+    assert [each.name for each in found.measures] == [
+        "score", "pass@5", "pass^5", "money_usd", "tokens", "requests", "seconds", "turns", "tool_calls",
+    ]  # fmt: skip
+    worst = found.changes[0]
+    assert set(worst.case) == {"question"}
+    assert len(worst.a_ids) == len(worst.b_ids) == 5
+    assert found.is_worse(0.05) is False
+
+
+def test_what_cannot_be_told_says_what_could_be_and_what_it_takes(tmp_path: Path) -> None:
+    make_fleet(tmp_path, planted(0.0), repetitions=1)
+    found = by_prompt(tmp_path, Options(margin=0.05))
+    assert found.verdict == "cannot be told"
+    assert 0.2 < found.detectable < 0.6
+    assert found.more_cases is not None and found.more_cases > 300  # noqa: PT018
+    assert found.more_episodes == pytest.approx(2 * found.more_cases, abs=2)
+    assert found.is_worse(0.05) is None
+
+
+def test_a_loss_is_worse_and_turns_round_where_less_is_better(tmp_path: Path) -> None:
+    make_fleet(tmp_path, planted(-0.4, base=0.9))
+    assert by_prompt(tmp_path).verdict == "worse"
+    assert by_prompt(tmp_path).is_worse(0.05) is True
+    turned = by_prompt(tmp_path, Options(lower_is_better=True))
+    assert turned.verdict == "better"
+    assert turned.is_worse(0.05, lower_is_better=True) is False
+
+
+def test_two_fleets_are_paired_by_what_the_sweep_planned(tmp_path: Path) -> None:
+    """The work's own settings (`model`, `project`) differ too, and name no case."""
+    make_fleet(tmp_path / "a", planted(0), prompts=["short"], repetitions=2, seed=1)
+    make_fleet(tmp_path / "b", planted(0.4), prompts=["long"], repetitions=3, seed=2)
+    found = compare(Cell.of(str(tmp_path / "a")), Cell.of(str(tmp_path / "b")), Options())
+    assert (found.cases, found.a.episodes, found.b.episodes) == (30, 60, 90)
+    assert found.verdict == "better"
+    assert found.measures[1].name == "pass@2"
+
+
+def test_a_failed_episode_is_a_zero_and_a_missing_one_is_shown(tmp_path: Path) -> None:
+    def score(chance: random.Random, prompt: str, question: int) -> float | AttemptEnd:
+        if prompt == "long" and question < 10:
+            return FAILED
+        return LOST if prompt == "short" and chance.random() < 0.1 else 1.0
+
+    make_fleet(tmp_path, score)
+    found = by_prompt(tmp_path)
+    assert found.measures[0].difference.mean == pytest.approx(-1 / 3)
+    assert found.b.failed == 50
+    assert found.a.missing["infrastructure"] == 150 - found.a.episodes > 0
+    kind = by_prompt(tmp_path, Options(failed_as=1.0)).measures[0].difference
+    assert kind.mean == 0
+
+
+def test_cases_that_are_all_equal_are_not_called_equal(tmp_path: Path) -> None:
+    """Of 30 cases none differs: up to a tenth of all cases might."""
+    make_fleet(tmp_path, planted(0, base=2.0))
+    found = by_prompt(tmp_path)
+    assert found.verdict == "cannot be told"
+    assert found.measures[0].difference.high == pytest.approx(0.1)
+    assert found.is_worse(0.05) is None
+    assert found.is_worse(0.2) is False
+
+
+def test_fewer_than_15_cases_are_refused_however_often_they_are_repeated(tmp_path: Path) -> None:
+    make_fleet(tmp_path, planted(0.5), questions=14, repetitions=20)
+    with pytest.raises(TooFewCasesError, match=r"Only 14 cases .* needs 15.*add cases"):
+        by_prompt(tmp_path)
+
+
+def test_groups_of_cases_widen_the_interval_and_are_counted(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, planted(0), questions=0)
+    chance = random.Random(1)
+    for document in range(20):
+        good = chance.random()
+        for question in range(6):
+            for number, prompt in enumerate(("short", "long")):
+                settings = {"prompt": prompt, "document": document, "question": question}
+                folder = fleet.episode(f"{document:08x}{question:08x}{number:08x}")
+                add_episode(folder, settings, 0, ended(good if prompt == "long" else 0.5))
+    plain, grouped = by_prompt(tmp_path), by_prompt(tmp_path, Options(cluster=("document",)))
+    assert (plain.groups, grouped.groups) == (120, 20)
+    one, other = plain.measures[0].difference, grouped.measures[0].difference
+    assert other.high - other.low > 1.5 * (one.high - one.low)
+    with pytest.raises(FleetError, match="no setting 'page'; they have document, question"):
+        by_prompt(tmp_path, Options(cluster=("page",)))
+
+
+def test_what_cannot_be_compared_is_said_with_what_there_is(tmp_path: Path) -> None:
+    make_fleet(tmp_path / "a", planted(0))
+    with pytest.raises(FleetError, match=r"no fleet in .*nowhere"):
+        Cell.of(str(tmp_path / "nowhere"))
+    a = Cell.of(f"{tmp_path / 'a'}:prompt=short")
+    with pytest.raises(FleetError, match=r"The values of prompt are 'short', 'long'"):
+        compare(a, Cell.of(":prompt=lnog", a), Options())
+    with pytest.raises(FleetError, match="No episode of A has the score 'style'"):
+        compare(a, Cell.of(":prompt=long", a), Options(score="style"))
+    make_fleet(tmp_path / "b", planted(0), prompts=["long", "longer"])
+    other = Cell.of(f"{tmp_path / 'b'}:question=Question 1")
+    with pytest.raises(FleetError, match=r"no case in common|Only"):
+        compare(a, other, Options())
+
+
+def test_a_value_may_hold_commas_and_equals_signs(tmp_path: Path) -> None:
+    make_fleet(tmp_path, planted(0.0), prompts=["Be short, please", "x=1, y"])
+    a = Cell.of(f"{tmp_path}:prompt=Be short, please")
+    assert compare(a, Cell.of(":prompt=x=1, y", a), Options()).cases == 30

@@ -1,0 +1,54 @@
+"""What a trace says of an attempt, also a trace that is damaged or was never grue's."""
+
+from pathlib import Path
+
+import pytest
+from story_traces import full_story
+
+from grue.errors import TraceError
+from grue.fleet.course import Course, read_course, read_said
+from grue.tracing.reading import read_episode
+
+pytestmark = pytest.mark.made_up_trace
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    full_story(tmp_path / "trace.jsonl")
+    return tmp_path / "trace.jsonl"
+
+
+def test_the_last_thing_that_went_wrong_is_named_with_its_message(trace: Path) -> None:
+    course = read_course(trace)
+    assert course is not None
+    assert (course.turns, course.failed_calls, course.outcome, course.host_reason) == (
+        3,
+        1,
+        "answered",
+        "done",
+    )
+    assert (course.error, course.error_kind, course.turn) == ("too dark", "ToolReturned", 2)
+    (envelope,) = (each for each in read_episode(trace).envelopes if each.seq == course.message)
+    assert type(envelope.body).__name__ == "ToolReturned"
+
+
+def test_the_last_question_and_its_answer_are_read(trace: Path) -> None:
+    said = read_said(trace)
+    assert (said.question, said.answer) == ("And then?", "down")
+
+
+def test_what_comes_before_the_damage_counts(trace: Path) -> None:
+    lines = trace.read_bytes().splitlines(keepends=True)
+    trace.write_bytes(b"".join([*lines[: len(lines) // 2], b"{]\n", *lines[len(lines) // 2 :]]))
+    course = read_course(trace)
+    assert course is not None
+    assert 0 < course.turns < 3
+    with pytest.raises(TraceError):
+        read_said(trace)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"{}\n", b"[" * 9000])
+def test_a_file_that_is_no_trace_says_nothing(tmp_path: Path, content: bytes) -> None:
+    assert read_course(tmp_path / "trace.jsonl") is None
+    (tmp_path / "trace.jsonl").write_bytes(content)
+    assert read_course(tmp_path / "trace.jsonl") == Course()

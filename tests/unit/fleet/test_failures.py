@@ -1,0 +1,72 @@
+"""Grouping episodes by what went wrong."""
+
+from pathlib import Path
+
+import pytest
+from made_fleets import ended, make_fleet
+from msgspec.structs import replace
+
+from grue.fleet.course import Course
+from grue.fleet.failures import FailureKind, failure_of, group_failures, trace_command
+from grue.fleet.folder import AttemptEnd
+from grue.fleet.results import Result, results
+from grue.tracing.marks import Mark
+
+
+def low(**course: object) -> AttemptEnd:
+    return ended(0.0, course=Course(**course))  # type: ignore[arg-type]
+
+
+def failed(kind: str, error: str) -> AttemptEnd:
+    return AttemptEnd(outcome="failed", kind=kind, error=error)
+
+
+REASON = Mark(scorer="style", score=0.0, reason="too long")
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        ("damaged", Result(id="a", outcome="damaged", trouble="x")),
+        ("interrupted", Result(id="a", outcome="interrupted")),
+        ("unpaid", Result(id="a", outcome="unpaid")),
+        ("infrastructure", Result(id="a", outcome="infrastructure")),
+        ("timed_out", Result(id="a", outcome="failed", end=failed("timed_out", "it took long"))),
+        ("model", Result(id="a", outcome="failed", end=failed("LLMError: refused", "no"))),
+        ("work", Result(id="a", outcome="failed", end=failed("ValueError", "no"))),
+        ("turn", Result(id="a", outcome="scored", end=low(outcome="failed", error_kind="ToolDenied"))),
+        ("refused_call", Result(id="a", outcome="scored", end=low(error_kind="ToolDenied"))),
+        ("failed_call", Result(id="a", outcome="scored", end=low(error_kind="ServerDied"))),
+        ("scorer", Result(id="a", outcome="scored", end=ended(1.0), marks=(REASON,))),
+        ("low_score", Result(id="a", outcome="scored", end=low())),
+        (None, Result(id="a", outcome="scored", end=ended(1.0))),
+    ],
+)
+def test_each_kind_is_told_by_its_row(kind: FailureKind | None, result: Result) -> None:
+    failure = failure_of(result, "style" if result.marks else "score")
+    assert (failure and failure.kind) == kind
+
+
+def test_a_good_score_is_no_failure_whatever_went_wrong_on_the_way() -> None:
+    end = replace(ended(1.0), course=Course(error_kind="ToolReturned", error="no such file", failed_calls=3))
+    assert failure_of(Result(id="a", outcome="scored", end=end)) is None
+
+
+def test_episodes_that_say_the_same_apart_from_numbers_are_one_group(tmp_path: Path) -> None:
+    texts = iter([f"KeyError: no 'room{n}' in deadbeef{n:02}, line {n}" for n in range(5)] + ["Timeout"])
+    make_fleet(tmp_path, lambda *_: failed("KeyError", next(texts)), questions=3, repetitions=1)
+    groups = group_failures(results(tmp_path), "score", 1.0)
+    assert [(group.text, len(group.episodes)) for group in groups] == [
+        ("KeyError: no '…' in #, line #", 5),
+        ("Timeout", 1),
+    ]
+
+
+def test_the_command_opens_the_trace_at_the_message(tmp_path: Path) -> None:
+    end = low(error_kind="ToolReturned", error="no such file", message=12)
+    make_fleet(tmp_path, lambda *_: end, questions=1, repetitions=1, trace=b"x")
+    first, second = results(tmp_path)
+    run = str(first.run(tmp_path))
+    assert trace_command(first, tmp_path) == ["grue", "trace", "show", run, "--message", "8-13"]
+    (second.run(tmp_path) / "trace.jsonl").unlink()
+    assert trace_command(second, tmp_path)[:3] == ["grue", "fleet", "show"]

@@ -1,0 +1,191 @@
+# ruff: noqa: RUF001, E501 - these are the marks of the models
+"""Thoughts and tool calls that are left in a text, in the forms of the models' own templates."""
+
+import json
+import time
+
+import pytest
+from case_tables import each_case
+
+from grue.messages import ServerName, ToolDefinition
+from grue.protocol.chat_wire.written_calls import ThoughtSplitter, Written, read_written, split_thoughts
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "lines": {"type": "integer"},
+        "deep": {"type": ["boolean", "null"]},
+    },
+}
+TOOLS = (
+    ToolDefinition(server=ServerName("files"), tool="read", description="", input_schema=SCHEMA),
+    ToolDefinition(server=ServerName("files"), tool="list", description="", input_schema={"type": "object"}),
+)
+READ = [("files.read", {"path": "/a"})]
+BOTH = [*READ, ("files.list", {})]
+HERMES = '<tool_call>\n{"name": "files.read", "arguments": {"path": "/a"}}\n</tool_call>'
+LIST = '<tool_call>\n{"name": "files.list", "arguments": {}}\n</tool_call>'
+XML = "<function=files.read>\n<parameter=path>\n/a\n</parameter>\n</function>"
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>files.read\n```json\n"
+    '{"path": "/a"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
+DEEPSEEK_31 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>files.read<｜tool▁sep｜>{"path": "/a"}<｜tool▁call▁end｜>'
+    "<｜tool▁call▁begin｜>files.list<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
+)
+HARMONY = '<|channel|>commentary to=functions.files.read <|constrain|>json<|message|>{"path": "/a"}<|call|>'
+FENCE = '```json\n{"name": "files.read", "arguments": {"path": "/a"}}\n```'
+
+
+def calls(written: Written | None) -> object:
+    return None if written is None else [(call.name, json.loads(call.arguments)) for call in written.calls]
+
+
+@each_case(
+    "text, form, expected",
+    [
+        (HERMES, "hermes", READ),
+        (f"I will look.\n\n{HERMES}\n{LIST}\n", "hermes", BOTH),
+        (f"{HERMES}<|im_end|>", "hermes", READ),
+        (f"```xml\n{HERMES}\n```", "hermes", READ),
+        (f"<tool_call>\n{XML}\n</tool_call>", "hermes", READ),
+        ('<|tool_call|>[{"name": "files.read", "arguments": {"path": "/a"}}]', "hermes", READ),
+        (XML, "function", READ),
+        ('<function=files.read>{"path": "/a"}</function>', "function", READ),
+        (
+            "<function=files.read>\n<parameter=lines>\n3\n</parameter>\n<parameter=path>\n7\n</parameter>\n"
+            "<parameter=deep>\ntrue\n</parameter>\n</function>",
+            "function",
+            [("files.read", {"lines": 3, "path": "7", "deep": True})],
+        ),
+        ('[TOOL_CALLS] [{"name": "files.read", "arguments": {"path": "/a"}}]</s>', "mistral", READ),
+        ('[TOOL_CALLS]files.read[ARGS]{"path": "/a"}[TOOL_CALLS]files.list[ARGS]{}', "mistral", BOTH),
+        ('[TOOL_CALLS]files.read[CALL_ID]abc[ARGS]{"path": "/a"}', "mistral", READ),
+        (HARMONY, "harmony", READ),
+        (f"<|start|>assistant{HARMONY}", "harmony", READ),
+        (DEEPSEEK, "deepseek", READ),
+        (DEEPSEEK_31, "deepseek", BOTH),
+        ('<|python_tag|>{"name": "files.read", "parameters": {"path": "/a"}}<|eom_id|>', "llama", READ),
+        (FENCE, "json", READ),
+        ('{"name": "read", "parameters": {"path": "/a"}}', "json", [("read", {"path": "/a"})]),
+        (
+            '[{"type": "function", "id": "x", "function": {"name": "files.read", "arguments": "{\\"path\\": \\"/a\\"}"}}]',
+            "json",
+            READ,
+        ),
+    ],
+)  # fmt: skip
+def test_a_reply_that_is_a_call(text: str, form: str, expected: object) -> None:
+    written = read_written(text, TOOLS)
+    assert written is not None
+    assert (written.form, calls(written), written.sure) == (form, expected, True)
+
+
+@each_case(
+    "text, form",
+    [
+        ('<tool_call>\n{"name": "files.read", "arguments": {"path": "/a"', "hermes"),
+        ('<tool_call>{"name": "files.read", "arguments": {"path": "/a"},}</tool_call>', "hermes"),
+        ('<tool_call>{"name": "files.read", "arguments": {}, "path": "/a"}</tool_call>', "hermes"),
+        (f"{HERMES}\nThe file says: hello.", "hermes"),
+        ("<function=files.read>\n<parameter=lines>\nthree\n</parameter>\n</function>", "function"),
+        ("<function=files.read>\n<parameter=path>\n/a", "function"),
+        ('[TOOL_CALLS] [{"name": "files.read", "arguments": {"path": "/a"}}', "mistral"),
+        ('<|channel|>commentary to=functions.files.read<|message|>{"path"', "harmony"),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>files.read\n", "deepseek"),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>functions.files.read:0", "kimi"),
+        ('<function_calls>\n<invoke name="files.read">\n</invoke>\n</function_calls>', "invoke"),
+        ('<minimax:tool_call>\n<invoke name="files.read"></invoke>\n</minimax:tool_call>', "invoke"),
+        ("```tool_code\nprint(files.read(path='/a'))\n```", "gemma"),
+        (f"I would call it so:\n{FENCE}", "json"),
+    ],
+)
+def test_a_call_that_is_not_sure_is_noticed_and_not_made(text: str, form: str) -> None:
+    written = read_written(text, TOOLS)
+    assert written is not None
+    assert (written.form, written.sure) == (form, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "It is a lamp.",
+        "The mark <tool_call> begins a call.",
+        f"So it looks:\n\n```\n{HERMES}\n```\n\nand then the server answers.",
+        f"So it looks:\n\n{HERMES}\n\nand then the server answers.",
+        "A list:\n\n<tool_call> is a mark.\n\nAnd more follows here.",
+        '{"name": "Anna", "arguments": {"age": 3}}',
+        '```json\n{"name": "files.read"}\n```',
+        '{"name": "files.read", "arguments": {}, "score": 3}',
+        '{"action": "files.read", "arguments": {}}',
+        "[1, 2, 3]",
+        "[" * 100_000,
+    ],
+)
+def test_other_texts_are_no_calls(text: str) -> None:
+    assert read_written(text, TOOLS) is None
+
+
+@each_case(
+    "text, thoughts, rest",
+    [
+        ("<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+        ("<think>\n\n</think>\n\nYes.", "", "Yes."),
+        ("<think>a</think><think>b</think>Yes.", "a\nb", "Yes."),
+        ("[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
+        ("Hm, so.\n</think>\n\nYes.", "Hm, so.", "Yes."),
+        ("<think>Hm", "Hm", ""),
+        ("<think>Hm</think>", "Hm", ""),
+        (f"<think>Hm</think>{HERMES}", "Hm", HERMES),
+        ("The mark `</think>` ends a thought.", "", "The mark `</think>` ends a thought."),
+        ("Use <think> first.", "", "Use <think> first."),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+            "Hm.",
+            "Yes.",
+        ),
+        (f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{HARMONY}", "Hm.", f"<|start|>assistant{HARMONY}"),
+        ("<|channel|>analysis<|message|>Hm", "Hm", ""),
+    ],
+)  # fmt: skip
+def test_thoughts_are_told_from_the_text(text: str, thoughts: str, rest: str) -> None:
+    assert split_thoughts(text) == (thoughts, rest)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["<tool_call>", "<tool_call>{}</tool_call>", "<function=a>", "<function=a></function>", "[TOOL_CALLS]a{}",
+     "<|channel|>a<|message|>", "<｜tool▁call▁begin｜>a<｜tool▁sep｜>{}", "<think>", "<think></think>", "```\n",
+     "<|start|>", "<parameter=a>", "\n</think>", "<tool_call>\n<function=a><parameter=b>", "\n<|channel|>"],
+)  # fmt: skip
+def test_a_hostile_text_takes_time_in_proportion_to_its_length(piece: str) -> None:
+    def taken(times: int) -> float:
+        text = piece * times
+        begun = time.thread_time()
+        read_written(split_thoughts(text)[1], TOOLS)
+        return time.thread_time() - begun
+
+    taken(10)
+    assert taken(400_000 // len(piece)) < 5.0, "a square of it takes minutes"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 100])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is a lamp.", "  It is < a lamp.", "<think>\nHm < so.\n</think>\n\nYes.", "<think>a</think>b<think>c</think>",
+        "<think>a</think>\n<think>b</think>Yes </think>.", "[THINK]Hm[/THINK]Yes", "<thi", "<think>Hm</thi", "<", "",
+        "\n<thinking>Hm</thinking>Yes", "<thinker>",
+    ],
+)  # fmt: skip
+def test_thoughts_in_pieces_are_told_from_the_text(text: str, size: int) -> None:
+    splitter = ThoughtSplitter()
+    shown = [part for at in range(0, len(text), size) for part in splitter.feed(text[at : at + size])]
+    shown += splitter.flush()
+    thoughts, rest = split_thoughts(text)
+    assert "".join(said for part, said in shown if part == "content") == rest
+    said = "".join(said for part, said in shown if part == "reasoning")
+    assert "".join(said.split()) == "".join(thoughts.split())

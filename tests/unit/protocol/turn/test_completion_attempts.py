@@ -1,0 +1,327 @@
+"""Which requests one completion takes: the whole table, and whole completions."""
+
+from typing import Any, get_args
+
+import pytest
+from case_tables import each_case
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from grue.messages import LlmFailure, Usage
+from grue.policies import ContextOverflow
+from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.profile_adaptation import adapt_profile
+from grue.protocol.chat_wire.profiles import GENERIC
+from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.retry import RetryPolicy
+from grue.protocol.turn.completion_attempts import (
+    AdaptProfile,
+    AttemptCommand,
+    AttemptEvent,
+    AttemptState,
+    CompletionWanted,
+    CutReply,
+    DropAttachments,
+    Ended,
+    Finish,
+    IllegalAttemptEvent,
+    ReplyRead,
+    ReportCut,
+    ReportRetry,
+    RequestFailed,
+    SendRequest,
+    Sent,
+    ShowAgain,
+    TakeBackShown,
+    Unsent,
+    Wait,
+    attempt_step,
+)
+
+ASKED = ModelSettings(model="m")
+ENLARGED = replace(ASKED, max_tokens=400)
+RETRY = RetryPolicy(max_retries=1, jitter_factor=0.0)
+SMALL = replace(GENERIC, default_max_tokens=100)
+ONE, TWO = Usage(input_tokens=10, output_tokens=5), Usage(input_tokens=10, output_tokens=20)
+WHOLE = Reply(content="look", usage=TWO)
+CUT = Reply(content="lo", cut=True, usage=ONE)
+BUSY = Fault(kind="unavailable", status=503, message="busy")
+LATER = replace(BUSY, retry_after_s=7.0)
+GARBLED = Fault(kind="invalid_reply", status=400, message="tool_use_failed")
+REFUSED = Fault(kind="refused", status=400, message="no")
+TOO_LARGE = Fault(kind="refused", status=413, message="Request Entity Too Large")
+MARKERS = Fault(kind="refused", status=400, message="cache_control is not supported")
+FIRST = Sent(settings=ASKED, retry=RETRY)
+SECOND = replace(FIRST, attempt=2, failed=("unavailable",))
+AGAIN = Sent(settings=ENLARGED, retry=RETRY, cut=CutReply(CUT, shown=True))
+AGAIN_SECOND = replace(AGAIN, attempt=2, failed=("unavailable",))
+PATIENT = replace(FIRST, retry=replace(RETRY, max_retries=3))
+
+
+def failure(fault: Fault, attempts: int = 1) -> LlmFailure:
+    return LlmFailure(
+        kind=fault.kind,
+        endpoint="e",
+        model="m",
+        status=fault.status,
+        message=fault.message,
+        attempts=attempts,
+        retry_after_s=fault.retry_after_s,
+    )
+
+
+def failed(fault: Fault, **changes: Any) -> RequestFailed:
+    return RequestFailed(fault=fault, failure=failure(fault), profile=SMALL, **changes)
+
+
+def read(reply: Reply, profile: WireProfile = SMALL, *, shown: bool = False) -> ReplyRead:
+    return ReplyRead(reply, profile, shown)
+
+
+CLEARING = replace(FIRST, clears=True)
+OVERFLOW = failed(REFUSED, attachments=True)
+OVERFLOW = replace(OVERFLOW, failure=replace(OVERFLOW.failure, overflow=ContextOverflow(window_tokens=9)))
+LARGE = failed(TOO_LARGE, attachments=True)
+LARGE = replace(LARGE, failure=replace(LARGE.failure, overflow=ContextOverflow()))
+
+ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCommand, ...]]] = [
+    ("the first request", Unsent(ASKED, RETRY), CompletionWanted(), FIRST, (SendRequest(ASKED),)),
+    ("a reply", FIRST, read(WHOLE, shown=True), Ended(), (Finish(WHOLE),)),
+    (
+        "a busy endpoint",
+        FIRST,
+        failed(BUSY),
+        SECOND,
+        (ReportRetry(1, 1.0, failure(BUSY)), Wait(1.0), SendRequest(ASKED)),
+    ),
+    (
+        "a wait that the endpoint asks for",
+        FIRST,
+        failed(LATER, shown=True),
+        SECOND,
+        (ReportRetry(1, 7.0, failure(LATER)), TakeBackShown(), Wait(7.0), SendRequest(ASKED)),
+    ),
+    ("no retry left", SECOND, failed(BUSY), Ended(), (Finish(failure(BUSY, 2)),)),
+    ("a refusal", FIRST, failed(REFUSED, shown=True), Ended(), (Finish(failure(REFUSED)),)),
+    (
+        "a refusal that teaches",
+        SECOND,
+        failed(MARKERS, attachments=True),
+        replace(SECOND, attempt=3),
+        (AdaptProfile(MARKERS), ReportRetry(2, 0.0, failure(MARKERS, 2)), SendRequest(ASKED)),
+    ),
+    (
+        "a lesson uses up no retry",
+        replace(FIRST, attempt=2),
+        failed(BUSY),
+        replace(SECOND, attempt=3),
+        (ReportRetry(2, 1.0, failure(BUSY, 2)), Wait(1.0), SendRequest(ASKED)),
+    ),
+    (
+        "a refusal that may be due to attachments",
+        FIRST,
+        failed(REFUSED, attachments=True),
+        replace(FIRST, attempt=2),
+        (DropAttachments(), ReportRetry(1, 0.0, failure(REFUSED)), SendRequest(ASKED)),
+    ),
+    (
+        "a cut reply",
+        SECOND,
+        read(CUT, shown=True),
+        AGAIN,
+        (ReportCut(100, 400, ONE), TakeBackShown(), SendRequest(ENLARGED)),
+    ),
+    (
+        "a cut reply without a larger limit",
+        FIRST,
+        read(CUT, GENERIC),
+        Ended(),
+        (ReportCut(None, None, ONE), Finish(CUT)),
+    ),
+    ("the larger reply", AGAIN, read(WHOLE), Ended(), (Finish(replace(WHOLE, usage=ONE + TWO)),)),
+    (
+        "a reply that is cut again",
+        AGAIN,
+        read(CUT),
+        Ended(),
+        (ReportCut(400, None, ONE), Finish(replace(CUT, usage=ONE + ONE))),
+    ),
+    (
+        "a retry after a cut reply",
+        AGAIN,
+        failed(BUSY),
+        AGAIN_SECOND,
+        (ReportRetry(1, 1.0, failure(BUSY)), Wait(1.0), SendRequest(ENLARGED)),
+    ),
+    ("a policy", Unsent(ASKED, RETRY, clears=True), CompletionWanted(), CLEARING, (SendRequest(ASKED),)),
+    ("an overflow is reported at once", CLEARING, OVERFLOW, Ended(), (Finish(OVERFLOW.failure),)),
+    (
+        "an overflow without a policy is a refusal like any other",
+        FIRST,
+        OVERFLOW,
+        replace(FIRST, attempt=2),
+        (DropAttachments(), ReportRetry(1, 0.0, OVERFLOW.failure), SendRequest(ASKED)),
+    ),
+    (
+        "a kind that is tried only once more, after failures of another kind",
+        replace(PATIENT, attempt=3, failed=("unavailable", "unavailable")),
+        failed(GARBLED),
+        replace(PATIENT, attempt=4, failed=("unavailable", "unavailable", "invalid_reply")),
+        (ReportRetry(3, 1.0, failure(GARBLED, 3)), Wait(1.0), SendRequest(ASKED)),
+    ),
+    (
+        "the same kind a second time",
+        replace(PATIENT, attempt=3, failed=("invalid_reply", "unavailable")),
+        failed(GARBLED),
+        Ended(),
+        (Finish(failure(GARBLED, 3)),),
+    ),
+    (
+        "all kinds together use up the retries",
+        replace(PATIENT, attempt=4, failed=("unavailable", "unavailable", "timed_out")),
+        failed(GARBLED),
+        Ended(),
+        (Finish(failure(GARBLED, 4)),),
+    ),
+    (
+        "a body that is too large, maybe by its images, also with a policy",
+        CLEARING,
+        LARGE,
+        replace(CLEARING, attempt=2),
+        (DropAttachments(), ReportRetry(1, 0.0, LARGE.failure), SendRequest(ASKED)),
+    ),
+    (
+        "the cut reply of a turn with a policy",
+        CLEARING,
+        read(CUT),
+        replace(AGAIN, clears=True, cut=CutReply(CUT, shown=False)),
+        (ReportCut(100, 400, ONE), SendRequest(ENLARGED)),
+    ),
+    (
+        "the cut reply stands",
+        AGAIN_SECOND,
+        failed(BUSY, shown=True),
+        Ended(),
+        (TakeBackShown(), ShowAgain(CUT), Finish(CUT)),
+    ),
+    (
+        "the cut reply stands, and was never shown",
+        replace(AGAIN_SECOND, cut=CutReply(CUT, shown=False)),
+        failed(BUSY),
+        Ended(),
+        (Finish(CUT),),
+    ),
+]
+ILLEGAL: list[tuple[AttemptState, AttemptEvent]] = [
+    (Unsent(ASKED, RETRY), read(WHOLE)),
+    (Unsent(ASKED, RETRY), failed(BUSY)),
+    (FIRST, CompletionWanted()),
+    *((Ended(), event) for event in (CompletionWanted(), read(WHOLE), failed(BUSY))),
+]
+
+
+def test_the_table_is_complete() -> None:
+    pairs = {(type(row[1]), type(row[2])) for row in ROWS} | {(type(a), type(b)) for a, b in ILLEGAL}
+    assert pairs == {(a, b) for a in get_args(AttemptState) for b in get_args(AttemptEvent)}
+
+
+@each_case("state, event, following, commands", [row[1:] for row in ROWS])
+def test_a_listed_pair_leads_on(
+    state: AttemptState,
+    event: AttemptEvent,
+    following: AttemptState,
+    commands: tuple[AttemptCommand, ...],
+) -> None:
+    assert attempt_step(state, event) == (following, commands)
+
+
+@pytest.mark.parametrize(("state", "event"), ILLEGAL)
+def test_every_other_pair_is_illegal_and_names_both(state: AttemptState, event: AttemptEvent) -> None:
+    with pytest.raises(IllegalAttemptEvent) as error:
+        attempt_step(state, event)
+    assert type(state).__name__ in str(error.value)
+    assert type(event).__name__ in str(error.value)
+
+
+LIMIT = Fault(kind="refused", status=400, message="max_tokens: at most 256")
+FAULTS = st.sampled_from([BUSY, REFUSED, MARKERS, LIMIT, replace(BUSY, kind="invalid_reply")])
+OUTCOMES = st.tuples(st.sampled_from([WHOLE, CUT]) | FAULTS, st.booleans())
+
+
+class Completion:
+    """A completion whose requests go as `outcomes` says, and are refused once there are no more of them."""
+
+    def __init__(self, retry: RetryPolicy, attachments: int, outcomes: list[tuple[Any, bool]]) -> None:
+        self.profile, self.attachments = SMALL, attachments
+        self.sent: list[ModelSettings] = []
+        self.showing = False
+        state, commands = attempt_step(Unsent(ASKED, retry), CompletionWanted())
+        while not self._ends(commands):
+            outcome, shown = outcomes.pop(0) if outcomes else (REFUSED, False)
+            assert not self.showing, "text of a failed reply is still shown"
+            self.showing = shown
+            event: AttemptEvent = read(outcome, self.profile, shown=shown)
+            if isinstance(outcome, Fault):
+                carries = {"attachments": self.attachments > 0, "shown": shown}
+                event = replace(failed(outcome, **carries), profile=self.profile)
+            state, commands = attempt_step(state, event)
+        assert state == Ended()
+
+    def _ends(self, commands: tuple[AttemptCommand, ...]) -> bool:
+        for command in commands:
+            match command:
+                case AdaptProfile(fault):
+                    adapted = adapt_profile(self.profile, fault.status, fault.message)
+                    assert adapted is not None
+                    self.profile = adapted
+                case DropAttachments():
+                    self.attachments -= 1
+                case TakeBackShown():
+                    self.showing = False
+                case ShowAgain():
+                    self.showing = True
+                case SendRequest(settings):
+                    self.sent.append(settings)
+                case Finish(outcome):
+                    self.outcome = outcome
+        assert isinstance(commands[-1], SendRequest | Finish)
+        assert not any(isinstance(command, SendRequest | Finish) for command in commands[:-1])
+        return isinstance(commands[-1], Finish)
+
+
+POLICIES = st.builds(
+    RetryPolicy, max_retries=st.integers(0, 3), length_retry_factor=st.sampled_from([1.0, 4])
+)
+
+
+@given(POLICIES, st.integers(0, 2), st.lists(OUTCOMES, max_size=20))
+def test_a_completion_ends_after_a_bounded_number_of_requests(
+    retry: RetryPolicy, attachments: int, outcomes: list[tuple[Any, bool]]
+) -> None:
+    completion = Completion(retry, attachments, list(outcomes))
+    rounds = 2 if retry.length_retry_factor > 1 else 1
+    lessons = 2  # of the cache markers and of the limit, each once
+    assert len(completion.sent) <= rounds * (retry.max_retries + 1) + lessons + attachments
+    assert completion.sent == sorted(completion.sent, key=lambda settings: settings.max_tokens or 0)
+
+
+@given(POLICIES, st.lists(OUTCOMES, max_size=20))
+def test_a_cut_reply_is_never_lost(retry: RetryPolicy, outcomes: list[tuple[Any, bool]]) -> None:
+    """The last completion that an endpoint gave is the outcome; a failure only if there was none."""
+    completion = Completion(retry, 0, list(outcomes))
+    given_back = [outcome for outcome, _ in outcomes[: len(completion.sent)] if isinstance(outcome, Reply)]
+    if given_back:
+        assert completion.outcome == replace(
+            given_back[-1], usage=sum((reply.usage for reply in given_back[1:]), given_back[0].usage)
+        )
+    else:
+        assert isinstance(completion.outcome, LlmFailure)
+        assert completion.outcome.attempts == len(completion.sent)
+
+
+@given(POLICIES, st.lists(OUTCOMES, max_size=20))
+def test_a_streamed_outcome_is_shown_at_the_end(retry: RetryPolicy, outcomes: list[tuple[Any, bool]]) -> None:
+    completion = Completion(retry, 0, [(outcome, True) for outcome, _ in outcomes])
+    assert completion.showing or isinstance(completion.outcome, LlmFailure)

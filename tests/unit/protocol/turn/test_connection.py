@@ -1,0 +1,178 @@
+"""Whether and how often a server is connected to: the whole table, and whole episodes."""
+
+from typing import Any, NamedTuple, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from turns import failure
+
+from grue.policies import FailurePolicy
+from grue.protocol.turn.connection import (
+    Attempt,
+    AttemptFailed,
+    Connecting,
+    ConnectionEvent,
+    ConnectionState,
+    ConnectRequested,
+    ConnectSucceeded,
+    Disabled,
+    IllegalConnectionEvent,
+    Proven,
+    ReportDisabled,
+    ReportOpened,
+    ReportStartupFailure,
+    Settled,
+    Untried,
+    connection_step,
+)
+
+FOR_GOOD = FailurePolicy(retry_disabled_s=None)
+REQUIRED = FOR_GOOD
+LENIENT = replace(FOR_GOOD, first_connect="disable")
+OPTIONAL = replace(FOR_GOOD, first_connects={failure().server: "disable"})
+OTHERS_OPTIONAL = replace(FOR_GOOD, first_connects={"another": "disable"})
+AGAIN = FailurePolicy(retry_disabled_s=10.0)
+FAILED = AttemptFailed(failure())
+CAUSE = "it ended"
+LEFT_ALONE = ReportDisabled("gone", newly=False)
+LATE = AttemptFailed(failure(), 100.0)
+
+ROWS: list[tuple[ConnectionState, Any, ConnectionState, Any]] = [
+    (Untried(), ConnectRequested(REQUIRED), Connecting(1, True, REQUIRED), Attempt(1)),
+    (Proven(), ConnectRequested(REQUIRED), Connecting(1, False, REQUIRED), Attempt(1)),
+    (Disabled("gone"), ConnectRequested(REQUIRED), Disabled("gone"), ReportDisabled("gone", newly=False)),
+    (Connecting(1, True, REQUIRED), ConnectSucceeded(), Proven(), ReportOpened(1)),
+    (Connecting(2, False, REQUIRED), ConnectSucceeded(), Proven(), ReportOpened(2)),
+    (Connecting(1, True, REQUIRED), FAILED, Untried(), ReportStartupFailure(failure())),
+    (Connecting(1, True, LENIENT), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
+    (Connecting(1, True, OPTIONAL), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
+    (Connecting(1, True, OTHERS_OPTIONAL), FAILED, Untried(), ReportStartupFailure(failure())),
+    (Connecting(1, False, REQUIRED), FAILED, Connecting(2, False, REQUIRED), Attempt(2)),
+    (Connecting(2, False, REQUIRED), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
+    (Disabled("gone", 1, 5.0), ConnectRequested(REQUIRED, 9.0), Disabled("gone", 1, 5.0), LEFT_ALONE),
+    (Disabled("gone"), ConnectRequested(AGAIN, 9.0), Disabled("gone"), LEFT_ALONE),
+    (Disabled("gone", 1, 5.0), ConnectRequested(AGAIN, 4.9), Disabled("gone", 1, 5.0), LEFT_ALONE),
+    (Disabled("gone", 3, 5.0), ConnectRequested(AGAIN, 5.0), Connecting(1, False, AGAIN, 3), Attempt(1)),
+    (Connecting(1, False, AGAIN, 3), ConnectSucceeded(), Proven(), ReportOpened(1)),
+    (Connecting(2, False, AGAIN), LATE, Disabled(CAUSE, 1, 110.0), ReportDisabled(CAUSE, newly=True)),
+    (Connecting(1, False, AGAIN, 1), LATE, Disabled(CAUSE, 2, 120.0), ReportDisabled(CAUSE, newly=False)),
+    (Connecting(1, False, AGAIN, 3), LATE, Disabled(CAUSE, 4, 180.0), ReportDisabled(CAUSE, newly=False)),
+    (Connecting(1, False, AGAIN, 999), LATE, Disabled(CAUSE, 1000, 1000.0), ReportDisabled(CAUSE, False)),
+    (
+        Connecting(1, True, replace(AGAIN, first_connect="disable")),
+        LATE,
+        Disabled(CAUSE, 1, 110.0),
+        ReportDisabled(CAUSE, newly=True),
+    ),
+]
+ILLEGAL: list[tuple[ConnectionState, Any]] = [
+    *(
+        (state, event)
+        for state in (Untried(), Proven(), Disabled(""))
+        for event in (ConnectSucceeded(), FAILED)
+    ),
+    (Connecting(1, True, REQUIRED), ConnectRequested(REQUIRED)),
+]
+
+
+def test_the_table_is_complete() -> None:
+    pairs = {(type(row[0]), type(row[1])) for row in (*ROWS, *ILLEGAL)}
+    states = {kind for member in get_args(ConnectionState) for kind in (get_args(member) or (member,))}
+    assert pairs == {(state, event) for state in states for event in get_args(ConnectionEvent)}
+    assert len(pairs) == 12
+
+
+@pytest.mark.parametrize(("state", "event", "following", "command"), ROWS)
+def test_a_listed_pair_leads_on(
+    state: ConnectionState, event: ConnectionEvent, following: ConnectionState, command: object
+) -> None:
+    assert connection_step(state, event) == (following, command)
+
+
+@pytest.mark.parametrize(("state", "event"), ILLEGAL)
+def test_every_other_pair_is_illegal_and_names_both(state: ConnectionState, event: ConnectionEvent) -> None:
+    with pytest.raises(IllegalConnectionEvent) as error:
+        connection_step(state, event)
+    assert type(state).__name__ in str(error.value)
+    assert type(event).__name__ in str(error.value)
+
+
+class ConnectedTurn(NamedTuple):
+    """One turn of an episode: how many attempts there were, whether the last succeeded, what was reported."""
+
+    attempts: int
+    connected: bool
+    report: Any
+
+
+class Episode:
+    """The turns of an episode whose connects go as `fates` says; it ends with a startup failure."""
+
+    def __init__(self, policy: FailurePolicy, fates: list[list[bool]]) -> None:
+        self.state: Settled = Untried()
+        self.turns: list[ConnectedTurn] = []
+        for fate in fates:
+            self.turns.append(self._turn(policy, iter(fate)))
+            if isinstance(self.turns[-1].report, ReportStartupFailure):
+                break
+
+    def _turn(self, policy: FailurePolicy, fate: Any) -> ConnectedTurn:
+        state, command = connection_step(self.state, ConnectRequested(policy))
+        attempts, connected = 0, False
+        while isinstance(command, Attempt):
+            attempts += 1
+            assert command.number == attempts
+            connected = next(fate, False)
+            state, command = connection_step(state, ConnectSucceeded() if connected else FAILED)
+        assert isinstance(state, Untried | Proven | Disabled)
+        self.state = state
+        return ConnectedTurn(attempts, connected, command)
+
+
+FATES = st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=8)
+POLICIES = st.builds(
+    FailurePolicy,
+    retry_disabled_s=st.none(),
+    first_connect=st.sampled_from(["raise", "disable"]),
+    connect_retries=st.integers(0, 2),
+)
+
+
+@given(POLICIES, FATES)
+def test_p26_one_attempt_first_then_a_retry_only_after_a_failure_and_a_budget_each_turn(
+    policy: FailurePolicy, fates: list[list[bool]]
+) -> None:
+    first, *later = Episode(policy, fates).turns
+    assert first.attempts == 1
+    for turn, fate in zip(later, fates[1:], strict=False):
+        if turn.attempts == 0:
+            assert turn.report.newly is False
+            continue
+        tries = fate + [False] * 3
+        wanted = tries.index(True) + 1 if True in tries else 99
+        assert turn.attempts == min(wanted, policy.connect_retries + 1)
+        assert turn.connected == (wanted <= policy.connect_retries + 1)
+
+
+@given(POLICIES, FATES)
+def test_p27_a_disabled_server_is_never_tried_again(policy: FailurePolicy, fates: list[list[bool]]) -> None:
+    turns = Episode(policy, fates).turns
+    reports = [turn.report for turn in turns]
+    newly = [number for number, report in enumerate(reports) if report == ReportDisabled(CAUSE, newly=True)]
+    assert len(newly) <= 1
+    for number in newly:
+        assert all(turn == (0, False, ReportDisabled(CAUSE, newly=False)) for turn in turns[number + 1 :])
+    if not newly:
+        assert not any(isinstance(report, ReportDisabled) for report in reports)
+
+
+def test_r6_7_the_budget_is_per_turn_not_per_episode() -> None:
+    turns = Episode(REQUIRED, [[True], [False, True], [False, True], [True]]).turns
+    assert [(turn.attempts, turn.connected) for turn in turns] == [(1, True), (2, True), (2, True), (1, True)]
+
+
+def test_r6_1_the_first_connect_failing_raises_without_a_retry() -> None:
+    (turn,) = Episode(REQUIRED, [[False, True], [True]]).turns
+    assert turn == (1, False, ReportStartupFailure(failure()))

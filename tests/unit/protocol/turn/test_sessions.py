@@ -1,0 +1,37 @@
+"""What a turn notes when its sessions have opened: patterns that match no tool."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from turns import Walk, opened, run
+
+from grue.messages import RunTurn, ServerNoted, SessionOpened
+from grue.policies import ToolPolicy, ToolRule
+
+
+def under(*patterns: str, **begun: Any) -> RunTurn:
+    policy = ToolPolicy(rules=tuple(ToolRule(tools=(each,), verdict="deny") for each in patterns))
+    return replace(run("a", "b"), tool_policy=policy, binds_calls=True, **begun)
+
+
+def noted(walk: Walk) -> list[str]:
+    return [note.text for note in walk.of(ServerNoted)]
+
+
+@pytest.mark.parametrize("pattern", ["A.look", "a.lok", "FILES.rm", "a.look ", "look", ""])
+def test_a_pattern_of_the_policy_that_matches_no_tool_is_noted_once(pattern: str) -> None:
+    walk = Walk(under(pattern, pattern, "b.*", "*", "a.look"), opened("a"), opened("b"))
+    assert noted(walk) == [f"the tool policy has {pattern!r}, which matches no tool"]
+
+
+def test_a_pattern_of_the_request_that_matches_no_tool_is_noted_and_those_of_the_policy_are_not() -> None:
+    walk = Walk(under("c.*", tools=("a.look", "b.lok")), opened("a"), opened("b"))
+    assert noted(walk) == ["tools= of the request has 'b.lok', which matches no tool"]
+
+
+def test_nothing_is_said_of_tools_that_are_not_known() -> None:
+    unlisted = SessionOpened(server=opened("b").server, tools=(), serves_unlisted=True)
+    assert noted(Walk(under("b.other"), opened("a"), unlisted)) == []
+    assert noted(Walk(replace(under("c.*"), binds_calls=False), opened("a"), opened("b"))) == []
+    assert noted(Walk(replace(under("c.*"), servers=()))) == []

@@ -1,0 +1,186 @@
+"""What a Ctrl-C does in the main thread, and which modules may touch signals."""
+
+import ast
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from promises import GUARD_S
+
+import grue
+from grue.runtime.loops.interrupts import InterruptWatch, MainThreadWork, defer_interrupts, restore_interrupt
+from grue.runtime.loops.sync_edge import run_loop
+
+PROGRAM = Path(__file__).resolve().parents[3] / "support" / "interrupted_edge.py"
+
+
+@pytest.mark.parametrize("where", ["plain", "loop", "bare loop", "thread"])
+def test_ctrl_c_ends_the_call_within_seconds_wherever_it_was_made(where: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=GUARD_S)
+    assert process.returncode == 130, errors
+    # Nobody but the interpreter's end can reach a call that another thread of the user's made.
+    cleaned = [] if where == "thread" else ["cleaned up", "last word"]
+    assert rest.splitlines() == [*cleaned, "KeyboardInterrupt"]
+    assert errors == ""
+
+
+def test_an_interrupt_that_a_lock_has_masked_leaves_as_what_it_is() -> None:
+    def masked() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()  # as a condition does that was interrupted while it released its lock
+
+    with pytest.raises(KeyboardInterrupt), restore_interrupt():
+        masked()
+    with pytest.raises(RuntimeError, match="of its own"), restore_interrupt():
+        raise RuntimeError("of its own")
+
+
+def test_a_ctrl_c_that_a_loop_took_is_told_once_and_to_the_task_that_watches() -> None:
+    async def main() -> list[bool]:
+        watch = InterruptWatch()
+        task = asyncio.current_task()
+        assert task is not None
+        seen = [watch.struck()]
+        task.cancel()
+        seen += [watch.struck(), watch.struck(), InterruptWatch().struck()]
+        task.uncancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        return seen
+
+    assert asyncio.run(main()) == [False, True, False, False]
+
+
+def test_presses_in_the_main_thread_cancel_the_work_then_kill_then_raise() -> None:
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await anyio.sleep(60)
+        finally:
+            seen.append("clean-up")
+            signal.raise_signal(signal.SIGINT)
+            seen.append("still cleaning up")
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+                seen.append("never")
+            seen.append("raised")
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        MainThreadWork(work, lambda: seen.append("killed")).run_within(run_loop)
+    assert seen == ["clean-up", "killed", "still cleaning up", "raised"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_deferred_press_is_raised_at_the_end_of_the_outermost_block() -> None:
+    reached: list[str] = []
+
+    def deferring() -> None:
+        with defer_interrupts():
+            with defer_interrupts():
+                signal.raise_signal(signal.SIGINT)
+                reached.append("inner")
+            reached.append("outer")
+
+    with pytest.raises(KeyboardInterrupt):
+        deferring()
+    assert reached == ["inner", "outer"]
+
+
+def test_the_hosts_own_handler_is_left_alone() -> None:
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        with defer_interrupts():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert pressed == [signal.SIGINT]
+
+
+HANDLING = {
+    "signal",
+    "getsignal",
+    "pthread_sigmask",
+    "default_int_handler",
+    "set_wakeup_fd",
+    "siginterrupt",
+    "sigwait",
+    "add_signal_handler",
+}
+"""The functions by which a program handles signals. Sending signals to other processes is not meant."""
+
+ON_THEIR_OWN = {"runtime/loops/interrupts.py", "cli/__init__.py", "hosts/servers/think.py", "fleet/worker.py"}
+"""The module itself; the command's start, before anything is imported; a server, which is another program; a
+fleet's worker, which compares what an episode has left changed."""
+
+
+def handled_names(source: str) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in HANDLING:
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if owner in ("signal", "_signal") or node.attr == "add_signal_handler":
+                found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and node.module in ("signal", "_signal"):
+            found |= {alias.name for alias in node.names} & HANDLING
+    return found
+
+
+def test_one_module_handles_signals() -> None:
+    assert handled_names("import signal\nsignal.signal(signal.SIGINT, f)") == {"signal"}
+    assert handled_names("from signal import getsignal") == {"getsignal"}
+    root = Path(grue.__file__).parent
+    texts = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
+    handling = {name for name, text in texts.items() if "signal" in text and handled_names(text)}
+    assert handling - {name for name in handling if name.startswith("testing/")} == ON_THEIR_OWN
+
+
+def test_a_press_while_the_loop_starts_cancels_the_work_when_it_begins() -> None:
+    reached: list[str] = []
+
+    async def work() -> None:
+        reached.append("begun")
+        await anyio.sleep(60)
+
+    def press_and_run(function: Callable[[], Awaitable[None]]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        run_loop(function)
+
+    with pytest.raises(KeyboardInterrupt):
+        MainThreadWork(work, lambda: None).run_within(press_and_run)
+    assert reached == ["begun"]
+
+
+def test_a_press_while_the_loop_ends_is_raised_after_its_end() -> None:
+    reached: list[str] = []
+
+    async def work() -> int:
+        return 1
+
+    def run_and_press(function: Callable[[], Awaitable[None]]) -> None:
+        run_loop(function)
+        signal.raise_signal(signal.SIGINT)
+        reached.append("the loop has ended")
+
+    with pytest.raises(KeyboardInterrupt):
+        MainThreadWork(work, lambda: None).run_within(run_and_press)
+    assert reached == ["the loop has ended"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

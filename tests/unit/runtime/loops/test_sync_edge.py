@@ -1,0 +1,178 @@
+"""From plain code into the event loop and back, wherever the caller stands."""
+
+import asyncio
+import sys
+import threading
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from grue.runtime.loops import sync_edge
+from grue.runtime.loops.sync_edge import BlockingInsideEventLoopWarning, run_blocking
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_was_warned() -> Iterator[None]:
+    before = set(sync_edge._warned)
+    sync_edge._warned.clear()
+    yield
+    sync_edge._warned.clear()
+    sync_edge._warned.update(before)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before, "a thread is left"
+
+
+def call(function: Callable[[], Awaitable[T]], on_exit: Callable[[], None] = lambda: None) -> T:
+    return run_blocking(function, on_exit=on_exit, twin="Edge.twin")
+
+
+async def answer() -> int:
+    await anyio.lowlevel.checkpoint()
+    return 42
+
+
+async def fail() -> None:
+    raise LookupError("no such thing")
+
+
+def plainly(function: Callable[[], T]) -> T:
+    return function()
+
+
+def in_a_thread(function: Callable[[], T]) -> T:
+    results: list[Any] = []
+
+    def target() -> None:
+        try:
+            results.append(function())
+        except Exception as error:  # noqa: BLE001 - handed over
+            results.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join(60)
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]  # type: ignore[no-any-return]
+
+
+def inside_a_loop(function: Callable[[], T]) -> T:
+    async def main() -> T:
+        return function()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BlockingInsideEventLoopWarning)
+        return asyncio.run(main())
+
+
+everywhere = pytest.mark.parametrize("stand", [plainly, in_a_thread, inside_a_loop])
+Stand = Callable[[Callable[[], Any]], Any]
+
+
+@everywhere
+@pytest.mark.usefixtures("threads")
+def test_the_result_comes_back_and_then_the_last_word(stand: Stand) -> None:
+    said: list[str] = []
+    assert stand(lambda: call(answer, lambda: said.append("last"))) == 42
+    assert said == ["last"]
+
+
+@everywhere
+@pytest.mark.usefixtures("threads")
+def test_an_exception_comes_back_as_it_is_and_then_the_last_word(stand: Stand) -> None:
+    said: list[str] = []
+    with pytest.raises(LookupError, match="no such thing"):
+        stand(lambda: call(fail, lambda: said.append("last")))
+    assert said == ["last"]
+
+
+@everywhere
+@pytest.mark.usefixtures("threads")
+def test_p39_there_is_exactly_one_anyio_run(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    run = anyio.run
+
+    def counted(*args: Any, **options: Any) -> Any:
+        runs.append(threading.current_thread().name)
+        return run(*args, **options)
+
+    monkeypatch.setattr(anyio, "run", counted)
+    stand(lambda: call(answer))
+    assert len(runs) == 1
+
+
+@everywhere
+def test_p40_the_loop_is_a_new_one_and_the_caller_has_none_afterwards(stand: Stand) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def note_loop() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    def twice() -> None:
+        before = _running_loop()
+        call(note_loop)
+        call(note_loop)
+        assert _running_loop() is before
+
+    stand(twice)
+    assert loops[0] is not loops[1]
+    assert all(loop.is_closed() for loop in loops)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def test_p40_inside_a_loop_it_runs_in_a_thread_of_its_own() -> None:
+    async def where() -> threading.Thread:
+        return threading.current_thread()
+
+    assert plainly(lambda: call(where)) is threading.current_thread()
+    assert inside_a_loop(lambda: call(where)) is not threading.current_thread()
+
+
+def test_p40_a_warning_names_the_twin_once() -> None:
+    async def main() -> None:
+        with pytest.warns(BlockingInsideEventLoopWarning, match=r"Use Edge\.twin instead") as caught:
+            call(answer)
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call(answer)
+
+    asyncio.run(main())
+
+
+def test_several_threads_may_call_at_once() -> None:
+    barrier = threading.Barrier(4)
+
+    def together() -> int:
+        barrier.wait(60)
+        return call(answer)
+
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(together())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [42] * 4
+
+
+def test_it_works_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert inside_a_loop(lambda: call(answer)) == 42

@@ -1,0 +1,109 @@
+"""Which values are never to be shown."""
+
+from base64 import b64encode, urlsafe_b64encode
+
+import pytest
+from case_tables import each_case
+from example_counts import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grue.runtime.secrets.secret_names import looks_secret, secrets_in
+
+
+@each_case(
+    "name",
+    [
+        "OPENROUTER_API_KEY",
+        "GITHUB_TOKEN",
+        "NPMTOKEN",
+        "HF_TOKENS",
+        "githubToken",
+        "apiKey",
+        "APIKey",
+        "MYAPIKEY",
+        "X-Api-Key",
+        "Authorization",
+        "Cookie",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "CLIENT_SECRET",
+        "PGPASSWORD",
+        "DB_PASS",
+        "MYSQL_PWD",
+        "MASTER_PASSPHRASE",
+        "USER_CREDENTIALS",
+        "PROXY_AUTH",
+        "GITLAB_PAT",
+        "SESSION_JWT",
+        "SLACK_SECRET_URL",
+        "API_KEY_2",
+    ],
+)
+def test_names_of_secrets_are_recognised(name: str) -> None:
+    assert looks_secret(name)
+
+
+@each_case(
+    "name",
+    [
+        "SSH_AUTH_SOCK",
+        "XAUTHORITY",
+        "PATH",
+        "PWD",
+        "OLDPWD",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GRUE_TOKENS",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "SSH_KEY_PATH",
+        "SECRETS_DIR",
+        "TOKENIZERS_PARALLELISM",
+        "KEYBOARD_LAYOUT",
+        "MONKEY",
+        "AUTHOR",
+        "GIT_AUTHOR_NAME",
+        "PATTERN",
+        "COMPASS",
+        "HOME",
+        "LANG",
+        "_",
+        "",
+    ],
+)
+def test_names_of_places_and_of_other_things_are_not(name: str) -> None:
+    assert not looks_secret(name)
+
+
+values = st.text(max_size=40)
+environments = st.dictionaries(st.sampled_from(["A_TOKEN", "B_KEY", "LANG", "SSH_AUTH_SOCK"]), values)
+
+
+@settings(max_examples=examples(200))
+@given(environments)
+def test_long_values_of_secret_names_and_no_others_are_redacted(environ: dict[str, str]) -> None:
+    assert secrets_in(environ) == {
+        name: value.strip()
+        for name, value in environ.items()
+        if name in ("A_TOKEN", "B_KEY") and len(value.strip()) >= 12
+    }
+
+
+def test_what_is_configured_counts_beside_the_hosts_own() -> None:
+    found = secrets_in({"A_KEY": "0123456789ab", "B_KEY": "short"}, {"token": " x0123456789abx "})
+    assert found == {"A_KEY": "0123456789ab", "token": "x0123456789abx"}
+
+
+@pytest.mark.parametrize(
+    ("header", "secrets"),
+    [
+        ("Basic " + b64encode(b"user:long-password").decode(), {"Proxy password": "long-password"}),
+        ("basic " + urlsafe_b64encode("u:~~~üÿ?>long".encode()).decode(), {"Proxy password": "~~~üÿ?>long"}),
+        ("Basic " + b64encode(b"user:short").decode(), {}),
+        ("Basic " + b64encode(b"no colon in this value").decode(), {}),
+        ("Basic long-words-in-no-base64", {}),
+        ("Basic " + b64encode(b"user:\xff\xfe\xfd bytes that are no text").decode(), {}),
+    ],
+    ids=["password", "url-safe", "short", "no password", "not base64", "not text"],
+)
+def test_the_password_in_basic_credentials_is_a_secret(header: str, secrets: dict[str, str]) -> None:
+    assert secrets_in({"Proxy": header}) == secrets

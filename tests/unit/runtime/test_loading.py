@@ -1,0 +1,24 @@
+"""Imports of modules that import many others."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from grue.errors import MCPError
+from grue.runtime.loading import load
+
+
+def test_a_module_is_imported_by_its_name() -> None:
+    assert load("grue.runtime.loading") is sys.modules["grue.runtime.loading"]
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        load("no_such_module")
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unreadable.py").write_text("raise OSError(24, 'Too many open files')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MCPError, match=r"could not be imported: .*Too many open files"):
+        load("unreadable")

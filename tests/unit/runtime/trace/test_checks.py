@@ -1,0 +1,42 @@
+"""Nesting is checked in one pass over the brackets of a body."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.errors import TraceError
+from grue.runtime.trace import checks as trace_checks
+from grue.runtime.trace.checks import MAX_DEPTH, check_depth
+
+TREES = st.recursive(
+    st.text('[]{}"\\', max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.fixed_dictionaries({"[": inner}),
+)
+
+
+def depth_of(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+@given(TREES, st.integers(0, 6))
+def test_a_body_is_refused_when_it_is_nested_deeper_than_the_limit(tree: object, limit: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_checks, "MAX_DEPTH", limit)
+        patch.setattr(trace_checks, "_CHUNK", 3)
+        body = json.dumps(tree).encode()
+        if depth_of(tree) > limit:
+            with pytest.raises(TraceError, match=f"nested deeper than {limit} levels"):
+                check_depth(Path("t"), 2, body)
+        else:
+            check_depth(Path("t"), 2, body)
+
+
+def test_deep_nesting_in_megabytes_of_brackets_is_found_in_time() -> None:
+    """Removing one level after the other took a pass over all of them for each level."""
+    wide = b"[" * MAX_DEPTH + b",".join([b"[]"] * 2_000_000) + b"]" * MAX_DEPTH
+    with pytest.raises(TraceError, match="nested deeper"):
+        check_depth(Path("t"), 2, wide)

@@ -1,0 +1,129 @@
+"""A host's own facts: how they are declared, recorded, read and presented."""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+from msgspec import Struct
+
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.tracing.facts import EpisodeStarted, Fact, LogLine, Severity, register_facts, registered_facts
+from grue.tracing.filters import Filter
+from grue.tracing.observers.events import EventFeed
+from grue.tracing.presentation import kind_of, mark_of, severity_of, summarize
+from grue.tracing.reading import read_episode
+from grue.tracing.spans import SpanFinder
+
+pytestmark = pytest.mark.made_up_trace
+
+
+class Assigned(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
+    """A mail was given to a team."""
+
+    turn: int
+    mail: str
+    to: str = "sales"
+
+
+class Escalated(Fact, frozen=True, kw_only=True, tag="maildesk.Escalated"):
+    """A mail needs a person; the host begins to wait for one."""
+
+    step: ClassVar[Literal["", "begins", "ends"]] = "begins"
+
+    why: str
+
+    def summary(self) -> str:
+        """Return the reason."""
+        return self.why
+
+    def severity(self) -> Severity:
+        """Return `warn`."""
+        return "warn"
+
+    def mark(self) -> str:
+        """Return a word."""
+        return "escalated"
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return one warning."""
+        return (LogLine("warning", "mail_escalated", f"Mail escalated: {self.why}", {"why": self.why}),)
+
+
+class Settled(Fact, frozen=True, kw_only=True, tag="maildesk.Settled"):
+    """A person has dealt with it."""
+
+    step: ClassVar[Literal["", "begins", "ends"]] = "ends"
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    register_facts("maildesk", Assigned, Escalated, Settled)
+
+
+def recorded(tmp_path: Path, *facts: Fact) -> list[Envelope]:
+    recorder = Recorder()
+    writer = TraceWriter(tmp_path / "trace.jsonl", episode="e")
+    recorder.add(writer)
+    for fact in facts:
+        recorder.record(fact, sender="host", turn=0)
+    writer.close()
+    return list(read_episode(tmp_path / "trace.jsonl").envelopes)
+
+
+def test_a_hosts_facts_are_read_as_its_classes(tmp_path: Path) -> None:
+    facts = (Assigned(turn=3, mail="m1"), Escalated(why="angry"))
+    assert [envelope.body for envelope in recorded(tmp_path, *facts)] == list(facts)
+
+
+def test_a_fact_presents_itself_or_by_its_fields() -> None:
+    plain, own = Assigned(turn=3, mail="m1"), Escalated(why="angry")
+    assert (kind_of(plain), summarize(plain)) == ("maildesk.Assigned", 'mail "m1", to "sales"')
+    assert (severity_of(plain), mark_of(plain)) == ("", "")
+    assert (summarize(own), severity_of(own), mark_of(own)) == ("angry", "warn", "escalated")
+
+
+def test_the_logs_get_a_facts_lines() -> None:
+    feed = EventFeed("e")
+    events = []
+    for body in (Assigned(turn=3, mail="m1"), Escalated(why="angry")):
+        envelope = Envelope(
+            seq=1, t=0, at=5.0, turn=0, sender="host", receiver="trace", cause=None, body=body
+        )
+        events += feed.feed(envelope)
+    assert [(event.level, event.event_type, event.turn, event.fields) for event in events] == [
+        ("info", "maildesk_assigned", 3, {"mail": "m1", "to": "sales"}),
+        ("warning", "mail_escalated", 0, {"why": "angry"}),
+    ]
+
+
+def test_a_filter_finds_a_fact_by_its_name() -> None:
+    assert Filter.of(kinds=["escal"]).kinds == {"maildesk.Escalated"}
+    assert Filter.of(kinds=["other.thing"], facts=["other.Thing"]).kinds == {"other.Thing"}
+
+
+def test_the_viewer_draws_the_time_between_two_facts(tmp_path: Path) -> None:
+    finder = SpanFinder()
+    envelopes = recorded(tmp_path, Escalated(why="angry"), Settled())
+    spans = [span for envelope in envelopes for span in finder.see(envelope)]
+    assert [(span.phase, span.lane) for span in spans] == [("host", "host")]
+
+
+def test_a_tag_needs_the_hosts_prefix_and_is_taken_once() -> None:
+    class NoPrefix(Fact, frozen=True, kw_only=True):
+        pass
+
+    class Twice(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
+        pass
+
+    with pytest.raises(ValueError, match=r"has to begin with 'maildesk\.'"):
+        register_facts("maildesk", NoPrefix)
+    with pytest.raises(ValueError, match="taken by"):
+        register_facts("maildesk", Twice)
+    assert registered_facts()["maildesk.Assigned"] is Assigned
+
+
+def test_the_facts_of_an_episodes_course_know_no_games() -> None:
+    started = EpisodeStarted(episode_id="e", model="m", scripted=True)
+    assert summarize(started) == "e, model m (scripted), no tools"
+    assert (started.title, isinstance(started, Struct)) == ("e", True)

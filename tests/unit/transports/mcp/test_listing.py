@@ -1,0 +1,88 @@
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.messages import ServerName, ToolDefinition
+from grue.policies import NoticeKind
+from grue.transports.mcp.listing import read_tools
+
+SERVER = ServerName("think")
+GOOD: dict[str, Any] = {"name": "a.b", "inputSchema": {"type": "object"}}
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+schemas = json_values | st.fixed_dictionaries({"type": st.just("object") | json_values})
+tools = json_values | st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.text() | json_values,
+        "description": st.text() | json_values,
+        "inputSchema": schemas,
+        "outputSchema": schemas,
+    },
+)
+
+
+def read(listed: object) -> tuple[list[ToolDefinition], list[str]]:
+    faults: list[str] = []
+
+    def notify(kind: NoticeKind, text: str) -> None:
+        assert kind == "bad_tool"
+        faults.append(text)
+
+    return list(read_tools({"tools": listed}, SERVER, notify)), faults
+
+
+def test_a_tool_is_read_with_all_its_parts() -> None:
+    output = {"type": "object", "properties": {}}
+    listed = [{**GOOD, "description": "d", "outputSchema": output, "annotations": {}, "x": 1}]
+    assert read(listed)[0] == [
+        ToolDefinition(
+            server=SERVER, tool="a.b", description="d", input_schema={"type": "object"}, output_schema=output
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"name": ""}, "no name"),
+        ({"name": 7}, "no name"),
+        ({"description": 7}, "description"),
+        ({"inputSchema": None}, "inputSchema"),
+        ({"inputSchema": {"type": "array"}}, "inputSchema"),
+        ({"outputSchema": "text"}, "outputSchema"),
+    ],
+)
+def test_p37_a_malformed_tool_is_left_out_with_the_reason(change: dict[str, Any], reason: str) -> None:
+    found, faults = read([{**GOOD, **change}, GOOD])
+    assert [tool.tool for tool in found] == ["a.b"]
+    assert len(faults) == 1
+    assert reason in faults[0]
+
+
+def test_a_page_without_tools_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not a list"):
+        list(read_tools({}, SERVER, lambda kind, text: None))
+
+
+@given(st.lists(tools | st.just(GOOD)))
+def test_p37_each_listed_tool_gives_one_definition_or_one_notice(listed: list[Any]) -> None:
+    found, faults = read(listed)
+    assert len(found) + len(faults) == len(listed)
+    assert len(found) >= listed.count(GOOD)
+    assert all(tool.tool and isinstance(tool.description, str) for tool in found)
+
+
+def test_schemas_are_json_values_whatever_the_server_wrote() -> None:
+    odd: dict[str, Any] = {"type": "object", "default": math.nan, "title": "a\ud800"}
+    ((tool,), faults) = read([{**GOOD, "inputSchema": odd, "outputSchema": odd}])
+    assert tool.input_schema == tool.output_schema
+    assert tool.input_schema == {"type": "object", "default": None, "title": "a\ufffd"}
+    assert faults == []

@@ -1,0 +1,30 @@
+"""The page that a browser gets after a login."""
+
+import urllib.error
+import urllib.request
+from urllib.parse import quote
+
+import pytest
+
+from grue.transports.mcp.loopback import Loopback
+
+
+def test_what_an_authorization_server_says_is_text_on_the_page() -> None:
+    with Loopback() as loopback:
+        hostile = "<script>alert(document.domain)</script>"
+        page = urllib.request.urlopen(f"{loopback.uri}?error={quote(hostile)}", timeout=30).read().decode()
+        returned = loopback.wait(30)
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(document.domain)&lt;/script&gt;" in page
+    assert returned is not None
+    assert returned["error"] == hostile
+
+
+def test_only_the_first_return_counts() -> None:
+    with Loopback() as loopback:
+        urllib.request.urlopen(f"{loopback.uri}?code=first", timeout=30).read()
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{loopback.uri}?code=second", timeout=30)
+        returned = loopback.wait(30)
+    assert returned is not None
+    assert returned["code"] == "first"

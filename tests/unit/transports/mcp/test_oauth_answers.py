@@ -1,0 +1,65 @@
+"""What is made of the answers of authorization servers."""
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp", reason="OAuth needs the extra: pip install 'grue[mcp]'")
+
+import httpx2
+
+from grue.transports.mcp.oauth_answers import adapted, as_known, secrets_of
+
+KNOWN = ["https://a.example/t"]
+REQUEST = httpx2.Request("POST", "https://a.example/token", data={"code": "c0de", "grant_type": "x"})
+
+
+def answer(content: bytes) -> httpx2.Response:
+    return httpx2.Response(200, content=content, request=REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("issuer", "known"),
+    [
+        ("https://a.example/t", True),
+        ("https://a.example/t/", True),
+        ("https://a.example/", False),
+        ("https://a.example/t/u", False),
+        ("http://a.example/t", False),
+    ],
+)
+def test_only_a_slash_at_the_end_is_overlooked(issuer: str, known: bool) -> None:
+    assert as_known(issuer, KNOWN) == (KNOWN[0] if known else issuer)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"[1]",
+        b"access_token=t",
+        b'{"expires_in": "soon"}',
+        b'{"expires_in": true}',
+    ],
+)
+def test_what_cannot_be_adapted_is_left_as_it_is(content: bytes) -> None:
+    assert adapted(answer(content), KNOWN).content == content
+
+
+def test_a_huge_number_elsewhere_changes_nothing_and_raises_nothing() -> None:
+    content = json.dumps({"issuer": "https://a.example/t/", "other": 10**300}).encode()
+    assert json.loads(adapted(answer(content), KNOWN).content)["other"] == 10**300
+
+
+@pytest.mark.parametrize("told", [1e300, 10**400, "1e999", -5])
+def test_a_life_is_bounded(told: Any) -> None:
+    said = json.loads(adapted(answer(json.dumps({"expires_in": told}).encode()), KNOWN).content)
+    assert 0 <= said["expires_in"] <= 10 * 365 * 86_400
+
+
+@pytest.mark.parametrize("content", [b"access_token=t0ken&x=s", b'{"access_token": "t0ken", "x": "s"}'])
+def test_secrets_are_found_in_json_and_in_forms(content: bytes) -> None:
+    assert list(secrets_of(REQUEST, answer(content))) == [("code", "c0de"), ("access_token", "t0ken")]

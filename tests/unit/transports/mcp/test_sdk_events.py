@@ -1,0 +1,36 @@
+"""Events of a server by URL: a large one is read beside the SDK, which gets a stand-in for it."""
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+pytest.importorskip("mcp_types", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+pytestmark = pytest.mark.anyio
+
+
+class Source:
+    def __init__(self, *chunks: bytes) -> None:
+        self._chunks = chunks
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._chunks:
+            yield chunk
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize("size", [10, 2**20], ids=["small", "large"])
+async def test_an_event_keeps_its_id_whatever_its_size(size: int) -> None:
+    """Without the id a stream that breaks off after it is not resumed where it was."""
+    from grue.transports.mcp.sdk_events import FilteredEvents, LargeAnswers
+
+    said = {"jsonrpc": "2.0", "id": 7, "result": {"text": "x" * size}}
+    written = b"event: message\nid: 42\nretry: 10\ndata: " + json.dumps(said).encode() + b"\n\n"
+    events = FilteredEvents(Source(written), 7, LargeAnswers(), lambda *_: None, (2**22, 2**23))
+    lines = b"".join([event async for event in events]).splitlines()
+    assert [line for line in lines if not line.startswith(b"data:") and line] == [
+        b"event: message",
+        b"id: 42",
+        b"retry: 10",
+    ]

@@ -1,0 +1,40 @@
+"""When a stored token counts as ended."""
+
+import time
+
+import pytest
+
+from grue.transports.mcp.token_store import TokenRecord
+
+
+@pytest.mark.parametrize(
+    ("life_s", "age_s", "ends"),
+    [
+        (3600.0, 0.0, False),
+        (3600.0, 3569.0, False),
+        (3600.0, 3571.0, True),
+        (30.0, 0.0, False),
+        (30.0, 22.0, False),
+        (30.0, 23.0, True),
+        (4.0, 2.0, False),
+        (0.0, 0.0, True),
+    ],
+)
+def test_a_token_is_renewed_30_s_before_its_end_or_in_its_last_quarter(
+    monkeypatch: pytest.MonkeyPatch, life_s: float, age_s: float, ends: bool
+) -> None:
+    record = TokenRecord(url="http://h/", expires_at=1000.0 + life_s, obtained_at=1000.0)
+    monkeypatch.setattr(time, "time", lambda: 1000.0 + age_s)
+    assert record.ends_soon() is ends
+
+
+def test_a_token_without_an_end_does_not_end() -> None:
+    assert not TokenRecord(url="http://h/").ends_soon()
+
+
+@pytest.mark.parametrize("moment", [1e300, -1e300, float("inf")])
+def test_times_stay_within_what_a_clock_shows(moment: float) -> None:
+    record = TokenRecord(url="http://h/", expires_at=moment, obtained_at=moment)
+    assert record.expires_at is not None
+    time.localtime(record.expires_at)
+    time.localtime(record.obtained_at)
