@@ -21,8 +21,16 @@ import httpx
 from children import MCP_SERVER
 from memory import peak_mb
 
-from grue import FunctionTools, LlmSettings, Recorder, Runner, StdioServer, TraceWriter, TurnRequest
-from grue.llm_transport.endpoint import LlmEndpoint
+from grue import (
+    FunctionTools,
+    LlmSettings,
+    Recorder,
+    Runner,
+    StdioServer,
+    TraceWriter,
+    TurnRequest,
+)
+from grue.transports.llm.endpoint import LlmEndpoint
 
 Agents: TypeAlias = Callable[[int], Awaitable[list[str]]]
 

@@ -10,8 +10,16 @@ from typing import Any, NamedTuple
 from measuring import Bar, Effort, Section, figure, ratio
 from scaling import NEAR_LINEAR, InProcessModel, echo
 
-from grue import FunctionTools, LlmSettings, Recorder, Runner, TraceWriter, TurnOutcome, TurnRequest
-from grue.llm_transport.endpoint import LlmEndpoint
+from grue import (
+    FunctionTools,
+    LlmSettings,
+    Recorder,
+    Runner,
+    TraceWriter,
+    TurnOutcome,
+    TurnRequest,
+)
+from grue.transports.llm.endpoint import LlmEndpoint
 
 AROUND = 10
 """How many turns, up to the one that is named, are measured as that one."""

@@ -31,9 +31,9 @@ from grue.fleet.broker import FleetBudget, Limits, Rate
 from grue.fleet.broker_link import BrokerLink
 from grue.fleet.broker_server import BrokerServer
 from grue.fleet.folder import FleetFolder
+from grue.hosting import GameConfiguration, RetrySettings
 from grue.hosts.zork.client import LLMClient
-from grue.llm_transport.request_gate import set_request_gate
-from grue.settings import GameConfiguration, RetrySettings
+from grue.transports.llm.request_gate import set_request_gate
 
 PROCESSES, THREADS, A_SECOND = 4, 16, 20
 FIRST_S = 10.0

@@ -22,9 +22,9 @@ from memory import peak_mb
 
 from grue import HttpServer, LlmSettings, Runner, StdioServer, TurnLimits, TurnRequest
 from grue.hosts.zork.facts import Observed
-from grue.runtime.trace import Recorder
-from grue.runtime.trace_file import TraceWriter
-from grue.runtime.trace_reader import TraceReader
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.reader import TraceReader
+from grue.runtime.trace.recorder import Recorder
 from grue.testing import hostile_server
 from grue.testing.faulty_http_server import faulty_http_server
 

@@ -14,8 +14,8 @@ from measuring import Bar, Effort, Section, figure, interleave, ratio, seconds_e
 from grue.messages import BatchId, CallId, ToolCallResult, ToolReturned
 from grue.runtime.actor import Actor, reply
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Envelope, Recorder
-from grue.runtime.trace_file import TraceWriter
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Envelope, Recorder
 
 SECRETS = {"API_KEY": "sk-benchmark-0123456789", "TOKEN": "benchmark-9876543210"}
 BODY = ToolReturned(

@@ -31,7 +31,7 @@ from grue import (
     TurnLimits,
     TurnRequest,
 )
-from grue.llm_transport.endpoint import LlmEndpoint
+from grue.transports.llm.endpoint import LlmEndpoint
 
 Grow: TypeAlias = Callable[[int], Mapping[str, float]]
 

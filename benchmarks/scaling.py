@@ -15,8 +15,16 @@ from children import Worker, chat_server
 from measuring import Bar, Effort, Section, figure, interleave, ratio
 from servers.chat_server import completion
 
-from grue import FunctionTools, LlmSettings, Recorder, Runner, TraceWriter, TurnLimits, TurnRequest
-from grue.llm_transport.endpoint import LlmEndpoint
+from grue import (
+    FunctionTools,
+    LlmSettings,
+    Recorder,
+    Runner,
+    TraceWriter,
+    TurnLimits,
+    TurnRequest,
+)
+from grue.transports.llm.endpoint import LlmEndpoint
 
 NEAR_LINEAR = 1.25
 """How much more a further iteration may cost late in a turn than early."""

@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 from measuring import Bar, Effort, Section, figure, interleave, ratio
 
-from grue.mcp_transport.client import ClientOptions, McpClient
-from grue.processes.limits import ProcessLimits
-from grue.processes.process_group import ProcessRegistry
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.processes.process_group import ProcessRegistry
 from grue.testing import faulty_server
 from grue.tool_sessions.server_specs import StdioServer
+from grue.transports.mcp.client import ClientOptions, McpClient
 
 PLAIN = Path(__file__).parent / "servers" / "plain_server.py"
 CALLS = 200

@@ -19,18 +19,21 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 from msgspec.structs import replace
 
-from grue.llm_transport.endpoint import LlmSettings
-from grue.processes.guard import guard
-from grue.processes.limits import ProcessLimits
-from grue.runner import Runner, TurnRequest
-from grue.testing.fault_turns import GRACE_S, Fault, drive_turn
-from grue.testing.faults import FAULTS
+from grue.engine.runner import Runner, TurnRequest
+from grue.runtime.processes.guard import guard
+from grue.runtime.processes.limits import ProcessLimits
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.transports.llm.endpoint import LlmSettings
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from fault_matrix import FAULTS
+from fault_turns import GRACE_S, Fault, drive_turn
 
 MARK = "GRUE_SOAK_MARK"
 EVERY = 200

@@ -46,9 +46,9 @@ from grue.messages import (
     Usage,
 )
 from grue.protocol.tool_loop import step
-from grue.protocol.turn_states import Finished, Idle, TurnState
-from grue.runtime.trace import Envelope, Recorder
-from grue.runtime.trace_format import FORMAT, TraceHeader
+from grue.protocol.turn.states import Finished, Idle, TurnState
+from grue.runtime.trace.format import FORMAT, TraceHeader
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.reading import open_episode
 
 TRACE, OTHER, EMPTY = "{trace}", "{other}", "{empty}"

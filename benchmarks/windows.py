@@ -9,8 +9,8 @@ from measuring import Bar, Effort, Section, figure
 from scaling import NEAR_LINEAR
 
 from grue import ContextPolicy, FunctionTools, LlmSettings, Runner, TurnLimits, TurnRequest
-from grue.llm_transport.endpoint import LlmEndpoint
 from grue.testing.llm_window import ContextWindow
+from grue.transports.llm.endpoint import LlmEndpoint
 
 WINDOW_TOKENS = 32_000
 RESULT = "You are in a maze of twisty little passages, all alike. " * 360

@@ -11,8 +11,8 @@ import anyio
 from ask_loop import serve
 from messaging import asks_of_an_actor
 
-from grue.runtime.trace import Recorder
-from grue.runtime.trace_file import TraceWriter
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Recorder
 
 
 def main() -> None:
