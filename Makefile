@@ -10,7 +10,7 @@ SECONDS ?= 600
 
 # Of the tests, those that count for coverage, which slows them down; most others start commands. The slow ones
 # among them, and those by Hypothesis, do not count: what is covered is no chance.
-COVERED := tests/unit tests/properties tests/integration/episodes tests/integration/mcp_transport/test_http_wire.py \
+COVERED := tests/unit tests/properties tests/integration/episodes tests/integration/transports/mcp/test_http_wire.py \
   tests/integration/test_tool_client.py tests/integration/test_turn_handle.py tests/integration/test_oauth.py \
   tests/integration/test_parking.py tests/integration/test_parked_conversations.py \
   tests/integration/test_doctor_llm.py tests/integration/test_init.py tests/integration/test_fleet.py
@@ -20,11 +20,15 @@ COVERED := tests/unit tests/properties tests/integration/episodes tests/integrat
 WORKERS ?= $(if $(filter test-all,$(MAKECMDGOALS)),4,6)
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) $(if $(SHUFFLE),--shuffle=$(SHUFFLE))
 
-# A tenth of the examples of Hypothesis. CI tries all of them.
+# A tenth of the examples of Hypothesis, but 100 for each property that docs/requirements.md names. CI tries all.
 QUICK := --hypothesis-profile=quick
 
 # Without bytecode on disk, every worker and every program that a test starts compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
+
+# What venv leaves behind when it fails would pass for an environment at the next try.
+NO_VENV = "$(PYTHON)" -c 'import sys; v = "python%d.%d" % sys.version_info[:2]; \
+  print(f"No environment could be made with {v}. On Debian and Ubuntu: apt-get install {v}-venv. Then run make again.")'
 
 .PHONY: play test test-all check docs attack bench bench-peers compat clean
 .DEFAULT_GOAL := play
@@ -32,19 +36,19 @@ export PYTHONDONTWRITEBYTECODE :=
 $(VENV)/bin/python:
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "grue needs Python 3.11 or later; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
-	"$(PYTHON)" -m venv $(VENV)
+	"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); $(NO_VENV); exit 1; }
 
 # One stamp for what play needs, one for what tests and checks need.
-$(VENV)/.play: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
+$(VENV)/.play: pyproject.toml constraints.txt src/grue/runtime/version.py | $(VENV)/bin/python
 	@echo "Installing grue and what it needs into $(VENV), once. This may take a minute."
 	$(PIP) install --constraint constraints.txt --editable '.[mcp,yaml]'
 	@touch $@
 
-$(VENV)/.docs: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
+$(VENV)/.docs: pyproject.toml constraints.txt src/grue/runtime/version.py | $(VENV)/bin/python
 	$(PIP) install --constraint constraints.txt --editable '.[docs,mcp]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
+$(VENV)/.dev: pyproject.toml constraints.txt src/grue/runtime/version.py | $(VENV)/bin/python
 	@echo "Installing what the tests need into $(VENV), once. This may take some minutes."
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.play

@@ -4,14 +4,18 @@
     python tools/figures.py ReplyCut TextDelta   the same, with the modules that name these messages
 
 Imports for type checkers only are not counted.
+The figures of a turn are those of one turn with one function tool, asked of a scripted endpoint. A module is
+entered if one of its functions runs; it is loaded if it was imported.
 """
 
 import collections
 import re
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import grimp
@@ -24,9 +28,9 @@ LONG = 40
 Imports = Mapping[str, set[str]]
 
 
-def module_imports() -> Imports:
-    """Return what each module imports of grue."""
-    graph = grimp.build_graph("grue", exclude_type_checking_imports=True)
+def module_imports(*, type_checking: bool = False) -> Imports:
+    """Return what each module imports of grue; `type_checking`: for type checkers only, too."""
+    graph = grimp.build_graph("grue", exclude_type_checking_imports=not type_checking)
     return {name: set(graph.find_modules_directly_imported_by(name)) for name in graph.modules}
 
 
@@ -44,6 +48,59 @@ def circles(imports: Imports) -> list[set[str]]:
     reached = {name: _reached(name, imports) for name in imports}
     groups = (frozenset(n for n in reached[name] if name in reached.get(n, ())) for name in imports)
     return [set(group) for group in {*groups} if len(group) > 1]
+
+
+def longest_chain(imports: Imports) -> list[str]:
+    """Return the longest chain of modules, each of which imports the next; there must be no circle."""
+    chains: dict[str, list[str]] = {}
+
+    def chain_from(name: str) -> list[str]:
+        if name not in chains:
+            chains[name] = [name, *max(map(chain_from, sorted(imports[name])), key=len, default=[])]
+        return chains[name]
+
+    return max(map(chain_from, sorted(imports)), key=len)
+
+
+class TurnModules:
+    """The modules of grue that one turn with one function tool needs.
+
+    Attributes:
+        entered: Those in which a function runs.
+        before_request: Those of them that are entered before the model has the first request.
+        loaded: Those that are imported when the turn has ended; none of `grue.testing`.
+        changes: How often a call goes from one module to another one.
+    """
+
+    def __init__(self) -> None:
+        self.entered: set[str] = set()
+        self.before_request: set[str] = set()
+        self.changes = 0
+        from grue import FunctionTools, LlmSettings, Runner, TurnRequest
+        from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+
+        replies = iter((tool_calls_reply(("tools.echo", {"text": "lamp"})), text_reply("take lamp")))
+
+        def script(_: LlmRequest) -> Any:
+            self.before_request = self.before_request or {*self.entered}
+            return next(replies)
+
+        tools = FunctionTools({"echo": lambda text: text})
+        with ScriptedLlmServer(script) as llm:
+            settings = LlmSettings(base_url=llm.base_url, model="scripted", api_key="none")
+            with Runner(llm=settings, servers={"tools": tools}) as runner:
+                threading.setprofile(self._call)
+                sys.setprofile(self._call)
+                runner.run_turn(TurnRequest(user="Go on."))
+                sys.setprofile(None)
+                threading.setprofile(None)  # type: ignore[arg-type]  # as its documentation says
+        self.loaded = {name for name in sys.modules if _of_a_turn(name)}
+
+    def _call(self, frame: FrameType, event: str, _: object) -> None:
+        module, caller = frame.f_globals.get("__name__", ""), frame.f_back
+        if event == "call" and _of_a_turn(module) and frame.f_code.co_name != "<module>":
+            self.entered.add(module)
+            self.changes += caller is not None and caller.f_globals.get("__name__") != module
 
 
 def outside_contracts() -> list[str]:
@@ -73,6 +130,14 @@ def main() -> None:
     arrows = sum(map(len, imports.values()))
     print(f"imports between modules: {arrows}; between folders: {sum(map(len, folders.values()))}")
     print(f"circles of modules: {circles(imports)}; of folders: {circles(folders)}")
+    chain = longest_chain(imports)
+    print(f"longest chain of imports: {len(chain)} modules ({' > '.join(chain)})")
+    turn = TurnModules()
+    print(
+        f"a turn with one function tool: {len(turn.entered)} modules entered,"
+        f" {len(turn.before_request)} before the first request, {turn.changes} changes of module,"
+        f" {len(turn.loaded)} modules loaded"
+    )
     lines = collections.Counter[str]()
     for path in _modules():
         inside = path.relative_to(SOURCE).parts
@@ -98,6 +163,10 @@ def _folder(module: str) -> str:
 
 def _folders() -> Iterator[Path]:
     return SOURCE.glob("*/__init__.py")
+
+
+def _of_a_turn(module: str) -> bool:
+    return module.startswith("grue.") and not module.startswith("grue.testing")
 
 
 def _modules() -> Iterator[Path]:

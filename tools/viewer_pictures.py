@@ -21,16 +21,15 @@ from typing import Any, NamedTuple
 from playwright.sync_api import Page, sync_playwright
 
 from grue import __version__
+from grue.engine.runner import Runner, TurnRequest
 from grue.errors import MCPError
-from grue.games.catalogue import open_game
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
-from grue.llm_transport.endpoint import LlmSettings
-from grue.messages import TurnLimits
-from grue.processes.limits import ProcessLimits
+from grue.hosts.zork.games.catalogue import open_game
+from grue.policies import TurnLimits
 from grue.protocol.retry import RetryPolicy
-from grue.runner import Runner, TurnRequest
-from grue.runtime.trace import Recorder
-from grue.runtime.trace_file import TraceWriter
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import (
     LlmReply,
     LlmRequest,
@@ -42,6 +41,7 @@ from grue.testing.llm_server import (
 from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.comparison import write_comparison
 from grue.tracing.viewer import write_html
+from grue.transports.llm.endpoint import LlmSettings
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 MOST_BYTES = 200_000
@@ -264,7 +264,7 @@ def _turn(recorder: Recorder, turn: int, scene: Scene, text: str) -> str:
                 retry=RetryPolicy(initial_delay_s=0.25, jitter_factor=0),
             ),
             servers={
-                "mind": _server("mind", "grue.servers.think"),
+                "mind": _server("mind", "grue.hosts.servers.think"),
                 "notes": _server("notes", "grue.testing.faulty_server", *scene.flags),
             },
             limits=TurnLimits(tool_call_timeout_s=0.8),

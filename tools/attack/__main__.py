@@ -7,10 +7,10 @@
 A case is wrong if a turn ends otherwise than with an outcome or a typed error, an actor crashes, a limit is
 exceeded by more than 0.5 s, memory grows by more than 4 times the largest input that the limits admit, a
 process or thread is left, the trace does not replay, a warning says that something was forgotten, or a tool
-runs with arguments that the model has not sent. Exit status 1: at least one was.
+runs with arguments that the model has not sent, or without a clear approval of what it is now. Exit status 1: at least one was.
 
 What takes part: `casebook.py` (what a case is), `damage.py`, `replies.py` and `tool_server.py` (what is hostile),
-`endpoint.py` (its process), `worker.py` with `turns.py`, `files.py` and `judge.py` (what is attacked, and how it is
+`endpoint.py` (its process), `worker.py` with `turns.py`, `files.py`, `fleets.py`, `policies.py` and `judge.py` (what is attacked, and how it is
 judged).
 """
 

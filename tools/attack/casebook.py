@@ -7,8 +7,22 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-KINDS = {"reply": 5, "stream": 8, "models": 1, "stdio": 8, "http": 4, "file": 4, "words": 2, "game": 1}
+KINDS = {
+    "reply": 5,
+    "stream": 8,
+    "models": 1,
+    "stdio": 8,
+    "http": 4,
+    "file": 4,
+    "words": 2,
+    "game": 1,
+    "fleet": 1,
+    "approval": 3,
+}
 """How often each kind is drawn."""
+
+CANARY = "canary-password-0123456789"
+"""A secret of the hostile server: it is in its arguments, and it repeats it where it can."""
 
 WIRES = ("chat_completions", "responses", "messages")
 BIG_SHARE = 0.03

@@ -23,12 +23,12 @@ from grue.config import tool_lock_file
 from grue.config.env_file import read_env_file
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.errors import GameError, MCPError
-from grue.games.commands import sanitise_command
-from grue.games.house import HouseGame
-from grue.games.zmachine import ZMachineGame
-from grue.observers.run_folder import RunFolder
-from grue.runtime.trace import Recorder
+from grue.hosts.zork.games.commands import sanitise_command
+from grue.hosts.zork.games.house import HouseGame
+from grue.hosts.zork.games.zmachine import ZMachineGame
+from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.tracing.observers.run_folder import RunFolder
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What may not reach a terminal: tabs and line ends may."""

@@ -13,9 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grue.processes.descendants import carries_host_mark
-from grue.processes.guard import guard_pid
-from grue.processes.process_table import all_processes
+from casebook import CANARY
+
+from grue.runtime.processes.descendants import carries_host_mark
+from grue.runtime.processes.guard import guard_pid
+from grue.runtime.processes.process_table import all_processes
 
 LATE_S = 0.5
 """By how much a limit may be exceeded."""
@@ -52,6 +54,8 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         told = record.getMessage()
+        if CANARY in told or (record.exc_info and CANARY in str(record.exc_info[1])):
+            self._findings.add(f"logged by {record.name}: the server's secret")
         if record.name == "asyncio" or "never retrieved" in told or record.exc_info:
             self._findings.add(f"logged by {record.name}: {told[:200]}")
 

@@ -14,9 +14,8 @@ from typing import Any
 from casebook import Case, arguments
 from damage import LITERALS, damaged, dumps, nested, odd_text, odd_value, reads_as_json, with_another_member
 
-from grue.provider_rules.dialects import Dialect, dialect_of
-from grue.provider_rules.reply_streams import stream_of
-from grue.testing.llm_replies import LlmReply, text_reply, tool_calls_reply
+from grue.testing.llm_replies import LlmReply, completion, text_reply, tool_calls_reply
+from grue.testing.providers.dialects import Dialect, dialect_of
 
 Step = bytes | float | str
 MB = 1_000_000
@@ -56,6 +55,9 @@ class Plan:
     strict: bool = False
 
 
+Attack = Callable[[Random, Sound], Plan]
+
+
 def sound_reply(case: Case, path: str, request: dict[str, Any], number: int) -> Sound:
     """Return the reply to a request: calls until there are enough results, then words."""
     dialect = dialect_of(path)
@@ -73,7 +75,7 @@ def render(dialect: Dialect, reply: LlmReply, request: dict[str, Any]) -> Sound:
     """Return a chat completion as it is sent in a format."""
     said = dialect.reply(reply.body, 200, request)
     assert said is not None
-    events = stream_of(dialect.name, said, request) if request.get("stream") else ()
+    events = dialect.stream(said, request) if request.get("stream") else ()
     return Sound(dialect.name, json.dumps(said).encode(), events)
 
 
@@ -104,6 +106,8 @@ def attack(case: Case, sound: Sound, request: dict[str, Any], path: str, number:
     plan = chosen(rng, sound)
     if chosen in CALLERS:
         plan = _hostile_calls(rng, sound, request, path)
+    if chosen in OF_A_TOOL:
+        plan = _of_a_tool(chosen, rng, sound, request, path)
     plan.attack = plan.attack or chosen.__name__.strip("_")
     return plan
 
@@ -433,6 +437,94 @@ def _hostile_calls(rng: Random, sound: Sound, request: dict[str, Any], path: str
     return Plan("hostile_calls", served(sound))
 
 
+# --- replies that are no calls, though they have some ---
+
+AS_TEXT = "/written-as-text"
+"""In the arguments of calls that nobody may make."""
+
+_WRITTEN = json.dumps({"path": AS_TEXT})
+_FORMS = (
+    '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
+    "<tool_call>\n<function={name}>\n<parameter=path>\n"
+    + AS_TEXT
+    + "\n</parameter>\n</function>\n</tool_call>",
+    "<function={name}>{arguments}</function>",
+    '[TOOL_CALLS] [{{"name": "{name}", "arguments": {arguments}}}]',
+    "[TOOL_CALLS]{name}[ARGS]{arguments}",
+    '```json\n{{"name": "{name}", "arguments": {arguments}}}\n```',
+    '{{"name": "{name}", "parameters": {arguments}}}',
+    "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>",
+    "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>{name}<\uff5ctool\u2581sep\uff5c>"
+    "{arguments}<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>",
+    "<think>\nI call it.\n</think>\n",
+)
+
+
+def written_call(rng: Random, sound: Sound) -> Plan:
+    return Plan("", iter(()))
+
+
+def ended_early(rng: Random, sound: Sound) -> Plan:
+    return Plan("", iter(()))
+
+
+def _of_a_tool(chosen: Attack, rng: Random, sound: Sound, request: dict[str, Any], path: str) -> Plan:
+    """Return a call written as text, or one that was stopped before its arguments began."""
+    dialect = dialect_of(path)
+    assert dialect is not None
+    tools = _chat(dialect, request).get("tools")
+    if not tools:
+        return Plan(chosen.__name__, served(sound), strict=True)
+    name = tools[0]["function"]["name"]
+    if chosen is written_call:
+        text = rng.choice(_FORMS).format(name=name, arguments=_WRITTEN)
+        reply = text_reply(rng.choice(("", "", "I look.\n\n", "<think>Hm.</think>\n")) + text)
+    else:
+        call = {
+            "id": "c",
+            "type": "function",
+            "function": {"name": name, "arguments": rng.choice(("", "{}"))},
+        }
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        reply = completion(message, finish_reason="content_filter")
+    return Plan(chosen.__name__, served(render(dialect, reply, request)), strict=True)
+
+
+_BEHIND = {
+    "chat": {"choices": [{"index": 0, "finish_reason": "tool_calls", "delta": {"tool_calls": [
+        {"index": 0, "id": "x", "function": {"name": "tools.act", "arguments": _WRITTEN}}]}}]},
+    "responses": {"type": "response.completed", "response": {"status": "completed", "output": [
+        {"type": "function_call", "call_id": "x", "name": "tools.act", "arguments": _WRITTEN}]}},
+    "messages": {"type": "content_block_start", "index": 0, "content_block": {
+        "type": "tool_use", "id": "x", "name": "tools.act", "input": {"path": AS_TEXT}}},
+}  # fmt: skip
+
+
+def behind_the_end(rng: Random, sound: Sound) -> Plan:
+    behind = b"data: " + dumps(_BEHIND[sound.wire]) + rng.choice((b"", b"\n", b"\n\n"))
+    return _sent(sound, sound.whole + behind, strict=True)
+
+
+def another_end(rng: Random, sound: Sound) -> Plan:
+    """The last event of a stream of responses has another call than the events before it."""
+    start, _, data = sound.events[-1].partition(b"data: ")
+    if sound.wire != "responses":
+        return behind_the_end(rng, sound)
+    said = json.loads(data)
+    output = said["response"]["output"]
+    call = {"type": "function_call", "id": "x", "call_id": "x", "name": "tools.act", "arguments": _WRITTEN}
+    match rng.randrange(3):
+        case 0:
+            output.append(call)
+        case 1:
+            output[:] = [call]
+        case _:
+            for item in output:
+                item.update({"arguments": _WRITTEN} if item.get("type") == "function_call" else {})
+    body = b"".join((*sound.events[:-1], start, b"data: ", dumps(said), b"\n\n"))
+    return _sent(sound, body, strict=True)
+
+
 # --- large ---
 
 
@@ -468,6 +560,19 @@ def big_stream(rng: Random, sound: Sound) -> Plan:
     return _sent(sound, b"".join((*pool[:2], rng.choice(pool) * many, *pool[2:])))
 
 
+def big_parts(rng: Random, sound: Sound) -> Plan:
+    """Parts of a stream that are no texts: little to send, and much to hold."""
+    many = b"[" + b"{}," * 40_000 + b"{}]"
+    part = {
+        "chat": b'{"choices": [{"index": 0, "delta": {"reasoning_details": %b}}]}',
+        "messages": b'{"type": "message_delta", "delta": {"x": %b}, "usage": {"y": %b}}',
+        "responses": b'{"type": "response.output_item.done", "item": {"x": %b}}',
+    }[sound.wire]
+    event = b"data: " + part.replace(b"%b", many) + b"\n\n"
+    body = gzip.compress(b"".join(sound.events[:2]) + event * rng.choice((20, 300)), 1)
+    return Plan("", iter((head("text/event-stream", len(body), "Content-Encoding: gzip") + body,)))
+
+
 def big_structure(rng: Random, sound: Sound) -> Plan:
     return _sent(
         sound,
@@ -475,7 +580,6 @@ def big_structure(rng: Random, sound: Sound) -> Plan:
     )
 
 
-Attack = Callable[[Random, Sound], Plan]
 BODY_ATTACKS: tuple[Attack, ...] = (
     flipped_bytes,
     other_member,
@@ -487,8 +591,10 @@ BODY_ATTACKS: tuple[Attack, ...] = (
     twice,
 )
 STREAM_ATTACKS: tuple[Attack, ...] = (corrupt_event, corrupt_event, events_rearranged, other_member_in_event, other_member_in_event,
-                                      cut_stream, odd_line_ends, insertion, in_pieces)  # fmt: skip
+                                      cut_stream, odd_line_ends, insertion, in_pieces, behind_the_end,
+                                      another_end)  # fmt: skip
 ANY_ATTACKS: tuple[Attack, ...] = (drip, stops, odd_status, odd_head, bad_chunks, redirects, garbage, never_ends, endless_head,
-                                   compressed, hostile_calls, hostile_calls)  # fmt: skip
-BIG: tuple[Attack, ...] = (big_bomb, big_text, big_arguments, big_stream, big_structure)
+                                   compressed, hostile_calls, hostile_calls, written_call, written_call, ended_early)  # fmt: skip
+BIG: tuple[Attack, ...] = (big_bomb, big_text, big_arguments, big_stream, big_structure, big_parts)
 CALLERS = (hostile_calls,)
+OF_A_TOOL = (written_call, ended_early)

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - it is run with -I
 
-from casebook import Case, case_of
+from casebook import CANARY, Case, case_of
 from damage import LITERALS, damaged, dumps, nested, odd_text, odd_value, with_another_member
 
 PHASES = {"initialize": "initialize", "tools/list": "list", "tools/call": "call"}
@@ -41,6 +41,8 @@ _NOTES = (
     ("notifications/tools/list_changed", {}),
     ("notifications/cancelled", {"requestId": 1}),
     ("notifications/unknown", {}),
+    ("notifications/message", {"level": CANARY, "data": CANARY}),
+    ("notifications/progress", {"progressToken": {"a": CANARY}}),
 )
 
 
@@ -319,7 +321,7 @@ def _do(what: str) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(600)
         case "stderr":
-            os.write(2, b"\xff\x1b[2Jpassword=hunter2hunter2 " * 20_000)
+            os.write(2, b"\xff\x1b[2Jpassword=hunter2hunter2 " * 20_000 + CANARY.encode() + b"\n")
         case "fork":
             if os.fork() == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -333,6 +335,7 @@ def main() -> None:
     case = case_of(sys.argv[1])
     calls = sys.argv[2] if len(sys.argv) > 2 else os.devnull
     threading.excepthook = lambda _: None
+    os.write(2, b"cannot use " + CANARY.encode() + b"\n")
     for number, raw in enumerate(sys.stdin.buffer):
         message = json.loads(raw)
         if message.get("method") == "tools/call":

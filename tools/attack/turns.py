@@ -12,21 +12,22 @@ from random import Random
 from typing import Any
 
 import files
-from casebook import Case, arguments
+from casebook import CANARY, Case, arguments
 from damage import odd_text
 from judge import EARLY_SHARE, LATE_S, Findings, peak_since
+from replies import AS_TEXT
 
 from grue import LlmSettings, Runner, StdioServer, TurnRequest
 from grue.errors import ActorCrashed, MCPError
-from grue.messages import TurnLimits
-from grue.observers.run_folder import RunFolder
-from grue.processes.limits import ProcessLimits
+from grue.policies import TurnLimits
 from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, OPENROUTER
 from grue.protocol.retry import RetryPolicy
-from grue.runtime.trace import Recorder
+from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.trace.recorder import Recorder
 from grue.testing import replay
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.server_specs import HttpServer
+from grue.tracing.observers.run_folder import RunFolder
 
 _PROFILES = {"chat_completions": GENERIC, "responses": GENERIC_RESPONSES, "messages": GENERIC_MESSAGES}
 _LIFETIMES: Mapping[str, dict[str, Any]] = {
@@ -104,7 +105,10 @@ def _turn(case: Case, runner: Runner, turn: int, findings: Findings) -> str:
     )
     started = time.monotonic()
     try:
-        outcome = runner.run_turn(request).kind
+        ended = runner.run_turn(request)
+        outcome = ended.kind
+        if outcome == "answered" and AS_TEXT in str(ended.response):
+            findings.add(f"answered with a tool call as text: {ended.response!r:.300}")
     except ActorCrashed as error:
         cause = error.__cause__
         findings.add(f"crash: {error} ({type(cause).__name__}: {cause})"[:500])
@@ -146,7 +150,7 @@ def _settings(case: Case, port: int) -> LlmSettings:
 def _servers(case: Case, port: int, folder: Path, executed: Executed) -> dict[str, Any]:
     if case.kind == "stdio":
         script = Path(__file__).with_name("tool_server.py")
-        args = ("-I", str(script), case.name, str(folder / "calls"))
+        args = ("-I", str(script), case.name, str(folder / "calls"), f"postgres://user:{CANARY}@host/db")
         return {"tools": StdioServer(name="tools", command=sys.executable, args=args)}
     if case.kind == "http":
         return {"tools": HttpServer(name="tools", url=f"http://127.0.0.1:{port}/mcp/{case.name}")}
@@ -178,6 +182,9 @@ def _judge_calls(case: Case, calls: list[Any], told: list[dict[str, Any]], findi
 
 
 def _judge_trace(folder: Path, findings: Findings) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file() and CANARY.encode() in file.read_bytes():
+            findings.add(f"the server's secret is in {file.name}")
     try:
         replay(folder)
     except AssertionError as error:

@@ -12,7 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import approvals
 import files
+import fleets
 import turns
 from casebook import Case, case_of
 from judge import Findings, watched
@@ -46,6 +48,10 @@ def _run(case: Case, port: int, sound: Path, folder: Path, findings: Findings) -
         return files.run(case, sound, folder, findings)
     if case.kind == "game":
         return files.play(case, folder, findings)
+    if case.kind == "approval":
+        return approvals.run(case, folder, findings)
+    if case.kind == "fleet":
+        return fleets.run(case, folder, findings)
     return turns.run(case, port, folder, findings)
 
 

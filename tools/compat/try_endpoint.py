@@ -11,7 +11,7 @@ from parts import Endpoint
 from try_server import LIFETIMES, Row, free_port, started
 
 from grue import LlmSettings, Runner, TurnLimits, TurnRequest
-from grue.answers import AnswerSpec
+from grue.engine.answers import AnswerSpec
 from grue.errors import AnswerError, MCPError
 from grue.messages import CompletionReceived, SchemaIgnored
 from grue.protocol.retry import RetryPolicy

@@ -15,14 +15,14 @@ import httpx
 from installing import install, program_of, version_of
 from parts import Server
 
-import grue.mcp_transport.client
+import grue.transports.mcp.client
 from grue import LlmSettings, Runner, TurnLimits, TurnRequest
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPError
 from grue.messages import ServerFailure
-from grue.processes.descendants import Descendants
+from grue.runtime.processes.descendants import Descendants
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
-from grue.tool_client import ToolClient
 from grue.tool_sessions.failures import failure_text
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
@@ -41,7 +41,7 @@ def try_server(part: Server, folder: Path, work: Path) -> Row:
     """Try a server, and return its row. A step that fails is in the row with its reason."""
     row: Row = {"name": part.name, "registry": part.registry, "package": part.package}
     install(folder, part)
-    grue.mcp_transport.client.require_mcp()
+    grue.transports.mcp.client.require_mcp()
     importlib.import_module("mcp.client.session")  # so that no server's boot includes this import
     importlib.import_module("mcp.client.streamable_http")
     row["version"] = version_of(folder, part)
