@@ -11,11 +11,19 @@ from pathlib import Path
 import msgspec
 
 from grue import LlmSettings, Recorder, Runner, TurnRequest
-from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact, register_facts
+from grue.hosting import (
+    EpisodeEnded,
+    EpisodeEnvelope,
+    EpisodeResumed,
+    EpisodeStarted,
+    Fact,
+    Past,
+    RunFolder,
+    read_past,
+    register_facts,
+)
 from grue.messages import TurnCompleted
-from grue.past import Past, read_past
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply
-from grue.traces import EpisodeEnvelope, RunFolder
 
 NOTES = ("pay the rent", "water the tomatoes", "renew the passport", "call the dentist")
 SYSTEM = "Sort each note into a folder: home, garden, office or health. Answer with the folder's name."

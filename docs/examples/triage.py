@@ -12,7 +12,7 @@ from msgspec import Struct
 from triage_model import scripted_model
 
 import grue
-from grue.facts import Fact, register_facts
+from grue.hosting import Fact, register_facts
 
 MAILS = ("Order 17 came broken, money back please. Ada", "Where is order 23? Bob", "Buy cheap watches!")
 ORDERS = {17: ("delivered", 12.50), 23: ("on its way", 80.00)}

@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from grue.runtime.actor import Actor, reply
 from grue.runtime.channel import Mailbox
+from grue.runtime.loops.sync_edge import run_blocking
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.sync_edge import run_blocking
-from grue.runtime.trace import Envelope, Recorder
-from grue.runtime.trace_file import TraceWriter
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Envelope, Recorder
 
 GOAL_C = 20.0
 

@@ -4,7 +4,8 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, HTTPException
+import anyio
+from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel
 
 from grue import LlmSettings, MCPError, Runner, TurnRequest
@@ -35,10 +36,23 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.post("/answer")
-async def answer(question: Question) -> Answer:
+async def answer(question: Question, client: Request) -> Answer:
     """Run one turn. Requests run side by side; a client that goes away cancels its turn."""
     request = TurnRequest(system="Answer.", user=question.text, answer=Answer, turn_timeout_s=30)
-    try:
-        return (await app.state.runner.run_turn_async(request)).response
-    except MCPError as error:
-        raise HTTPException(502, str(error)) from error
+    problem = "the client has gone away"
+    async with anyio.create_task_group() as group:
+        group.start_soon(cancel_when_gone, client, group.cancel_scope)
+        try:
+            return (await app.state.runner.run_turn_async(request)).response
+        except MCPError as error:
+            problem = str(error)
+        finally:
+            group.cancel_scope.cancel()
+    raise HTTPException(502, problem)
+
+
+async def cancel_when_gone(client: Request, scope: anyio.CancelScope) -> None:
+    """FastAPI goes on with a handler whose client has gone away, so wait for that here."""
+    while (await client.receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
