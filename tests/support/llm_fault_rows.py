@@ -175,7 +175,7 @@ PLAIN: Sequence[Fault] = (
         says=("Insufficient credits.",),
     ),
     _retried("rate-limit", rate_limited(), "unavailable"),
-    _retried("rate-limit-in-seconds", rate_limited(30), "unavailable"),
+    _retried("rate-limit-in-seconds", rate_limited(1), "unavailable"),
     _retried("rate-limit-by-date", rate_limited(_LONG_AGO), "unavailable"),
     _llm(
         "rate-limit-always",
