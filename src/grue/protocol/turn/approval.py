@@ -6,6 +6,7 @@ The rules:
   question, and nothing of the reply runs before every answer is in.
 - What a decision means, and for which call it counts, is in `decisions.py`. One that does not count is noted
   and ignored, as is one that comes too late.
+- A call that nobody makes is noted in its place among those that are made.
 - A denied call is answered with the reason. The other calls of the reply are made all the same.
 - Changed arguments are read as strictly as those that a model writes, and a text tells the model of the
   change.
@@ -33,7 +34,7 @@ from grue.protocol.tools.policy import CallTerms, definition_digest, judge, ques
 from grue.protocol.tools.results import NOT_AS_DECIDED
 from grue.protocol.turn.end import answers_at_end, close
 from grue.protocol.turn.progress import progress
-from grue.protocol.turn.states import AwaitingApproval, JudgedCall, JudgedReply, Transition, Turn
+from grue.protocol.turn.states import AwaitingApproval, CallNote, JudgedCall, JudgedReply, Transition, Turn
 from grue.protocol.turn.tools import start_calls
 
 TOO_LATE = "it came after the question was closed"
@@ -82,7 +83,8 @@ def call(
     if not (turn.run.tool_policy.rules or decisions):
         # Most turns have no policy, and need not pay for one.
         reply = JudgedReply(calls=every, open=judged, settled=Growing[m.ToolCallRecord]().add(answered))
-        return start_calls(turn, reply, _changed_before(turn), rejections)
+        reply, at_once = _noted(turn, reply, rejections)
+        return start_calls(turn, reply, _changed_before(turn), at_once)
     denials, denied_records = _denials(turn, judged)
     reply = JudgedReply(
         calls=every,
@@ -91,7 +93,17 @@ def call(
         settled=Growing[m.ToolCallRecord]().add((*answered, *denied_records)),
         used_before=before,
     )
-    return _ask(turn, reply, decisions, (*rejections, *denials))
+    reply, at_once = _noted(turn, reply, (*rejections, *denials))
+    return _ask(turn, reply, decisions, at_once)
+
+
+def _noted(
+    turn: Turn, reply: JudgedReply, notes: tuple[CallNote, ...]
+) -> tuple[JudgedReply, tuple[CallNote, ...]]:
+    """Keep the notes for their places in the reply; return those to record at once: all, in old traces."""
+    if not turn.run.binds_calls:
+        return reply, notes
+    return replace(reply, noted=(*reply.noted, *notes)), ()
 
 
 def _is_outdated(each: JudgedCall, definitions: Mapping[str, str]) -> bool:
@@ -217,7 +229,8 @@ def _send(turn: Turn, reply: JudgedReply, decisions: Decisions, notes: tuple[m.T
             changed[made_call.call_id] = outcome.valid.arguments
     denials, records = deny(tuple(denied), turn.iterations, m.BatchId(turn.batches + 1))
     reply = replace(reply, open=tuple(approved), settled=reply.settled.add(records))
-    return start_calls(turn, reply, changed, (*notes, *denials))
+    reply, at_once = _noted(turn, reply, denials)
+    return start_calls(turn, reply, changed, (*notes, *at_once))
 
 
 def _decided(each: JudgedCall, decision: ApprovalDecision | None) -> JudgedCall | _Denied:

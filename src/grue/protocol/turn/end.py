@@ -18,6 +18,7 @@ from grue.protocol.turn.states import (
     AwaitingReconnect,
     AwaitingSessions,
     AwaitingTools,
+    CallNote,
     Finished,
     JudgedReply,
     LiveState,
@@ -68,6 +69,7 @@ def closed(state: AwaitingClose, server: m.ServerName) -> Transition:
 def abandon(state: LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
     """End the turn from whatever state it is in; a call that is under way gets no record."""
     turn = state.turn
+    notes: tuple[CallNote, ...] = ()
     match state:
         case Presuming(pending=pending):
             turn = replace(turn, open=(*turn.open, *pending))
@@ -76,11 +78,12 @@ def abandon(state: LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Tr
             turn = replace(turn, open=(*turn.open, *pending))
             if turn.resuming is not None:
                 turn = replace(turn, told=turn.resuming.parked.untold)
-        case AwaitingTools(settled=settled, calls=calls):
+        case AwaitingTools(settled=settled, calls=calls, noted=noted):
+            notes = tuple(each.note for each in noted)
             unsent = {call.call_id for run in state.unsent for call in run.calls}
             told = answers_at_end(turn, calls, settled, unsent)
             turn = replace(turn, records=(*turn.records, *settled), told=told)
-        case AwaitingApproval(reply=JudgedReply(calls=calls, settled=settled)):
+        case AwaitingApproval(reply=JudgedReply(calls=calls, settled=settled, noted=notes)):
             told = answers_at_end(turn, calls, settled, calls)
             turn = replace(turn, records=(*turn.records, *settled), told=told)
         case _:
@@ -90,7 +93,7 @@ def abandon(state: LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Tr
         failure = m.DeadlineMissed(limit_s=event.limit_s, doing=waiting_for(state), kept_s=event.kept_s)
     else:
         failure = m.Interrupted(reason=event.reason)
-    following, commands = fail(turn, failure, unread=isinstance(state, _ASKED))
+    following, commands = fail(turn, failure, notes, unread=isinstance(state, _ASKED))
     if isinstance(state, AwaitingReconnect):
         # This session has already been told to close.
         commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))

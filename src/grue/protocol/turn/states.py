@@ -262,6 +262,17 @@ class JudgedCall(Struct, frozen=True):
     terms: CallTerms
 
 
+CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
+"""A note of a call that nobody makes."""
+
+
+class PlacedNote(Struct, frozen=True):
+    """A note that is recorded once so many calls of the reply are settled."""
+
+    settled: int
+    note: CallNote
+
+
 class JudgedReply(Struct, frozen=True, kw_only=True):
     """The tool calls of a reply that the policy has seen, before any of them is sent.
 
@@ -271,6 +282,8 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
         earlier: Records of those that were sent before the turn was resumed.
         settled: Records of all that are answered already.
         used_before: `Turn.used` without these calls.
+        noted: Notes of the calls that nobody makes, each to be recorded in its place among the others. Only
+            with `RunTurn.binds_calls`; otherwise they were recorded when the reply was judged.
     """
 
     calls: Mapping[m.CallId, m.ToolCall]
@@ -278,6 +291,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
     earlier: tuple[m.ToolCallRecord, ...] = ()
     settled: Growing[m.ToolCallRecord]
     used_before: Mapping[str, int] = {}
+    noted: tuple[CallNote, ...] = ()
 
 
 class AwaitingApproval(Struct, frozen=True):
@@ -319,6 +333,7 @@ class AwaitingTools(Struct, frozen=True):
         broken: The failure that decides how the turn goes on once all calls are settled; empty if none.
         changed: The arguments of calls that a person has changed.
         tools: The tools when the calls were decided on.
+        noted: Notes of calls that nobody makes whose place in the reply has not come.
     """
 
     turn: Turn
@@ -329,6 +344,7 @@ class AwaitingTools(Struct, frozen=True):
     broken: Literal["", "tool_timeout", "server_died"] = ""
     changed: Mapping[m.CallId, m.JsonObject] = {}
     tools: tuple[m.ToolDefinition, ...] = ()
+    noted: Remaining[PlacedNote] = Remaining()
 
     def waits_for(self, batch: m.BatchId, call_id: m.CallId) -> bool:
         """Return whether this call of this batch is under way."""

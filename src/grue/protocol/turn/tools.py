@@ -13,7 +13,16 @@ from grue.protocol.context.growing import Remaining
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import Run, record_settlement, runs_of, skip
 from grue.protocol.turn.asking import ask, force
-from grue.protocol.turn.states import AwaitingReconnect, AwaitingTools, Batch, JudgedReply, Transition, Turn
+from grue.protocol.turn.states import (
+    AwaitingReconnect,
+    AwaitingTools,
+    Batch,
+    CallNote,
+    JudgedReply,
+    PlacedNote,
+    Transition,
+    Turn,
+)
 
 _LOOK_AHEAD = 32
 """How many unsent calls are searched for one whose server is idle."""
@@ -35,14 +44,40 @@ def start_calls(
         # The notes use this number, and two replies must not share one.
         turn = replace(turn, batches=turn.batches + 1)
     state = AwaitingTools(
-        turn, reply.calls, (), Remaining(runs), reply.settled, changed=changed, tools=turn.tools
+        turn,
+        reply.calls,
+        (),
+        Remaining(runs),
+        reply.settled,
+        changed=changed,
+        tools=turn.tools,
+        noted=_placed(reply),
     )
     return _send_runs(state, notes)
 
 
-def _send_runs(state: AwaitingTools, notes: tuple[m.TurnNote, ...] = ()) -> Transition:
+def _placed(reply: JudgedReply) -> Remaining[PlacedNote]:
+    """Return the notes of calls that nobody makes, each with how many calls are settled when it is due."""
+    if not reply.noted:
+        return Remaining()
+    notes = {note.call_id: note for note in reply.noted}
+    made = {each.valid.call.call_id for each in reply.open}
+    placed: list[PlacedNote] = []
+    settled = len(reply.settled)
+    for call_id in reply.calls:
+        settled += call_id in made
+        if call_id in notes:
+            placed.append(PlacedNote(settled, notes[call_id]))
+    return Remaining(tuple(placed))
+
+
+def _send_runs(state: AwaitingTools, notes: tuple[CallNote, ...] = ()) -> Transition:
     """Send the runs that may be sent now; go on with the turn if no call is left."""
-    commands: list[m.TurnCommand | m.TurnNote] = [*notes]
+    state, due = _due(state)
+    if notes and due:
+        place = {call_id: number for number, call_id in enumerate(state.calls)}
+        notes = tuple(sorted((*notes, *due), key=lambda note: place[note.call_id]))
+    commands: list[m.TurnCommand | m.TurnNote] = [*(notes or due)]
     while (run := _next_run(state)) is not None:
         state, command = _sent(state, run)
         commands.append(command)
@@ -50,6 +85,15 @@ def _send_runs(state: AwaitingTools, notes: tuple[m.TurnNote, ...] = ()) -> Tran
         return state, tuple(commands)
     following, more = _after_tools(state)
     return following, (*commands, *more)
+
+
+def _due(state: AwaitingTools) -> tuple[AwaitingTools, tuple[CallNote, ...]]:
+    """Take out the notes whose place has come: as many calls are settled as stand before theirs."""
+    noted, due = state.noted, list[CallNote]()
+    while noted and noted.first.settled <= len(state.settled):
+        due.append(noted.first.note)
+        noted = noted.without(noted.first)
+    return (replace(state, noted=noted), tuple(due)) if due else (state, ())
 
 
 def _next_run(state: AwaitingTools) -> Run | None:
@@ -103,7 +147,7 @@ def settle(
     )
     under_way = _without_call(state.under_way, event)
     state = replace(state, under_way=under_way, settled=state.settled.add([settled]))
-    notes: tuple[m.TurnNote, ...] = ()
+    notes: tuple[CallNote, ...] = ()
     match event:
         case m.ServerDied():
             state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_DEATH, event.batch)
@@ -129,9 +173,9 @@ def _without_call(
 
 def _skip_unsent(
     state: AwaitingTools, reason: str, batch: m.BatchId
-) -> tuple[AwaitingTools, tuple[m.TurnNote, ...]]:
+) -> tuple[AwaitingTools, tuple[CallNote, ...]]:
     unsent = {call.call_id: call for run in state.unsent for call in run.calls}
-    notes: tuple[m.TurnNote, ...] = ()
+    notes: tuple[CallNote, ...] = ()
     records: tuple[m.ToolCallRecord, ...] = ()
     for sent_before, answer in ((False, reason), (True, tool_results.INTERRUPTED)):
         calls = tuple(

@@ -40,6 +40,7 @@ from grue.messages import (
     ToolDenied,
     ToolMessage,
     ToolRejected,
+    ToolSkipped,
     TurnFailed,
     TurnParked,
     UserText,
@@ -540,3 +541,60 @@ def test_a_resumed_turn_without_servers_goes_on_without_them() -> None:
     begun = replace(under(ASK, resumed=Resumption(parked=parked("a.look"))), servers=())
     walk = Walk(begun)
     assert "Unknown MCP tool" in told(walk)["c1"]
+
+
+MIXED = ("a.look", "x.unknown", "b.think", "a.look", "y.unknown")
+"""Calls of which the second and the last one cannot be made."""
+
+
+def noted(walk: Walk) -> list[str]:
+    """The calls that were settled without a server, and the batches that were sent, in their order."""
+    kinds = (ToolRejected, ToolDenied, ToolSkipped, CallTools)
+    return [
+        f"send {item.calls[0].call_id}" if isinstance(item, CallTools) else item.call_id
+        for item in walk.of(*kinds)
+    ]
+
+
+def test_a_call_that_cannot_be_made_is_noted_in_its_place_unless_the_trace_is_old() -> None:
+    walk = Walk(under(binds_calls=True), opened("a"), opened("b"), calls(*MIXED))
+    assert noted(walk) == ["send c1"]
+    walk.send(returned(1))
+    assert noted(walk) == ["send c1", "c2", "send c3"]
+    walk.send(returned(3, batch=2), returned(4, batch=3))
+    assert noted(walk) == ["send c1", "c2", "send c3", "send c4", "c5"]
+    assert list(told(walk)) == ["c1", "c2", "c3", "c4", "c5"]
+    assert noted(Walk(under(), opened("a"), opened("b"), calls(*MIXED))) == ["c2", "c5", "send c1"]
+
+
+def test_denied_and_rejected_calls_are_noted_in_their_places() -> None:
+    rows = ({"tools": ("b.think",), "verdict": "deny", "reason": "no"}, {**ASK, "tools": ("a.look",)})
+    walk = Walk(under(*rows, binds_calls=True), opened("a"), opened("b"), calls(*MIXED))
+    assert noted(walk) == []
+    first, second = questions(walk)
+    walk.send(decided(first.deny(), second.approve()))
+    assert noted(walk) == ["c1", "c2", "c3", "send c4"]
+    walk.send(returned(4))
+    assert noted(walk) == ["c1", "c2", "c3", "send c4", "c5"]
+
+
+def test_skipped_and_rejected_calls_are_noted_in_their_places() -> None:
+    walk = Walk(under(binds_calls=True), opened("a"), opened("b"), calls(*MIXED))
+    walk.send(timed_out(1))
+    assert noted(walk) == ["send c1", "c2", "c3", "c4", "c5"]
+
+
+def test_a_turn_that_is_interrupted_notes_the_calls_whose_place_has_not_come() -> None:
+    walk = Walk(under(binds_calls=True), opened("a"), opened("b"), calls(*MIXED), INTERRUPT)
+    assert noted(walk) == ["send c1", "c2", "c5"]
+    ask = Walk(under(ASK, binds_calls=True), opened("a"), opened("b"), calls(*MIXED), INTERRUPT)
+    assert noted(ask) == ["c2", "c5"]
+
+
+def test_a_parked_turn_notes_a_call_that_cannot_be_made_when_it_goes_on() -> None:
+    walk = Walk(under(ASK, binds_calls=True), opened("a"), opened("b"), calls(*MIXED))
+    end = walk.send(ApprovalPostponed(), closed("a"), closed("b")).end
+    assert noted(walk) == []
+    where = Resumption(parked=end, decisions=tuple(each.approve() for each in end.questions))
+    again = Walk(under(ASK, binds_calls=True, resumed=where), opened("a"), opened("b"), returned(1))
+    assert noted(again) == ["send c1", "c2", "send c3"]
