@@ -286,15 +286,32 @@ async def test_r6_1_a_plain_server_has_no_secure_connection() -> None:
         ("--status call=404", "session lost: the server does not know this session any more"),
         ("--status call=401", "the server does not accept the credentials (HTTP 401 Unauthorized)"),
         ("--status call=302 --location http://other/x", "the server redirects to http://other/x (HTTP 302)"),
-        ("--exit-after list", ""),
         ("--legacy --status call=404", "session lost"),
     ],
 )
 async def test_what_ends_the_session_in_a_call_says_so_at_once(flags: str, cause: str) -> None:
     with faulty_http_server(*flags.split()) as url:
         failure = await failure_of(one_call(Session(url, "sse" if "--legacy" in flags else "http")))
-    assert failure.phase == "call" or not cause
+    assert failure.phase == "call"
     assert cause in failure.cause
+
+
+async def test_a_server_that_is_gone_before_a_call_ends_the_session() -> None:
+    with faulty_http_server("--exit-after", "list") as url:
+        session = Session(url)
+        with anyio.fail_after(GUARD_S):
+            async with session.opened() as client:
+                await until_refused(url)
+                failure = await failure_of(client.call("echo", HI, GUARD_S))
+    assert (failure.phase, failure.cause.partition(" by ")[0]) == ("call", "connection refused")
+
+
+async def until_refused(url: str) -> None:
+    """Wait until nobody listens at the port of `url`: the process of the server has ended."""
+    host, port = url.split("/")[2].split(":")
+    with contextlib.suppress(OSError):
+        while True:
+            await (await anyio.connect_tcp(host, int(port))).aclose()
 
 
 @pytest.mark.parametrize(
