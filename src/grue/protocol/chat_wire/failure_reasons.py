@@ -226,8 +226,6 @@ def _of_status(status: int) -> FailureReason:
             return "overloaded"
         case 401 | 407:
             return "key"
-        case 402:
-            return "credit"
         case 403:
             return "permission"
         case 404 | 405:

@@ -221,7 +221,7 @@ class History:
                 self.clear(change)
             case m.Shortened(share):
                 self.shorten(share)
-            case m.Summarised():
+            case _:
                 self.summarise(change)
 
     def clear(self, cleared: m.Cleared) -> None:

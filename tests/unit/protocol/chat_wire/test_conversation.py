@@ -474,3 +474,14 @@ def test_a_request_never_has_more_markers_than_an_endpoint_takes(given: int) -> 
     body = conversation.body(ModelSettings(model="m", max_tokens=10)).decode()
     assert body.count('"cache_control"') <= 4
     assert body.count('"ttl"') == min(given, 4)
+
+
+def test_the_schema_beside_tools_follows_what_is_no_text_of_the_user() -> None:
+    conversation = Conversation(OPENROUTER)
+    conversation.ask(OPENING, OfferTools((THINK,)))
+    conversation.keep(Reply(tool_calls=(call("c1", "think.think"),)))
+    assert not conversation.has_attachments
+    conversation.ask((ToolMessage(CallId("c1"), "{}"),), OfferTools((THINK,), ANSWER))
+    last = json.loads(without_markers(conversation.body(MODEL)))["messages"][-1]
+    assert last["role"] == "user"
+    assert "It has to match this JSON Schema" in json.dumps(last)

@@ -77,3 +77,22 @@ def test_every_refusal_has_a_reason(status: int, words: str, codes: str) -> None
 
 def test_the_reason_is_unknown_in_the_traces_of_earlier_versions() -> None:
     assert LlmFailure(kind="refused", endpoint="e", model="m", message="x").reason is None
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "reason"),
+    [
+        (500, "tool_use_failed", "reply"),
+        (500, "Insufficient credits", "credit"),
+        (402, "no", "credit"),
+        (403, "no", "permission"),
+        (401, "no", "key"),
+        (405, "no", "address"),
+        (451, "no", "region"),
+        (418, "no", "request"),
+    ],
+)
+def test_the_words_of_a_failing_server_can_say_more_than_its_status(
+    status: int, words: str, reason: str
+) -> None:
+    assert reason_of(status, words) == reason

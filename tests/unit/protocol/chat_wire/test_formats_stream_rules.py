@@ -8,6 +8,7 @@ from case_tables import each_case
 
 import grue.protocol.chat_wire.anthropic_stream as anthropic_stream
 import grue.protocol.chat_wire.chat_stream as chat_stream
+import grue.protocol.chat_wire.responses_stream as responses_stream
 from grue.protocol.chat_wire.anthropic_stream import AnthropicAssembler
 from grue.protocol.chat_wire.chat_stream import ChatAssembler
 from grue.protocol.chat_wire.responses_stream import ResponsesAssembler
@@ -343,3 +344,16 @@ def test_more_calls_than_any_reply_has_end_the_stream(monkeypatch: pytest.Monkey
     blocks = [each for number in range(3) for each in (begin(number), end(number))]
     with pytest.raises(OversizedStream, match="more than 2 blocks"):
         feed(AnthropicAssembler(), START, *blocks)
+
+
+def test_a_response_of_too_many_texts_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses_stream, "MAX_CALLS", 2)
+    with pytest.raises(OversizedStream, match="more than 2 items"):
+        feed(ResponsesAssembler(), *[said("x", number) for number in range(4)])
+
+
+def test_a_stream_that_names_a_long_call_again_and_again_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_stream, "_MOST_READ", 20)
+    pieces = [call(f'{begun}"{n}":{{}}', index=0, name="s.t") for n, begun in enumerate("{,,,,,")]
+    with pytest.raises(OversizedStream, match="names its tool calls too often"):
+        feed(ChatAssembler(), *pieces)

@@ -8,6 +8,7 @@ import pytest
 from case_tables import each_case
 
 from grue.messages import ServerName, ToolDefinition
+from grue.protocol.chat_wire.written_calls import _MOST_CALLS as MOST_CALLS
 from grue.protocol.chat_wire.written_calls import ThoughtSplitter, Written, read_written, split_thoughts
 
 SCHEMA = {
@@ -36,6 +37,9 @@ DEEPSEEK_31 = (
     "<｜tool▁call▁begin｜>files.list<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
 )
 HARMONY = '<|channel|>commentary to=functions.files.read <|constrain|>json<|message|>{"path": "/a"}<|call|>'
+CALL = '{"name": "files.list", "arguments": {}}'
+EMPTY = "<function=files.list></function>"
+DEEPSEEK_ONE = "<｜tool▁call▁begin｜>files.list<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 FENCE = '```json\n{"name": "files.read", "arguments": {"path": "/a"}}\n```'
 
 
@@ -100,6 +104,20 @@ def test_a_reply_that_is_a_call(text: str, form: str, expected: object) -> None:
         ('<minimax:tool_call>\n<invoke name="files.read"></invoke>\n</minimax:tool_call>', "invoke"),
         ("```tool_code\nprint(files.read(path='/a'))\n```", "gemma"),
         (f"I would call it so:\n{FENCE}", "json"),
+        (f"<tool_call>\n{XML} and more\n</tool_call>", "hermes"),
+        ("<tool_call>{}</tool_call>" * 2, "hermes"),
+        ("<tool_call>[]</tool_call>", "hermes"),
+        ('<tool_call>{"name": "files.read", "arguments": 7}</tool_call>', "hermes"),
+        (f"<tool_call>[{CALL}" + f", {CALL}" * MOST_CALLS + "]</tool_call>", "hermes"),
+        (f"<tool_call>{CALL}</tool_call>" * (MOST_CALLS + 1), "hermes"),
+        (EMPTY * (MOST_CALLS + 1), "function"),
+        ("<function=files.read>\n<parameter=path>\n/a\n</parameter> and more\n</function>", "function"),
+        ("<function=files.read>\n<parameter=path>\n/a\n</function>", "function"),
+        ("[TOOL_CALLS]files.read{}" * (MOST_CALLS + 1), "mistral"),
+        ('[TOOL_CALLS]files.read[ARGS]["/a"]', "mistral"),
+        ("<|channel|>commentary<|message|>I call nothing.<|call|>", "harmony"),
+        ("<｜tool▁calls▁begin｜>files.read", "deepseek"),
+        (DEEPSEEK_ONE * (MOST_CALLS + 1), "deepseek"),
     ],
 )
 def test_a_call_that_is_not_sure_is_noticed_and_not_made(text: str, form: str) -> None:

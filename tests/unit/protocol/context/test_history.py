@@ -14,6 +14,8 @@ from grue.messages import (
     Rewritten,
     RunTurn,
     Said,
+    Shortened,
+    Summarised,
     SystemText,
     ToolCall,
     ToolMessage,
@@ -21,7 +23,7 @@ from grue.messages import (
     TurnFailed,
     UserText,
 )
-from grue.protocol.context.history import History, Ledger, history_of, items_of
+from grue.protocol.context.history import LEFT_OUT, History, Ledger, history_of, items_of
 from grue.protocol.turn.said_steps import take_step
 
 DONE = TurnCompleted(turn=1, kind="answered")
@@ -173,3 +175,33 @@ def test_calls_without_an_answer_are_told_as_their_turn_tells_results(plain: boo
     assert answers(history) == {
         "1": f"Error: {reason}" if plain else f'{{"error":"{reason}","content":null}}'
     }
+
+
+def test_a_shortened_history_begins_with_a_line_in_place_of_its_oldest_exchanges() -> None:
+    history = History()
+    history.restore(Said((SystemText("rules"), UserText("one"))))
+    for number in range(4):
+        history.restore(reply(content=f"answer {number}"))
+        history.restore(Said((UserText(f"question {number}"),)))
+    history.change(Shortened(0.5))
+    first, left_out, *rest = history.entries
+    assert isinstance(first, Said)
+    assert isinstance(left_out, Said)
+    assert left_out.items == (UserText(LEFT_OUT),)
+    assert 1 <= len(rest) < 8
+    assert rest[-1] == Said((UserText("question 3"),))
+
+
+def test_a_history_of_one_exchange_is_not_shortened() -> None:
+    history = History()
+    history.restore(Said((UserText("one"),)))
+    history.change(Shortened(0.0))
+    assert history.entries == [Said((UserText("one"),))]
+
+
+def test_a_history_can_be_summarised() -> None:
+    history = History()
+    history.restore(Said((SystemText("rules"), UserText("one"))))
+    history.restore(reply(content="answer"))
+    history.change(Summarised((UserText("It was long."),)))
+    assert "It was long." in str(history.entries)

@@ -1,6 +1,7 @@
 """Which calls of a reply go to which server, and what the model is told of the others."""
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from turns import call, died, returned, skipped, sort_calls, timed_out, tool
 
-from grue.messages import ServerName, ToolCallResult
-from grue.protocol.tools.calls import record_settlement, tool_messages
+from grue.messages import BatchId, CallId, ServerCall, ServerName, ToolCallResult, ToolSkipped
+from grue.protocol.tools.calls import is_as_decided, record_settlement, tool_messages, unlisted_tool
+from grue.protocol.tools.policy import definition_digest
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | st.text(),
@@ -167,3 +169,28 @@ def test_the_conversation_is_told_the_same_in_the_same_order() -> None:
         ("c1", {"content": "ok"}),
         ("c2", {"error": "Tool call timed out after 30s", "content": None}),
     ]
+
+
+def decided(definition: str, **more: Any) -> ServerCall:
+    return ServerCall(call_id=CallId("c1"), tool="look", arguments={}, definition=definition, **more)
+
+
+def test_a_call_is_as_decided_if_its_server_lists_the_same_definition() -> None:
+    (look,) = (each for each in TOOLS if each.name == "a.look")
+    a = ServerName("a")
+    assert is_as_decided(decided(definition_digest(look)), a, TOOLS)
+    assert not is_as_decided(decided(definition_digest(look)), a, ())
+    assert not is_as_decided(decided("another"), a, TOOLS)
+    assert is_as_decided(decided(""), a, ())
+    unlisted = definition_digest(unlisted_tool(a, "look"))
+    assert is_as_decided(decided(unlisted), a, (), serves_unlisted=True)
+    assert not is_as_decided(decided(unlisted), a, ())
+
+
+def test_a_call_that_its_session_refuses_counts_as_rejected() -> None:
+    refused = ToolSkipped(batch=BatchId(1), call_id=CallId("c1"), reason="it has changed", refused=True)
+    settled = record_settlement(call(1, "a.look"), 1, refused, None)
+    assert (settled.settlement, settled.result.error_message) == (
+        "rejected",
+        "Tool call failed: it has changed",
+    )

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from promises import within
 
-from grue.protocol.tools.json_schema import MAX_SCHEMA_BYTES, NotCheckedError, check_of, fault_of, reason
+from grue.protocol.tools.json_schema import (
+    MAX_SCHEMA_BYTES,
+    MAX_VALUE_BYTES,
+    NotCheckedError,
+    check_of,
+    fault_of,
+    reason,
+)
 
 
 def nested(levels: int, end: Any = 1, *, name: str = "a") -> Any:
@@ -24,6 +31,13 @@ def chain(length: int, link: Any, end: Any) -> Any:
 
 AGAIN = {"properties": {"a": {"$ref": "#"}}}
 LIST = {"type": "array", "items": {"$ref": "#"}}
+CROWDED = {
+    "allOf": [{"$ref": "#/$defs/x"}] * 600,
+    "$defs": {
+        "x": {"properties": {f"p{n}": {} for n in range(400)}, "additionalProperties": {"type": "null"}}
+    },
+}
+"""Each of its 400 members, and each other one, is compared with what 600 parts say of further members."""
 HOSTILE = {
     "itself": ({"$ref": "#"}, 1),
     "itself in a branch": ({"anyOf": [{"$ref": "#"}]}, 1),
@@ -71,6 +85,9 @@ def test_no_schema_and_no_value_takes_long(schema: Any, value: Any) -> None:
         ({"$ref": "#"}, "nested too deeply"),
         ({"pattern": "("}, "regex"),
         ({"type": "x" * 5_000}, "a text of 5000 characters"),
+        ({"$schema": "http://json-schema.org/draft-03/schema#"}, "too old"),
+        ({"$ref": "#/allOf/7", "allOf": [{}]}, "refers to nothing"),
+        (CROWDED, "too many of its parts"),
     ],
 )
 def test_a_schema_that_is_not_used_has_a_reason(schema: Any, words: str) -> None:
@@ -118,12 +135,24 @@ RECURSIVE = {
         ({"patternProperties": {"^(?!x)": {}}, "additionalProperties": False}, {"x": 1}, None),
         ({"unevaluatedProperties": False}, {"x": 1}, None),
         ({"format": "email"}, "x", None),
+        ({"properties": {"a": {"default": 1}}, "required": ["a", "b"]}, {}, '"b" is a required'),
+        ({"$ref": "#/allOf/0", "allOf": [{"type": "null"}]}, 1, '1 is not of type "null"'),
+        ({"$ref": "#/properties/a", "properties": {"a": True}}, 1, None),
         ({"items": {"maximum": 150_000}}, list(range(150_000)), None),
     ],
 )
 def test_what_is_checked(schema: Any, value: Any, fault: str | None) -> None:
     found = check_of(schema)(value)
     assert found == fault if fault is None else (found or "").startswith(fault)
+
+
+def test_too_many_levels_have_a_reason() -> None:
+    assert reason(RecursionError()) == "it is nested too deeply"
+
+
+def test_a_value_of_too_many_bytes_is_not_checked() -> None:
+    with pytest.raises(NotCheckedError, match=f"of more than {MAX_VALUE_BYTES} bytes"):
+        check_of({"type": "string"})("x" * MAX_VALUE_BYTES)
 
 
 def test_a_value_that_is_too_large_for_its_schema_is_not_checked() -> None:

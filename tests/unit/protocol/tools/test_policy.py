@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolDefinition
 from grue.policies import ToolAnnotations, ToolPolicy, ToolRule
+from grue.protocol.tools import policy as policies_of_tools
 from grue.protocol.tools.policy import (
     LIMIT_REACHED,
     NOT_ALLOWED,
@@ -203,6 +204,7 @@ def test_an_asked_call_says_why_and_whether_it_changes_something() -> None:
     [
         {"description": "other"},
         {"input_schema": {"type": "object", "properties": {}}},
+        {"description": "long" * 10_000},
         {"output_schema": {}},
         {"annotations": ToolAnnotations(read_only=True)},
         {"tool": "y"},
@@ -235,3 +237,16 @@ def test_a_value_that_cannot_be_used_is_named(policy: ToolPolicy, fault: str) ->
 def test_a_usable_policy_is_returned() -> None:
     policy = replace(LOOSE, park_for_s=0.5)
     assert check_policy(policy) is policy
+
+
+def test_a_definition_with_half_a_surrogate_pair_has_a_digest() -> None:
+    half = tool()
+    odd = replace(half, description="\ud800")
+    assert definition_digest(odd) == definition_digest(replace(odd)) != definition_digest(half)
+
+
+def test_digests_stay_right_when_there_are_more_than_are_kept() -> None:
+    first = definition_digest(tool())
+    for number in range(policies_of_tools._CACHED + 1):
+        definition_digest(replace(tool(), description=str(number)))
+    assert definition_digest(tool()) == first

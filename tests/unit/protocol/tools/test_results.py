@@ -386,6 +386,7 @@ def test_a_text_of_a_hosts_own_is_cut_as_content() -> None:
         ([0] * 29, True),
         ([0] * 30, False),
         ({"a": ["x" * 10_000_000]}, False),
+        (["a", "b"], True),
     ],
 )
 def test_what_takes_long_to_walk_through_is_not_small(value: object, small: bool) -> None:
@@ -417,3 +418,19 @@ def test_a_text_without_its_middle_says_how_much_was_cut() -> None:
 )
 def test_a_text_is_told_plainly_as_it_is(result: ToolCallResult, told: str) -> None:
     assert tool_results.told_plainly(result, 1000) == (told, ())
+
+
+def test_the_blocks_of_a_result_are_told_plainly_behind_its_content() -> None:
+    result = ToolCallResult(content={"n": 1}, blocks=({"type": "text", "text": "one"},))
+    told, _ = tool_results.told_plainly(result, 1000)
+    assert told.startswith('{"n":1}\n[')
+    assert '"text":"one"' in told
+
+
+def test_a_text_that_is_no_json_is_cut_in_the_middle_as_it_is() -> None:
+    assert cut_middle("line\n" * 100, 20) == tool_results.without_middle("line\n" * 100, 20)
+
+
+@pytest.mark.parametrize("answer", [{}, {"content": "text"}, {"content": [5, {"text": "x"}]}])
+def test_nothing_was_kept_as_text_in_a_small_result(answer: Any) -> None:
+    assert not tool_results.is_kept_as_text(answer)

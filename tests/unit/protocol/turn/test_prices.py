@@ -4,7 +4,7 @@ import pytest
 
 from grue.errors import MCPConfigError
 from grue.messages import Usage
-from grue.protocol.turn.prices import Price, price_of, with_cost
+from grue.protocol.turn.prices import Price, most_usage, price_of, with_cost
 
 PRICE = Price(input=2.0, output=10.0, cached=0.5)
 USED = Usage(input_tokens=1_000_000, output_tokens=100_000, cached_tokens=400_000)
@@ -40,3 +40,11 @@ def test_a_price_is_found_by_name_and_then_by_pattern() -> None:
 def test_a_price_that_is_no_amount_is_refused(price: float) -> None:
     with pytest.raises(MCPConfigError, match="a price is a number of USD"):
         Price(input=price, output=1.0)
+
+
+def test_a_request_whose_reply_is_not_known_counts_as_the_longest_reply() -> None:
+    price = Price(input=2.0, output=10.0)
+    assert most_usage(1_000, 4.0, 50, price) == Usage(
+        input_tokens=250, output_tokens=50, cost_usd=(250 * 2.0 + 50 * 10.0) / 1_000_000
+    )
+    assert most_usage(1_001, 4.0, None, None) == Usage(input_tokens=251)
