@@ -86,6 +86,7 @@ def call(
         reply, at_once = _noted(turn, reply, rejections)
         return start_calls(turn, reply, _changed_before(turn), at_once)
     denials, denied_records = _denials(turn, judged)
+    refused: tuple[CallNote, ...] = (*rejections, *denials)
     reply = JudgedReply(
         calls=every,
         open=tuple(each for each in judged if each.terms.verdict != "deny"),
@@ -93,7 +94,7 @@ def call(
         settled=Growing[m.ToolCallRecord]().add((*answered, *denied_records)),
         used_before=before,
     )
-    reply, at_once = _noted(turn, reply, (*rejections, *denials))
+    reply, at_once = _noted(turn, reply, refused)
     return _ask(turn, reply, decisions, at_once)
 
 
@@ -116,7 +117,7 @@ def _is_outdated(each: JudgedCall, definitions: Mapping[str, str]) -> bool:
 
 def _denials(
     turn: Turn, judged: tuple[JudgedCall, ...]
-) -> tuple[tuple[m.TurnNote, ...], tuple[m.ToolCallRecord, ...]]:
+) -> tuple[tuple[m.ToolDenied, ...], tuple[m.ToolCallRecord, ...]]:
     refused = tuple((each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny")
     return deny(refused, turn.iterations, m.BatchId(turn.batches + 1))
 

@@ -53,7 +53,8 @@ def start_calls(
         tools=turn.tools,
         noted=_placed(reply),
     )
-    return _send_runs(state, notes)
+    following, commands = _send_runs(state)
+    return following, (*notes, *commands)
 
 
 def _placed(reply: JudgedReply) -> Remaining[PlacedNote]:

@@ -572,7 +572,9 @@ def test_denied_and_rejected_calls_are_noted_in_their_places() -> None:
     walk = Walk(under(*rows, binds_calls=True), opened("a"), opened("b"), calls(*MIXED))
     assert noted(walk) == []
     first, second = questions(walk)
-    walk.send(decided(first.deny(), second.approve()))
+    other = replace(first.deny(), call_id="c9")
+    walk.send(decided(other, first.deny(), second.approve()))
+    assert [each.call_id for each in walk.of(DecisionIgnored)] == ["c9"]
     assert noted(walk) == ["c1", "c2", "c3", "send c4"]
     walk.send(returned(4))
     assert noted(walk) == ["c1", "c2", "c3", "send c4", "c5"]
