@@ -856,6 +856,37 @@ class SettingsLeftOut(Message, frozen=True, kw_only=True):
     model: str
 
 
+class OfferChanged(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """llm: a request of a conversation offers other tools than the one before, so prompt caches begin anew.
+
+    Attributes:
+        request: The request that offers them.
+        added: Names of the tools that were not offered before.
+        removed: Names of those that are not offered any more.
+        changed: Names of those that have another description or other arguments now.
+    """
+
+    conversation: ConversationId
+    request: int
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+
+class FormAdapted(Message, frozen=True, kw_only=True):
+    """llm: the endpoint has refused the form of a request, and it is written in another form from now on.
+
+    Attributes:
+        request: The request that was refused.
+        changed: What is known of the endpoint now, by the names of the fields of `WireProfile`.
+        rewritten: What was said before is written in other words than before, so prompt caches begin anew.
+    """
+
+    request: int
+    changed: JsonObject
+    rewritten: bool = False
+
+
 class ThoughtsDropped(Message, frozen=True, kw_only=True):
     """llm: the endpoint cannot read the thoughts in some replies of the conversation, so they are not sent.
 
@@ -1379,6 +1410,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         plain_results: A tool's text reaches the model as it is, and not within JSON. Old traces lack it.
         states_answer: A request with tools tells the model the schema of the answer. Old traces lack it.
         asks: Which model the turn asks; `None`: an actor of the host's, or an old trace.
+        sorts_tools: Tools are offered in one order, by server and name, whatever order the servers list them
+            in, and a list that only comes in another order is not offered again. Old traces lack this field.
     """
 
     turn: int
@@ -1407,6 +1440,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     plain_results: bool = False
     states_answer: bool = False
     asks: ModelAsked | None = None
+    sorts_tools: bool = False
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -1622,6 +1656,8 @@ LlmNote: TypeAlias = (
     | ThoughtsDropped
     | SettingsLeftOut
     | SchemaIgnored
+    | OfferChanged
+    | FormAdapted
 )
 SessionNote: TypeAlias = (
     ConnectFailed

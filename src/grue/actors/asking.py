@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.to_thread
+import msgspec
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -121,8 +122,7 @@ class Asking:
         request = self._command.request
         match command:
             case AdaptProfile(fault):
-                self._endpoint.adapt_to_error(fault, self._conversation.profile)
-                self._conversation.adopt(self._endpoint.profile)
+                self._adapt(fault)
             case DropAttachments():
                 rewritten = self._conversation.drop_attachments()
                 if rewritten is not None:
@@ -146,6 +146,17 @@ class Asking:
                 for delta in (Delta(reply.reasoning or "", "reasoning"), Delta(reply.content or "")):
                     if delta.text:
                         self._show(delta)
+
+    def _adapt(self, fault: Fault) -> None:
+        """Write the request in the form that the endpoint's refusal asks for, and say what has changed."""
+        before, prompt = self._conversation.profile, self._conversation.prompt
+        self._endpoint.adapt_to_error(fault, before)
+        self._conversation.adopt(self._endpoint.profile)
+        now = self._conversation.profile
+        known = msgspec.to_builtins(now, order="deterministic")
+        changed = {name: known[name] for name in known if getattr(now, name) != getattr(before, name)}
+        rewritten = self._conversation.prompt != prompt
+        self.say(m.FormAdapted(request=self._command.request, changed=changed, rewritten=rewritten))
 
     async def _exchange(self, settings: ModelSettings) -> ReplyRead | RequestFailed:
         self._shown = False

@@ -32,6 +32,30 @@ __all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
 _Outcome: TypeAlias = m.ToolSupportChecked | m.CompletionReceived | m.CompletionFailed | m.ReplyDropped
 
 
+def offer_changed(
+    command: m.RequestCompletion,
+    before: tuple[m.ToolDefinition, ...],
+    now: tuple[m.ToolDefinition, ...],
+) -> m.OfferChanged | None:
+    """Return in what the tools of a request differ from those offered before; `None`: in nothing.
+
+    The first offer of a conversation differs from nothing.
+    """
+    if before is now or not before:
+        return None
+    told = [{tool.name: (tool.description, tool.input_schema) for tool in tools} for tools in (before, now)]
+    old, new = told
+    if old == new:
+        return None
+    return m.OfferChanged(
+        conversation=command.conversation,
+        request=command.request,
+        added=tuple(name for name in new if name not in old),
+        removed=tuple(name for name in old if name not in new),
+        changed=tuple(name for name in new if name in old and old[name] != new[name]),
+    )
+
+
 async def _save_nothing() -> None:
     """Do nothing: the conversation ends with its turn."""
 
@@ -231,6 +255,7 @@ class LlmActor(Actor[m.LlmCommand]):
         profile, model = self._endpoint.profile, self._endpoint.settings.model
         if (lent.encoded.profile, lent.encoded.model) != (profile, model):
             lent.encoded.adopt(profile, model)
+        before = lent.encoded.tools
         conversation = await lent.ask(command, long=self._long_reply or envelope.is_long)
 
         def say(note: m.LlmNote) -> None:
@@ -238,6 +263,9 @@ class LlmActor(Actor[m.LlmCommand]):
 
         if lent is self._lent and not command.aside:
             self._report_thoughts(lent, say)
+        changed = None if command.aside else offer_changed(command, before, lent.encoded.tools)
+        if changed is not None:
+            say(changed)
         asking = Asking(self._endpoint, conversation, command, say, self._on_sent)
         return _Asked(command, conversation, lent, asking, begun)
 

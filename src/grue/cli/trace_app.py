@@ -102,6 +102,24 @@ def trace_stats(
         stats(_chosen(file), as_json=as_json, width=width)
 
 
+@trace_app.command("cache")
+def trace_cache(
+    file: _File = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    width: _Width = None,
+) -> None:
+    """Show which part of each prompt a provider could read from its cache, and what ended that.
+
+    Compares each prompt with those before it, byte by byte, and names the first difference and the message
+    that caused it. Whether the provider did read it from its cache is in the column `billed`.
+    """
+    with plain_errors():
+        from grue.cli.trace_cache import cache
+
+        take_interrupts()
+        cache(_chosen(file), as_json=as_json, width=width)
+
+
 _Turn = Annotated[int | None, typer.Option(min=1, help="Only this turn.", show_default="all")]
 
 

@@ -270,6 +270,7 @@ class HostTurn(Generic[T]):
             binds_calls=True,
             plain_results=not request.json_results,
             states_answer=not self.answer.told,
+            sorts_tools=True,
         )
 
     @property

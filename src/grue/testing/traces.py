@@ -1,8 +1,10 @@
-"""A trace as a regression test: `replay("trace.jsonl")`."""
+"""A trace as a regression test: `replay("trace.jsonl")`, `assert_prefix_stable("trace.jsonl")`."""
 
+from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 
+from grue.tracing.prompt_cache import PromptPart, cached_prompts, told
 from grue.tracing.reading import open_episode
 from grue.tracing.replay import Changes, render
 from grue.tracing.replay import replay as replay_turns
@@ -35,3 +37,29 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
     if any(turn.divergence is not None for turn in turns):
         raise AssertionError("\n".join((f"{path} does not replay:", *render(turns, changes))))
     return len(turns)
+
+
+def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
+    """Check that each prompt of a trace begins with an earlier one, so that prompt caches can be used.
+
+    Within a conversation each prompt has to begin with the last one, or the last one that offered tools too.
+    Between conversations of one model, the tools and the system text have to be the same. `grue trace cache`
+    shows the same of a trace.
+
+    Args:
+        path: A trace file or a run folder.
+        allow: Parts of a prompt that may differ: `model`, `tools`, `system`, `messages`. A final answer that
+            is asked for without tools counts as `tools`.
+
+    Returns:
+        The number of requests.
+
+    Raises:
+        AssertionError: A prompt does not begin as it should; the text names each of them, with the cause.
+        TraceError: The file is missing, damaged, or not a trace.
+    """
+    prompts = list(cached_prompts(open_episode(Path(path))))
+    broken = [each for each in prompts if each.broken is not None and each.broken.part not in allow]
+    if broken:
+        raise AssertionError("\n".join((f"{path}: prompts break off:", *map(told, broken))))
+    return len(prompts)

@@ -20,6 +20,7 @@ from grue.tracing.overview import Overview
 from grue.tracing.page_media import ImageTable
 from grue.tracing.page_turns import PageTurn, TurnTotals
 from grue.tracing.presentation import kind_of, mark_of, severity_of, summarize
+from grue.tracing.prompt_cache import CachedPrompts, told
 from grue.tracing.reading import NOTES, EpisodeEnvelope
 from grue.tracing.spans import Span, SpanFinder
 from grue.tracing.story import Passage, StoryTeller
@@ -36,7 +37,12 @@ _FIRST_ACTORS = ("host", "agent", "llm")
 
 
 class Row(Struct, frozen=True, kw_only=True, array_like=True):
-    """A message in the page; `viewer_page/trace.js` takes the fields in this order."""
+    """A message in the page; `viewer_page/trace.js` takes the fields in this order.
+
+    Attributes:
+        repeats: For a reply, how much of its prompt was a repetition of an earlier one.
+        broken: For a reply, where its prompt breaks off from the one before, and why.
+    """
 
     seq: int
     t: float
@@ -53,6 +59,8 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
     redacted: bool
     chars: int
     body: str
+    repeats: str = ""
+    broken: str = ""
 
 
 class EpisodePage(Struct, frozen=True, kw_only=True):
@@ -105,6 +113,7 @@ class PageFeed:
         self._digests = DigestWriter()
         self._spans = SpanFinder()
         self._story = StoryTeller()
+        self._prompts = CachedPrompts()
         self._actors = dict.fromkeys(_FIRST_ACTORS, False)
         self._kinds: set[str] = set()
         self._totals: dict[int, TurnTotals] = {}
@@ -183,6 +192,7 @@ class PageFeed:
         body: Any = envelope.body
         written = self._images.take_out(msgspec.json.encode(body)).decode()
         mark = mark_of(body)
+        prompt = self._prompts.see(envelope)
         return Row(
             seq=envelope.seq,
             t=round(envelope.t, 6),
@@ -199,4 +209,6 @@ class PageFeed:
             redacted=envelope.redacted,
             chars=len(written),
             body=written[: self._max_chars],
+            repeats="" if prompt is None or prompt.compared_with is None else f"{prompt.share:.0%} repeated",
+            broken="" if prompt is None else told(prompt),
         )

@@ -175,6 +175,18 @@ def _left_out(body: m.SettingsLeftOut) -> str:
     return f"{' and '.join(body.settings)}: not sent, because {body.model} ({body.endpoint}) does not take it"
 
 
+def _offer_changed(body: m.OfferChanged) -> str:
+    parts = {"added": body.added, "removed": body.removed, "changed": body.changed}
+    named = "; ".join(f"{how}: {', '.join(names)}" for how, names in parts.items() if names)
+    return f"{body.conversation}, other tools are offered than before: {named}"
+
+
+def _form_adapted(body: m.FormAdapted) -> str:
+    known = ", ".join(f"{name} {_json(value)}" for name, value in body.changed.items()) or "nothing new"
+    again = "; what was said before is sent in another form" if body.rewritten else ""
+    return f"the endpoint refused the form of request {body.request}: {known}{again}"
+
+
 def _completed(body: m.TurnCompleted) -> str:
     because = f" ({body.reason})" if body.reason else ""
     counts = f"{counted(body.requests, 'request')}, {counted(len(body.tool_calls), 'tool call')}"
@@ -431,6 +443,8 @@ _TABLE: dict[type, _Row] = {
     m.SummaryFailed: _warn("no summary", lambda body: body.reason, live=_always),
     m.ThoughtsDropped: _warn("thoughts", _thoughts, live=_always),
     m.CostUncounted: _warn("cost", _uncounted, live=_always),
+    m.OfferChanged: _warn("other tools", _offer_changed),
+    m.FormAdapted: _Row(_form_adapted, judge=_if(lambda body: body.rewritten, "warn", "adapted")),
     m.SchemaIgnored: _warn("schema ignored", _schema_ignored, live=_always),
     m.SettingsLeftOut: _warn("left out", _left_out, live=_always),
 }

@@ -16,6 +16,7 @@ from grue.messages import (
     AnswerSchema,
     CompletionFailed,
     CompletionRetried,
+    FormAdapted,
     OfferTools,
     RequireAnswer,
     SettingsLeftOut,
@@ -173,6 +174,16 @@ async def test_settings_that_are_left_out_are_noted_once_each() -> None:
         (False, False),
         (False, False),
     ]
+
+
+async def test_another_form_of_request_is_noted_with_what_is_known_of_the_endpoint_now() -> None:
+    lines: list[bytes] = []
+    refused = error_reply(400, "Invalid 'tools[0].function.name': it does not match '^[a-zA-Z0-9_-]+$'.")
+    with ScriptedLlmServer([refused, text_reply("ok")]) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url, profile=GENERIC)), lines) as agent:
+            await agent.reply()
+    (adapted,) = notes(lines, FormAdapted)
+    assert (adapted.request, adapted.changed, adapted.rewritten) == (1, {"names": "encoded"}, True)
 
 
 async def test_a_retry_is_noted_and_waits_as_long_as_the_endpoint_asks() -> None:

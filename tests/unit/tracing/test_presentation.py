@@ -99,6 +99,9 @@ def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
         summarize(m.ThoughtsDropped(conversation="c1", replies=2, wire="messages", model="m")),
         summarize(m.SettingsLeftOut(request=1, settings=("top_k", "top_p"), endpoint="anthropic", model="m")),
         summarize(m.SchemaIgnored(request=1, endpoint="generic", model="m")),
+        summarize(m.OfferChanged(conversation="c1", request=1, added=("a.x", "a.y"), changed=("b.z",))),
+        summarize(m.FormAdapted(request=1, changed={"names": "encoded"}, rewritten=True)),
+        summarize(m.FormAdapted(request=1, changed={})),
         summarize(m.CostUncounted(model="m", endpoint="groq", limit_usd=2.5)),
         summarize(m.HistoryRewritten(conversation="c1", rewrite=m.Rewritten(3, 5), reason="too long")),
         summarize(m.RunTurn(turn=2, system="", user="And this?", history=history, images=images)),
@@ -108,6 +111,10 @@ def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
         "m (messages) is not sent the thoughts of 2 replies: it cannot read them",
         "top_k and top_p: not sent, because m (anthropic) does not take it",
         "m (generic) replied in another shape: prompts state the schema now",
+        "c1, other tools are offered than before: added: a.x, a.y; changed: b.z",
+        'the endpoint refused the form of request 1: names "encoded"; what was said before is sent in another'
+        " form",
+        "the endpoint refused the form of request 1: nothing new",
         "the limit of 2.5 USD has no effect: groq does not report what m costs, and no price is configured"
         " for it",
         "c1, 2 entries replaced: too long",

@@ -19,6 +19,7 @@ messages with `ask`, send what `body` returns, and give replies to `read` and `k
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -41,6 +42,20 @@ UNDERSTOOD = "Understood."
 """Sent as the assistant's text between tool results and a user message, if the endpoint requires one."""
 
 _MOST_MARKERS = 4
+
+
+class Prompt(NamedTuple):
+    """What a provider reads of a request, as JSON, in the order in which prompt caches take it."""
+
+    tools: bytes
+    system: bytes
+    messages: bytes
+
+
+def _as_before(tool: m.ToolDefinition, before: m.ToolDefinition | None) -> m.ToolDefinition:
+    if before is None or before.description != tool.description or before.input_schema != tool.input_schema:
+        return tool
+    return msgspec.structs.replace(tool, input_schema=before.input_schema)
 
 
 def _in_valid_text(reply: Reply, profile: WireProfile) -> Reply:
@@ -147,9 +162,25 @@ class Conversation:
             self.offer(mode.tools)
 
     def offer(self, tools: tuple[m.ToolDefinition, ...]) -> None:
-        """Offer these tools from the next request on."""
-        self.tools = tools
+        """Offer these tools from the next request on.
+
+        A tool whose description and arguments are equal to those that were offered before is written in the
+        same bytes, even if its server lists the keys of its schema in another order now.
+        """
+        before = {tool.name: tool for tool in self.tools}
+        self.tools = tuple(_as_before(tool, before.get(tool.name)) for tool in tools)
         self._encode_tools()
+
+    @property
+    def prompt(self) -> Prompt:
+        """What providers read of the request that `ask` prepared, in the order in which they read it."""
+        tools = self._encoded_tools if self._offers_tools else b""
+        return Prompt(tools, b",".join(self._system), b",".join(self._messages.parts))
+
+    @property
+    def _offers_tools(self) -> bool:
+        answering = isinstance(self._mode, m.RequireAnswer)
+        return not answering or (self.profile.tools_with_forced and self._has_calls)
 
     def close(self, end: m.TurnEnd | None) -> None:
         """End a turn: keep what was said in it, and answer the calls that have no answer yet."""
@@ -180,14 +211,13 @@ class Conversation:
             stream: Whether to request a stream of events, if the endpoint supports it.
         """
         answering = isinstance(self._mode, m.RequireAnswer)
-        offered = not answering or (self.profile.tools_with_forced and self._has_calls)
         return self.format.body(
             WireRequest(
                 settings=settings,
                 profile=self.profile,
                 system=self._system,
                 messages=self._messages.parts,
-                tools=self._encoded_tools if offered else b"",
+                tools=self._encoded_tools if self._offers_tools else b"",
                 choice=Choice("none") if answering else choice or Choice(),
                 answer=self._mode.answer if isinstance(self._mode, m.RequireAnswer) else None,
                 extra={**settings.extra_body, **(extra or {})},

@@ -51,7 +51,7 @@ def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: 
     turn = replace(turn, requests=turn.requests + 1, told=())
     mode: m.OfferTools | m.RequireAnswer = m.RequireAnswer(turn.run.answer)
     if phase == "loop":
-        mode = m.OfferTools(turn.tools if turn.relisted else None, _stated(turn))
+        mode = m.OfferTools(turn.offered if turn.relisted else None, _stated(turn))
         turn = replace(turn, relisted=False)
         most = turn.run.limits.max_tool_iterations
         notes = (*notes, m.IterationStarted(iteration=turn.iterations + 1, max_iterations=most))

@@ -122,6 +122,17 @@ class Turn(Struct, frozen=True, kw_only=True):
         """Whether there is a tool to call, listed or not."""
         return bool(self.tools or self.unlisted)
 
+    @property
+    def offered(self) -> tuple[m.ToolDefinition, ...]:
+        """The tools as a request offers them.
+
+        Servers may list their tools in another order each time, and a prompt is read from a cache only as far
+        as its bytes are the same. So the order is that of the names.
+        """
+        if not self.run.sorts_tools:
+            return self.tools
+        return tuple(sorted(self.tools, key=lambda tool: (tool.server, tool.name)))
+
     def relist(self, server: m.ServerName, listed: tuple[m.ToolDefinition, ...]) -> "Turn":
         """Replace the tools that the server listed before with `listed`, and keep the order of the servers.
 
@@ -133,6 +144,8 @@ class Turn(Struct, frozen=True, kw_only=True):
         if wanted is not None:
             listed = tuple(tool for tool in listed if matches_any(tool.name, wanted))
         tools = tuple(sorted((*others, *listed), key=lambda tool: order[tool.server]))
+        if self.run.sorts_tools and self.tools and _by_name(self.tools) == _by_name(tools):
+            return replace(self, tools=tools)
         return replace(self, tools=tools, relisted=True)
 
     def server_that_died(self, records: tuple[m.ToolCallRecord, ...]) -> m.ServerName:
@@ -441,6 +454,10 @@ def waiting_for(state: LiveState) -> str:
 
 def _for_the_model(turn: Turn) -> str:
     return f"waiting for the model (request {turn.requests})"
+
+
+def _by_name(tools: tuple[m.ToolDefinition, ...]) -> dict[str, m.ToolDefinition]:
+    return {tool.name: tool for tool in tools}
 
 
 def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:

@@ -126,6 +126,7 @@ function drawReply({ trace, passage, message, state }) {
   const nothing = !body.content && !body.refusal && !calls;
   return [
     head,
+    reply.broken ? element("p", { class: "told warn" }, badge("cache", "warn"), ` ${visible(reply.broken)}`) : null,
     body.reasoning ? element("div", { class: "thought" }, drawMarkdown(body.reasoning)) : null,
     body.content ? element("div", { class: "said" }, jsonIn(body.content) === undefined ? drawMarkdown(body.content) : drawValue(body.content)) : null,
     body.refusal ? element("p", { class: "told warn" }, badge("declines", "warn"), ` ${visible(body.refusal)}`) : null,
@@ -140,7 +141,7 @@ function replyChips(request, reply, body) {
   const cost = usage.cost_usd === undefined || usage.cost_usd === null ? "" : `${usage.cost_usd} USD`;
   const tokens = body ? `${(usage.input_tokens ?? 0).toLocaleString("en")} → ${(usage.output_tokens ?? 0).toLocaleString("en")} tokens` : "";
   const ended = body?.finish_reason === "length" || body?.finish_reason === "content_filter" ? body.finish_reason : "";
-  return [duration(reply.t - request.t), tokens, cost, ended];
+  return [duration(reply.t - request.t), tokens, reply.repeats, cost, ended];
 }
 
 function requestButton(passage) {

@@ -96,9 +96,9 @@ class Trace {
 }
 
 function newMessage(row) {
-  const [seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body] = row;
+  const [seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body, repeats = "", broken = ""] = row;
   return {
-    seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body,
+    seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body, repeats, broken,
     effects: NONE, ends: NONE, activity: NONE, place: 0, haystack: null,
   };
 }

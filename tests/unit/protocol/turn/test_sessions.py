@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from turns import Walk, opened, run
+from turns import Walk, calls, changed, opened, returned, run
 
-from grue.messages import RunTurn, ServerNoted, SessionOpened
+from grue.messages import OfferTools, RequestCompletion, RunTurn, ServerNoted, SessionOpened
 from grue.policies import ToolPolicy, ToolRule
 
 
@@ -35,3 +35,24 @@ def test_nothing_is_said_of_tools_that_are_not_known() -> None:
     assert noted(Walk(under("b.other"), opened("a"), unlisted)) == []
     assert noted(Walk(replace(under("c.*"), binds_calls=False), opened("a"), opened("b"))) == []
     assert noted(Walk(replace(under("c.*"), servers=()))) == []
+
+
+def offers(walk: Walk) -> list[list[str] | None]:
+    modes = [request.mode for request in walk.of(RequestCompletion) if isinstance(request.mode, OfferTools)]
+    return [None if mode.tools is None else [tool.name for tool in mode.tools] for mode in modes]
+
+
+@pytest.mark.parametrize("sorts", [False, True])
+def test_tools_are_offered_in_one_order_unless_the_trace_is_an_old_one(sorts: bool) -> None:
+    walk = Walk(replace(run("b", "a"), sorts_tools=sorts), opened("a", "take", "look"), opened("b", "z", "y"))
+    listed = ["b.z", "b.y", "a.take", "a.look"]
+    assert offers(walk) == [sorted(listed) if sorts else listed]
+
+
+@pytest.mark.parametrize("sorts", [False, True])
+def test_a_list_that_comes_in_another_order_is_not_offered_again(sorts: bool) -> None:
+    begun = replace(run("a"), sorts_tools=sorts), opened("a", "look", "take"), calls("a.look")
+    walk = Walk(*begun, changed("a", "take", "look"), returned(1))
+    assert offers(walk)[1] == (None if sorts else ["a.take", "a.look"])
+    walk = Walk(*begun, changed("a", "take"), returned(1))
+    assert offers(walk)[1] == ["a.take"]

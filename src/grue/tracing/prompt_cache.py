@@ -1,0 +1,716 @@
+"""What of each prompt was a repetition of an earlier one, and what has changed where it was not.
+
+Providers cache the beginning of a prompt: the tools, the system text and the messages, in this order, as far
+as every byte is the same as in an earlier request. A trace holds what was said, step by step, and not the
+bytes that were sent. So each conversation is encoded again here, by the code that encodes requests, without
+cache markers, and each prompt is compared with the ones before it.
+
+Come here for what counts as a repetition, and for how the message is found that ended one. A `CachedPrompts`
+reads the messages of a trace one by one, and keeps no prompts but the last ones of each conversation.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.policies import ContextPolicy
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.profile import WireProfile
+from grue.protocol.chat_wire.profiles import GENERIC, profile_for
+from grue.protocol.context.history import History, Ledger
+from grue.runtime.safe_text import printable
+from grue.tracing.presentation import kind_of
+
+PromptPart: TypeAlias = Literal["model", "tools", "system", "messages"]
+
+_AROUND = 24
+_EXCERPT = 72
+
+
+class PrefixBreak(Struct, frozen=True, kw_only=True):
+    """Where a prompt does not repeat the one that it is compared with.
+
+    Attributes:
+        part: The part of the prompt that differs first. `model`: the whole prompt went to another model.
+        at_byte: The first byte that differs, counted from 0 in tools, system text and messages, as they are
+            written in the wire format, without cache markers.
+        place: What stands there: a tool, the system text, or a message, counted from 1.
+        before: The earlier prompt around that byte; untrusted.
+        now: This prompt around that byte; untrusted.
+        cause: Number of the message that caused it.
+        cause_kind: That message's kind.
+        why: What has changed, in words; names in it are untrusted.
+        tokens: Tokens that the earlier prompt had after that byte, as far as this one is as long. They are
+            paid again. From the endpoint's count of this prompt, or estimated by its bytes.
+    """
+
+    part: PromptPart
+    at_byte: int
+    place: str
+    before: str = ""
+    now: str = ""
+    cause: int
+    cause_kind: str
+    why: str
+    tokens: int = 0
+
+
+class CachedPrompt(Struct, frozen=True, kw_only=True):
+    """One request, beside the earlier prompt of which it repeats most.
+
+    Attributes:
+        seq: Number of its `RequestCompletion`.
+        reply: Number of the message that ended it.
+        prompt_bytes: Size of its tools, system text and messages, as far as the trace holds them.
+        repeated_bytes: How many of the first bytes are those of the earlier prompt.
+        compared_with: Number of the request that sent the earlier prompt; `None`: there was none.
+        after_s: Seconds since that request. Caches forget, most of them after 5 minutes.
+        input_tokens: Tokens of the prompt, as the endpoint has counted them; 0: it has not.
+        cached_tokens: Those of them that the endpoint has read from its cache, as it says.
+        whole: The trace holds what was said before. Otherwise the sizes lack that part.
+        broken: Where it differs from the earlier prompt; `None`: it begins with all of it.
+    """
+
+    seq: int
+    reply: int
+    turn: int
+    request: int
+    conversation: str
+    model: str
+    prompt_bytes: int
+    repeated_bytes: int
+    compared_with: int | None = None
+    after_s: float = 0.0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    whole: bool = True
+    broken: PrefixBreak | None = None
+
+    @property
+    def share(self) -> float:
+        """The part of the prompt that was a repetition, from 0 to 1."""
+        return self.repeated_bytes / self.prompt_bytes if self.prompt_bytes else 0.0
+
+    @property
+    def repeated_tokens(self) -> int:
+        """About how many of the prompt's tokens were a repetition."""
+        return round(self.input_tokens * self.share)
+
+
+class _Form(Struct, frozen=True):
+    """How requests are written, and the message by which that is known."""
+
+    profile: WireProfile
+    model: str
+    cause: tuple[int, str] = (0, "")
+
+
+class _Sent(Struct, frozen=True, kw_only=True):
+    """A prompt that was sent.
+
+    Attributes:
+        head: How many of its bytes begin every conversation of this kind: its tools and its system text.
+        tools: The tools that it offered.
+        parts: Sizes of its tools and its system text.
+    """
+
+    seq: int
+    at: float
+    model: str
+    run: m.RunTurn | None
+    whole: bytes
+    head: int
+    tools: tuple[m.ToolDefinition, ...]
+    parts: tuple[int, int]
+
+
+class _Asked(Struct, frozen=True, kw_only=True):
+    """A request under way.
+
+    Attributes:
+        listed: The message that last said which tools each server has, by server.
+    """
+
+    seq: int
+    at: float
+    turn: int
+    command: m.RequestCompletion
+    listed: dict[str, tuple[int, str]]
+
+
+class _Prompted(Struct, kw_only=True):
+    """A conversation as far as the trace has been read.
+
+    Attributes:
+        sent: The last prompts that it has sent: with tools, and without.
+        blame: What has made the messages differ from the last prompt: up to which byte they are still the
+            same, and the message that did it.
+        adapted: The message by which requests have another form since the last prompt.
+        notes: Why a request offers no tools, from the messages since the last one.
+    """
+
+    name: m.ConversationId
+    encoded: Conversation
+    run: m.RunTurn | None = None
+    whole: bool = True
+    sent: dict[bool, _Sent] = {}
+    last: _Sent | None = None
+    blame: list[tuple[int, int, str]] = []
+    adapted: tuple[int, str] | None = None
+    notes: list[tuple[int, str, str]] = []
+
+
+class CachedPrompts:
+    """Compares the prompts of a trace: `see` each of its messages, in order."""
+
+    def __init__(self) -> None:
+        self._talks: dict[m.ConversationId, _Prompted] = {}
+        self._turns: dict[int, m.ConversationId] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._listed: dict[str, tuple[int, str]] = {}
+        self._form = _Form(_unmarked(GENERIC), "")
+        self._learned: dict[tuple[str, str], _Form] = {}
+        self._heads: dict[str, _Sent] = {}
+        self._dropping: dict[int, m.ConversationId] = {}
+
+    def see(self, envelope: Any) -> CachedPrompt | None:
+        """Take the next message; return the request that it ends, compared with those before it.
+
+        A request that failed returns nothing, since no endpoint has read it.
+        """
+        body, cause, kind = envelope.body, envelope.cause or 0, kind_of(envelope.body)
+        place = (envelope.seq, kind)
+        match body:
+            case m.RunTurn():
+                self._begin(body, place)
+            case m.SessionOpened() | m.ToolsChanged() | m.McpDisabled():
+                self._listed[body.server] = place
+                if isinstance(body, m.McpDisabled):
+                    self._note(envelope.turn, place, f"the server {body.server} was given up")
+            case m.ToolsPresumed():
+                self._listed |= dict.fromkeys((each.server for each in body.listings), place)
+            case m.FinalForced() | m.RepairRequested():
+                why = "the final answer" if isinstance(body, m.FinalForced) else "another answer"
+                self._note(envelope.turn, place, f"{why} was asked for ({printable(body.reason, 200)})")
+            case m.RequestCompletion():
+                self._ask(body, envelope)
+            case m.HistoryRewritten() | m.RewriteHistory():
+                self._rewrite(body, place)
+            case m.SchemaIgnored():
+                self._learn({"ignores_schema": True}, place)
+            case m.FormAdapted():
+                self._learn(body.changed, place)
+                asked = self._asked.get(cause)
+                if asked is not None and asked.command.conversation in self._talks:
+                    self._adopt(self._talks[asked.command.conversation])
+            case m.CompletionReceived() | m.ReplyDropped() if cause in self._asked or isinstance(
+                body, m.ReplyDropped
+            ):
+                return self._ended(body, envelope)
+            case m.TurnCompleted() | m.TurnFailed() if cause in self._turns:
+                self._end(self._turns.pop(cause), body)
+        return None
+
+    def _begin(self, run: m.RunTurn, place: tuple[int, str]) -> None:
+        past = run.history
+        name = m.ConversationId(f"turn-{run.turn}") if past is None else past.conversation
+        if run.asks is not None:
+            self._form = self._learned.get((run.asks.address, run.asks.model)) or _form_of(run.asks, place)
+        talk = self._talks.get(name)
+        if run.resumed is None or talk is None:
+            talk = self._found(name, past)
+        elif not run.resumed.parked.calls and not run.resumed.new:
+            talk.encoded.history.forget()
+        talk.encoded.history.plain = run.plain_results
+        self._turns[place[0]] = name
+        self._talks[name] = talk
+        talk.run = run
+        talk.notes.append((*place, "the turn offers no tools"))
+
+    def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
+        """Return the conversation that a turn continues: this one, a branch of another one, or a new one."""
+        known = self._talks.get(name)
+        if past is None or not past.length:
+            return self._new(name)
+        if known is not None and known.run is not None:
+            known.encoded.close(None)
+        if known is not None and _stands_at(known, past):
+            return known
+        origin = next((talk for talk in self._talks.values() if _stands_at(talk, past)), None)
+        if origin is not None:
+            return _Prompted(
+                name=name,
+                encoded=origin.encoded.branch(),
+                whole=origin.whole,
+                sent={**origin.sent},
+                last=origin.last,
+            )
+        talk = self._new(name)
+        talk.whole = False
+        return talk
+
+    def _new(self, name: m.ConversationId) -> _Prompted:
+        encoded = Conversation(self._form.profile, model=self._form.model, history=History(Ledger()))
+        return _Prompted(name=name, encoded=encoded)
+
+    def _note(self, turn: int, place: tuple[int, str], why: str) -> None:
+        for talk in self._talks.values():
+            if talk.run is not None and talk.run.turn == turn:
+                talk.notes.append((*place, why))
+
+    def _ask(self, command: m.RequestCompletion, envelope: Any) -> None:
+        name = command.conversation
+        talk = self._talks.get(name)
+        if talk is None:
+            talk = self._talks[name] = self._new(name)
+        self._adopt(talk)
+        asked = _Asked(
+            seq=envelope.seq, at=envelope.t, turn=envelope.turn, command=command, listed={**self._listed}
+        )
+        self._asked[envelope.seq] = asked
+        if not command.aside:
+            try:
+                talk.encoded.ask(command.new, command.mode)
+            except ValueError:
+                # An old version said the same again after a resume, or a secret was redacted.
+                talk.whole = False
+                talk.encoded.history.forget()
+
+    def _adopt(self, talk: _Prompted) -> None:
+        """Write the conversation as the endpoint wants it by now, as the LLM actor does before a request."""
+        form, encoded = self._form, talk.encoded
+        if (encoded.profile, encoded.model) == (form.profile, form.model):
+            return
+        talk.adapted = form.cause
+        with _Blaming(talk, form.cause):
+            encoded.adopt(form.profile, form.model)
+
+    def _rewrite(self, body: m.HistoryRewritten | m.RewriteHistory, place: tuple[int, str]) -> None:
+        talk = self._talks.get(body.conversation)
+        if talk is None:
+            return
+        with _Blaming(talk, place):
+            try:
+                if isinstance(body, m.RewriteHistory):
+                    talk.encoded.change(body.change)
+                else:
+                    talk.encoded.rewrite(body.rewrite)
+            except ValueError:
+                talk.whole = False  # it changes what was said before this trace
+
+    def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
+        """Take over what an endpoint was found to accept. A field of a later version is ignored."""
+        form = self._form
+        fields = {
+            **msgspec.to_builtins(form.profile),
+            **changed,
+            "cache_markers": 0,
+            "given_cache_markers": 0,
+        }
+        try:
+            profile = msgspec.convert(fields, WireProfile)
+        except msgspec.ValidationError:
+            return
+        self._form = _Form(profile, form.model, place)
+        for key, known in self._learned.items():
+            if known is form:
+                self._learned[key] = self._form
+                return
+        self._learned["", form.model] = self._form
+
+    def _ended(self, body: m.CompletionReceived | m.ReplyDropped, envelope: Any) -> CachedPrompt | None:
+        asked = self._asked_by(envelope.turn, body) if isinstance(body, m.ReplyDropped) else None
+        asked = self._asked.pop(envelope.cause or 0 if asked is None else asked.seq, None)
+        talk = None if asked is None else self._talks.get(asked.command.conversation)
+        if asked is None or talk is None:
+            return None
+        command = asked.command
+        encoded = talk.encoded.aside(command.new, command.mode) if command.aside else talk.encoded
+        sent = self._sent(asked, talk, encoded)
+        prompt = self._compared(asked, talk, sent, body, envelope.seq)
+        if not command.aside:
+            if talk.last is None and talk.run is not None:
+                self._heads[sent.model] = sent
+            talk.sent[bool(sent.parts[0])] = talk.last = sent
+            talk.blame, talk.notes, talk.adapted = [], [], None
+        if isinstance(body, m.CompletionReceived) and not command.aside:
+            kept = m.AssistantReply(content=body.content, tool_calls=body.tool_calls, echo=body.echo)
+            talk.encoded.history.keep(kept)
+        return prompt
+
+    def _asked_by(self, turn: int, body: m.ReplyDropped) -> _Asked | None:
+        """Return the request that is dropped; if its reply had come before, take that back."""
+        conversation = self._dropping.pop(turn, m.ConversationId(""))
+        if conversation in self._talks:
+            self._talks[conversation].encoded.history.forget()
+        found = (a for a in self._asked.values() if (a.turn, a.command.request) == (turn, body.request))
+        return next(found, None)
+
+    def _sent(self, asked: _Asked, talk: _Prompted, encoded: Conversation) -> _Sent:
+        prompt = encoded.prompt
+        head = len(prompt.tools) + len(prompt.system) + _system_bytes(encoded, prompt.messages)
+        asks = None if talk.run is None else talk.run.asks
+        return _Sent(
+            seq=asked.seq,
+            at=asked.at,
+            model=encoded.model if asks is None else f"{asks.model} at {asks.address}",
+            run=talk.run,
+            whole=b"".join(prompt),
+            head=head,
+            tools=encoded.tools if prompt.tools else (),
+            parts=(len(prompt.tools), len(prompt.system)),
+        )
+
+    def _compared(self, asked: _Asked, talk: _Prompted, sent: _Sent, body: Any, reply: int) -> CachedPrompt:
+        earlier = self._nearest(talk, sent)
+        same = 0
+        if earlier is not None and earlier.model == sent.model:
+            same = common_bytes(earlier.whole, sent.whole)
+        usage = body.usage
+        counted = body.prompt_tokens or usage.input_tokens if isinstance(body, m.CompletionReceived) else 0
+        found = CachedPrompt(
+            seq=asked.seq,
+            reply=reply,
+            turn=asked.turn,
+            request=asked.command.request,
+            conversation=talk.name,
+            model=sent.model,
+            prompt_bytes=len(sent.whole),
+            repeated_bytes=same,
+            compared_with=None if earlier is None else earlier.seq,
+            after_s=0.0 if earlier is None else round(asked.at - earlier.at, 6),
+            input_tokens=counted,
+            cached_tokens=min(usage.cached_tokens, counted) if counted else 0,
+            whole=talk.whole,
+        )
+        if earlier is None:
+            return found
+        # Another conversation shares its tools and its system text with the one before, and no more.
+        shared, ends = (len(earlier.whole), len(sent.whole)) if talk.last else (earlier.head, sent.head)
+        if same >= shared:
+            return found
+        per_token = len(sent.whole) / counted if counted and talk.whole else ContextPolicy().bytes_per_token
+        tokens = max(0, round((min(shared, ends) - same) / per_token))
+        return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
+
+    def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
+        """Return the earlier prompt of which this one repeats most; of two, the later one."""
+        if talk.last is None:
+            return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
+        return max(talk.sent.values(), key=lambda each: (common_bytes(each.whole, sent.whole), each.seq))
+
+    def _end(self, name: m.ConversationId, end: m.TurnCompleted | m.TurnFailed) -> None:
+        talk = self._talks.get(name)
+        if talk is None:
+            return
+        for late in [seq for seq, asked in self._asked.items() if asked.command.conversation == name]:
+            del self._asked[late]
+        if talk.run is not None and talk.run.history is None:
+            del self._talks[name]  # it ends with its turn
+            return
+        try:
+            talk.encoded.close(end)
+        except ValueError:
+            talk.whole = False  # a secret was redacted in an id, or the trace is a damaged one
+
+
+class _Compared(Struct, frozen=True):
+    """Two prompts, and how many of their first bytes are the same."""
+
+    earlier: _Sent
+    sent: _Sent
+    same: int
+
+
+class _Blaming:
+    """Notes which message has changed what a conversation has said already."""
+
+    def __init__(self, talk: _Prompted, place: tuple[int, str]) -> None:
+        self._talk, self._place = talk, place
+
+    def __enter__(self) -> None:
+        """Do nothing: what counts is compared afterwards."""
+
+    def __exit__(self, *_: object) -> None:
+        """Compare the messages with those of the last prompt."""
+        last = self._talk.last
+        if last is not None:
+            messages = last.whole[sum(last.parts) :]
+            same = common_bytes(messages, self._talk.encoded.prompt.messages)
+            if same < len(messages):
+                self._talk.blame.append((same, *self._place))
+
+
+def _stands_at(talk: _Prompted, past: m.HistoryReference) -> bool:
+    ledger = talk.encoded.history.ledger
+    return ledger is not None and (ledger.length, ledger.digest) == (past.length, past.digest)
+
+
+def _form_of(asks: m.ModelAsked, place: tuple[int, str]) -> _Form:
+    wire = asks.wire if asks.wire in FORMATS else None
+    return _Form(_unmarked(profile_for(asks.address, asks.model, wire)), asks.model, place)
+
+
+def _unmarked(profile: WireProfile) -> WireProfile:
+    return replace(profile, cache_markers=0, given_cache_markers=0)
+
+
+def _system_bytes(encoded: Conversation, messages: bytes) -> int:
+    """Return how many bytes of the messages are the system text, where the format puts it among them."""
+    first = encoded.history.entries[0] if encoded.history.entries else None
+    texts = (
+        [item for item in first.items if isinstance(item, m.SystemText)] if isinstance(first, m.Said) else []
+    )
+    if not texts:
+        return 0
+    alone = Conversation(encoded.profile, model=encoded.model)
+    alone.ask(texts, m.RequireAnswer())
+    return common_bytes(alone.prompt.messages, messages)
+
+
+def common_bytes(left: bytes, right: bytes) -> int:
+    """Return how many first bytes two texts have in common."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _broken(pair: _Compared, talk: _Prompted, asked: _Asked, tokens: int) -> PrefixBreak:
+    earlier, sent, same = pair.earlier, pair.sent, pair.same
+    if earlier.model != sent.model:
+        return PrefixBreak(
+            part="model",
+            at_byte=0,
+            place="the whole prompt",
+            cause=_turn_of(talk, asked),
+            cause_kind="RunTurn",
+            why=f"{printable(earlier.model, 100)} was asked before, now {printable(sent.model, 100)}",
+            tokens=tokens,
+        )
+    part = _part(pair)
+    if part == "tools":
+        place, (cause, kind, why) = _changed_tool(pair, talk, asked)
+    elif part == "system":
+        place, (cause, kind, why) = "the system text", _changed_system(talk, asked)
+    else:
+        place, (cause, kind, why) = _message_at(pair), _changed_messages(talk, asked)
+    return PrefixBreak(
+        part=part,
+        at_byte=same,
+        place=place,
+        before=_excerpt(earlier.whole, same),
+        now=_excerpt(sent.whole, same),
+        cause=cause,
+        cause_kind=kind,
+        why=why,
+        tokens=tokens,
+    )
+
+
+def _part(pair: _Compared) -> Literal["tools", "system", "messages"]:
+    most = max(pair.earlier.parts[0], pair.sent.parts[0])
+    offered = bool(pair.earlier.parts[0]), bool(pair.sent.parts[0])
+    if pair.same < most and (pair.earlier.tools != pair.sent.tools or offered[0] != offered[1]):
+        return "tools"
+    if pair.same < min(pair.earlier.parts[0], pair.sent.parts[0]):
+        return "tools"
+    return "system" if pair.same < min(pair.earlier.head, pair.sent.head) else "messages"
+
+
+def _turn_of(talk: _Prompted, asked: _Asked) -> int:
+    return next((seq for seq, kind, _ in talk.notes if kind == "RunTurn"), asked.seq)
+
+
+def _changed_system(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
+    if talk.blame:
+        return _changed_messages(talk, asked)
+    return _turn_of(talk, asked), "RunTurn", "the system text is another one than in the conversation before"
+
+
+def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
+    if talk.blame:
+        _, cause, kind = min(talk.blame)
+        why = "what was said before is written in another form"
+        if kind in ("HistoryRewritten", "RewriteHistory"):
+            why = "what was said before was rewritten"
+        elif kind == "SchemaIgnored":
+            why = "the schema of the answer is told in words from now on"
+        elif kind == "RunTurn":
+            why = "another model or endpoint is asked"
+        return cause, kind, why
+    if asked.command.aside:
+        return asked.seq, "RequestCompletion", "the request is made beside the conversation"
+    return _turn_of(talk, asked), "RunTurn", "the turn goes on from another place in the conversation"
+
+
+def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str, tuple[int, str, str]]:
+    """Return the first tool that is not offered as before, and why."""
+    old, new = pair.earlier.tools, pair.sent.tools
+    if not new:
+        return "no tools", _why_no_tools(talk, asked)
+    if not old:
+        why = "tools are offered, and the request before offered none"
+        return f"the tool {_name(new[0])}", _listing(new[0], pair, talk, asked, why)
+    before, now = {tool.name: tool for tool in old}, {tool.name: tool for tool in new}
+    differ = (at for at, (a, b) in enumerate(zip(old, new, strict=False)) if not _same(a, b))
+    at = next(differ, min(len(old), len(new)))
+    if at == len(old) == len(new):
+        cause, kind = talk.adapted or (asked.seq, "RequestCompletion")
+        return "the tools", (cause, kind, "the tools are written in another form")
+    if at < len(new) and new[at].name not in before:
+        tool, how = new[at], "is offered, and was not before"
+    elif at < len(old) and old[at].name not in now:
+        tool, how = old[at], "is not offered any more"
+    elif old[at].name == new[at].name:
+        tool, how = new[at], _how_changed(old[at], new[at])
+    else:
+        tool, how = new[at], "is offered in another order"
+    return f"the tool {_name(tool)}", _listing(tool, pair, talk, asked, f"{_name(tool)} {how}")
+
+
+def _why_no_tools(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
+    if asked.command.aside:
+        return asked.seq, "RequestCompletion", "a summary is asked for, and that offers no tools"
+    for kinds in (("FinalForced", "RepairRequested"), ("McpDisabled",), ("RunTurn",)):
+        found = [note for note in talk.notes if note[1] in kinds]
+        if found:
+            cause, kind, why = found[-1]
+            return cause, kind, why if kind == "RunTurn" else f"{why}, and no tools are offered"
+    return asked.seq, "RequestCompletion", "no tools are offered"
+
+
+def _listing(
+    tool: m.ToolDefinition, pair: _Compared, talk: _Prompted, asked: _Asked, why: str
+) -> tuple[int, str, str]:
+    """Return the message that says which tools the server of `tool` has, or which of them a turn wants."""
+    before, now = pair.earlier.run, pair.sent.run
+    if before is not None and now is not None and before is not now:
+        wanted = before.tools != now.tools
+        if wanted or (tool.server in before.servers) != (tool.server in now.servers):
+            return _turn_of(talk, asked), "RunTurn", f"{why}: the turn wants other tools"
+    cause, kind = asked.listed.get(tool.server, (asked.seq, "RequestCompletion"))
+    return cause, kind, why
+
+
+def _same(one: m.ToolDefinition, other: m.ToolDefinition) -> bool:
+    return one.name == other.name and _how_changed(one, other) == ""
+
+
+def _how_changed(old: m.ToolDefinition, new: m.ToolDefinition) -> str:
+    if old.description != new.description:
+        return "has another description"
+    if old.input_schema != new.input_schema:
+        return "has other arguments"
+    if msgspec.json.encode(old.input_schema) != msgspec.json.encode(new.input_schema):
+        return "has the keys of its schema in another order"
+    return ""
+
+
+def _name(tool: m.ToolDefinition) -> str:
+    return printable(tool.name, 100)
+
+
+def _message_at(pair: _Compared) -> str:
+    """Return which message of the prompt differs first."""
+    begin = sum(pair.sent.parts)
+    try:
+        messages = msgspec.json.decode(b"[" + pair.sent.whole[begin:] + b"]", type=list[msgspec.Raw])
+    except msgspec.DecodeError:
+        return "a message"
+    end = begin
+    for number, message in enumerate(messages, 1):
+        end += len(bytes(message)) + 1
+        if pair.same < end:
+            role = _role(bytes(message))
+            return f"message {number}{role and f' ({role})'}"
+    return f"message {len(messages) + 1}, which is not there any more"
+
+
+def _role(message: bytes) -> str:
+    try:
+        fields = msgspec.json.decode(message, type=dict[str, object])
+    except msgspec.DecodeError:
+        return ""
+    return printable(str(fields.get("role", fields.get("type", ""))), 30)
+
+
+def _excerpt(whole: bytes, at: int) -> str:
+    return printable(
+        whole[max(0, at - _AROUND) : at - _AROUND + _EXCERPT].decode("utf-8", "replace"), _EXCERPT
+    )
+
+
+class CacheTotals(Struct, frozen=True, kw_only=True):
+    """What the prompts of a trace have repeated.
+
+    Attributes:
+        requests: Requests that an endpoint has answered.
+        breaks: How many of them do not begin with the prompt that they are compared with.
+        input_tokens: Tokens of all prompts, as far as the endpoints have counted them.
+        repeated_tokens: About how many of these were a repetition.
+        cached_tokens: How many of these were billed as read from a cache.
+        paid_again: Tokens after a break that an earlier prompt had already.
+    """
+
+    requests: int = 0
+    breaks: int = 0
+    input_tokens: int = 0
+    repeated_tokens: int = 0
+    cached_tokens: int = 0
+    paid_again: int = 0
+
+
+class CacheReport(Struct, frozen=True, kw_only=True):
+    """The prompts of a trace, in the order of their replies."""
+
+    episode: str
+    prompts: tuple[CachedPrompt, ...]
+    totals: CacheTotals
+
+
+def cache_report(episode: str, envelopes: Iterable[Any]) -> CacheReport:
+    """Compare the prompts of a trace with those before them."""
+    prompts = tuple(cached_prompts(envelopes))
+    broken = [each.broken for each in prompts if each.broken is not None]
+    totals = CacheTotals(
+        requests=len(prompts),
+        breaks=len(broken),
+        input_tokens=sum(each.input_tokens for each in prompts),
+        repeated_tokens=sum(each.repeated_tokens for each in prompts),
+        cached_tokens=sum(each.cached_tokens for each in prompts),
+        paid_again=sum(each.tokens for each in broken),
+    )
+    return CacheReport(episode=episode, prompts=prompts, totals=totals)
+
+
+def cached_prompts(envelopes: Iterable[Any]) -> Iterator[CachedPrompt]:
+    """Yield the requests of a trace, each as soon as it is answered."""
+    reader = CachedPrompts()
+    for envelope in envelopes:
+        found = reader.see(envelope)
+        if found is not None:
+            yield found
+
+
+def told(prompt: CachedPrompt) -> str:
+    """Return what there is to say of a prompt beside its figures: where it breaks off, and why."""
+    broken = prompt.broken
+    if broken is None:
+        return ""
+    return (
+        f"request {prompt.request} of turn {prompt.turn} (message {prompt.seq}) repeats {broken.at_byte}"
+        f" bytes of message {prompt.compared_with} and differs in {broken.place}: {broken.why}"
+        f" ({broken.cause_kind}, message {broken.cause}); about {broken.tokens} tokens are paid again"
+    )
