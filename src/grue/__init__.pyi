@@ -55,6 +55,7 @@ from grue.protocol.turn.states import TurnProgress as TurnProgress
 from grue.runtime.processes.limits import ProcessLimits as ProcessLimits
 from grue.runtime.trace.file import TraceWriter as TraceWriter
 from grue.runtime.trace.recorder import Recorder as Recorder
+from grue.sandbox.box import Sandbox as Sandbox
 from grue.tool_sessions.function_tools import FunctionTools as FunctionTools
 from grue.tool_sessions.server_options import ServerOptions as ServerOptions
 from grue.tool_sessions.server_specs import HttpServer as HttpServer

@@ -67,6 +67,20 @@ class MissingDependencyError(MCPConfigError, ImportError):
     """
 
 
+class SandboxError(MCPError):
+    """A box cannot be made: this machine cannot enforce it, or a path of it cannot be opened.
+
+    Attributes:
+        problem: What is wrong, in a sentence.
+        remedy: What to do, in a sentence; may be empty.
+    """
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        super().__init__(f"{problem} {remedy}".rstrip())
+        self.problem = problem
+        self.remedy = remedy
+
+
 class GameError(MCPError):
     """A game cannot be started, restored or continued."""
 

@@ -17,6 +17,7 @@ import anyio
 from grue import __version__
 from grue import messages as m
 from grue.cli.doctor_boot import before_start, boot_lines
+from grue.cli.doctor_boxes import boxes
 from grue.cli.doctor_llm import look_at_llm
 from grue.cli.finding import Finding, Verdict
 from grue.cli.login import stored_login
@@ -85,6 +86,7 @@ def _findings(
         return
     yield from _server_file(known, mcp_config)
     yield from _keys(known)
+    yield from boxes(known.servers, known.source)
     yield from _logins(known)
     yield from _node(known)
     yield from _servers(known, config, network=network)

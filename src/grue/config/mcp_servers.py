@@ -33,6 +33,7 @@ from grue.config.env_file import read_env_file
 from grue.config.interpolation import Scope, expand
 from grue.config.server_auth import AuthConfig, expanded_auth, to_oauth
 from grue.errors import ConfigProblem, MCPConfigError
+from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.environment import InheritEnv
 from grue.tool_sessions.server_options import PresumeTools, ServerOptions
 from grue.tool_sessions.server_specs import HttpServer, HttpTransport, McpServer, StdioServer
@@ -49,7 +50,7 @@ _HARMLESS_KEYS = frozenset(
 _UNUSED_KEYS = frozenset(("oauth",))
 _MISSPELT_FROM = 0.75
 
-_ONLY_STARTED = ("args", "env", "envFile", "inherit_env", "cwd", "exit_grace_seconds")
+_ONLY_STARTED = ("args", "env", "envFile", "inherit_env", "cwd", "exit_grace_seconds", "sandbox")
 _ONLY_BY_URL = ("headers", "auth")
 _MILLISECONDS_FROM = 1000
 """Hosts disagree on the unit of `timeout`. A value of 1000 or more is taken as milliseconds."""
@@ -99,6 +100,11 @@ def _server_name(name: str) -> str:
 def _seconds(value: float) -> float:
     if not 0 < value < float("inf"):
         raise ValueError("should be a number of seconds above zero")
+    return value
+
+
+def _sandbox(value: Any) -> Any:
+    sandbox_of(value)  # for its errors; `${...}` is expanded later
     return value
 
 
@@ -179,6 +185,9 @@ class MCPServerConfig(BaseModel):
         required: Whether the first connect of an episode has to succeed; `None`: the host's policy.
         check_arguments: Whether calls that a tool's input schema refuses are answered without being sent.
         presume_tools: When a turn may offer the tools that it listed before; `None`: the host's setting.
+        sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
+        sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without `sandbox`: nothing
+            may be written but a scratch folder, and there is no network.
 
     Source: R3.2
     """
@@ -205,6 +214,8 @@ class MCPServerConfig(BaseModel):
     required: bool | None = None
     check_arguments: bool = True
     presume_tools: PresumeTools | None = None
+    sandbox: Annotated[Any, AfterValidator(_sandbox)] = None
+    sandboxEnabled: bool | None = None  # noqa: N815 the file's key
 
     _unused_keys: tuple[str, ...] = PrivateAttr(default=())
     _startup_place: str = PrivateAttr(default=f"{_STARTUP} of this server")
@@ -494,7 +505,17 @@ def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
         cwd=config.cwd,
         options=options,
         inherit_env=config.inherit_env or "all",
+        sandbox=_box(config),
     )
+
+
+def _box(config: MCPServerConfig) -> Sandbox | None:
+    """Return the box that an entry asks for; VS Code has a switch beside the description."""
+    if config.sandboxEnabled is False:
+        return None
+    if config.sandboxEnabled and config.sandbox is None:
+        return sandbox_of({"filesystem": {}})
+    return sandbox_of(config.sandbox)
 
 
 def _http_transport(config: MCPServerConfig) -> HttpTransport:
@@ -577,11 +598,23 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
             "env": each("env", config.env),
             "envFile": None if env_file is None else str((beside / env_file).absolute()),
             "cwd": None if cwd is None else str(scope.workspace_folder / cwd),
+            "sandbox": _expanded_box(config.sandbox, at),
             "url": at("url", config.url),
             "headers": each("headers", config.headers),
             "auth": expanded_auth(config.auth, at, beside),
         }
     )
+
+
+def _expanded_box(value: Any, at: Callable[[str, str | None], str | None], key: str = "sandbox") -> Any:
+    match value:
+        case str():
+            return at(key, value)
+        case list() | tuple():
+            return [_expanded_box(each, at, f"{key}[{index}]") for index, each in enumerate(value)]
+        case Mapping():
+            return {name: _expanded_box(each, at, f"{key}.{name}") for name, each in value.items()}
+    return value
 
 
 def _entry_problem(error: ErrorDetails) -> str:

@@ -11,9 +11,11 @@ from os import PathLike
 from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import msgspec
 from msgspec import Struct, field
 
 from grue.errors import MCPConfigError
+from grue.sandbox.box import Sandbox, in_words, sandbox_of
 from grue.tool_sessions.environment import InheritEnv, inherited
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.redaction import Redactor, secrets_of_arguments
@@ -42,6 +44,8 @@ class StdioServer(Struct, frozen=True, kw_only=True):
             commonly need. `none`: nothing. If the result has no PATH, the command is looked up on the host's.
         cwd: Working directory; `None`: the host's.
         options: Time limits and tool choices, for the MCP client.
+        sandbox: What the program may read, write, start and connect to: a `Sandbox`, or a preset's name
+            (`pure`, `files`, `web`). `None`: what the host may.
 
     Source: R3.2, P7
     """
@@ -53,6 +57,7 @@ class StdioServer(Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     options: ServerOptions = ServerOptions()
     inherit_env: InheritEnv = "all"
+    sandbox: Sandbox | None = None
 
     def __post_init__(self) -> None:
         """Refuse a command that is not a word, and arguments that are not a list of words."""
@@ -67,9 +72,17 @@ class StdioServer(Struct, frozen=True, kw_only=True):
         elif not isinstance(given["options"], ServerOptions):
             form = "options=ServerOptions(...)"
         else:
+            self._read_sandbox()
             return
         # The values are not shown: an argument may be a secret.
         raise MCPConfigError(f"StdioServer(name={self.name!r}): write {form}.")
+
+    def _read_sandbox(self) -> None:
+        """Make a `Sandbox` of a preset's name."""
+        try:
+            msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))
+        except ValueError as error:
+            raise MCPConfigError(f"StdioServer(name={self.name!r}): sandbox {error}.") from None
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         """Return the fields with secrets redacted; rich shows them in tracebacks."""
@@ -81,6 +94,7 @@ class StdioServer(Struct, frozen=True, kw_only=True):
             ("args", tuple(args)),
             ("env", hidden),
             ("cwd", self.cwd),
+            *([("sandbox", in_words(self.sandbox))] if self.sandbox else []),
         ]
 
     def __repr__(self) -> str:

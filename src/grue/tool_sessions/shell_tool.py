@@ -1,7 +1,7 @@
 """`ShellTool`: a tool server whose one tool runs commands on this machine. Off unless a host configures it.
 
 An allow-list of programs, a working folder and a small environment limit what a model can start. They do not
-limit what a started program does: it can read every file that this user can read. For that use a container.
+limit what a started program does: it can read every file that this user can read. A box (`sandbox`) does.
 
 A command is ended in the same way as a server: it leads its own process group, which the guard watches, and
 afterwards nothing that it started is alive, however it ended.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import anyio
+import msgspec
 from msgspec import Meta, Struct, field
 
 from grue import messages as m
@@ -24,6 +25,7 @@ from grue.protocol.tools import results as tool_results
 from grue.runtime.processes.command import Capture, Command
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
+from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools
 from grue.tool_sessions.host_tools import HostCommands
 from grue.tool_sessions.tool_decorator import tool
@@ -60,6 +62,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         max_output_bytes: How much of each output stream the model gets: its beginning and its end.
         max_written_bytes: A command that writes more than this is ended.
         limits: Time between SIGTERM and SIGKILL.
+        sandbox: What a command may read, write, start and connect to: a `Sandbox`, or a preset's name;
+            `files` opens the folder. `None`: what the host may.
 
     Raises:
         MCPConfigError: The folder or a program does not exist, or `shell` is used with an allow-list.
@@ -74,8 +78,13 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
     max_output_bytes: int = 30_000
     max_written_bytes: int = 16 * 1024 * 1024
     limits: ProcessLimits = ProcessLimits(term_grace_s=1.0)
+    sandbox: Sandbox | None = None
 
     def __post_init__(self) -> None:
+        try:
+            msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))
+        except ValueError as error:
+            raise MCPConfigError(f"ShellTool: sandbox {error}.") from None
         if not Path(self.folder).is_dir():
             raise MCPConfigError(f"ShellTool: the folder {os.fspath(self.folder)!r} does not exist.")
         if self.shell and self.commands != "any":
@@ -160,6 +169,7 @@ class _Program(Struct, frozen=True):
     args: tuple[str, ...]
     cwd: str
     variables: Mapping[str, str]
+    sandbox: Sandbox | None
 
     def environment(self) -> dict[str, str]:
         """Return its whole environment."""
@@ -198,8 +208,8 @@ class _Commands:
 
         return marks(run_line if spec.shell else run)
 
-    def _place(self) -> tuple[str, Mapping[str, str]]:
-        return os.fspath(self._spec.folder), self._spec.environment()
+    def _place(self) -> tuple[str, Mapping[str, str], Sandbox | None]:
+        return os.fspath(self._spec.folder), self._spec.environment(), self._spec.sandbox
 
     def _description(self) -> str:
         spec = self._spec

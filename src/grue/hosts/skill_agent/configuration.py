@@ -120,6 +120,7 @@ class _SkillsTable(Struct, kw_only=True, forbid_unknown_fields=True):
 class _ShellTable(Struct, kw_only=True, forbid_unknown_fields=True):
     commands: Literal["any"] | list[str | list[str]]
     timeout_seconds: _Above0 = 60.0
+    sandbox: Any = None
 
 
 class _AgentTable(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -185,7 +186,10 @@ def _shell(document: YamlDocument, table: _AgentTable, folder: Path) -> dict[str
         raise document.error(("mcp", "servers", SHELL), f"mcp.servers.{SHELL}: the name is taken by `shell`.")
     try:
         tool = ShellTool(
-            folder=folder / table.workspace, commands=shell.commands, timeout_s=shell.timeout_seconds
+            folder=folder / table.workspace,
+            commands=shell.commands,
+            timeout_s=shell.timeout_seconds,
+            sandbox=shell.sandbox,
         )
     except MCPConfigError as error:
         raise document.error(("shell",), f"shell: {error}") from error

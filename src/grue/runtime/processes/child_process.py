@@ -24,6 +24,7 @@ from grue.runtime.loops.background_tasks import BackgroundTasks, leaves_no_time
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessGroup, ProcessRegistry
 from grue.runtime.processes.server_exit import ServerExit
+from grue.sandbox.box import Sandbox
 
 CHUNK_BYTES = 65_536
 """How much is read from a pipe at once."""
@@ -50,6 +51,11 @@ class Program(Protocol):
     @property
     def cwd(self) -> str | None:
         """Its working directory; `None`: the host's."""
+        ...
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """What it may do; `None`: what the host may."""
         ...
 
     def environment(self) -> dict[str, str]:
@@ -109,7 +115,9 @@ class ChildProcess:
         program = self._program
         # Read the deadline now: once a scope is cancelled, anyio reports -inf instead of its deadline.
         self._close_by = anyio.current_effective_deadline()
-        self._group = self._registry.spawn(program.command, program.args, program.environment(), program.cwd)
+        self._group = self._registry.spawn(
+            program.command, program.args, program.environment(), program.cwd, program.sandbox
+        )
         self._gone = anyio.Event()
         await self._tasks.__aenter__()
         self._tasks.start(self._await_exit)

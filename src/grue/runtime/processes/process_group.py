@@ -30,14 +30,18 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from grue.errors import MCPConfigError, MCPError
+from grue.errors import MCPConfigError, MCPError, SandboxError
 from grue.runtime.processes.descendants import Descendants
 from grue.runtime.processes.exit_watch import ExitWatch
 from grue.runtime.processes.guard import guard
 from grue.runtime.processes.process_table import live_members
 from grue.runtime.processes.server_exit import ServerExit
+from grue.sandbox.box import Sandbox
+
+if TYPE_CHECKING:
+    from grue.sandbox.launch import Boxed
 
 _SHELL = "/bin/sh"
 _SHIM = 'read -r _ && exec "$@"'
@@ -72,8 +76,11 @@ class SpawnError(MCPError):
 class ProcessGroup:
     """A process that leads its own session and group, with its children. Made by `ProcessRegistry.spawn`."""
 
-    def __init__(self, leader: subprocess.Popen[bytes], registry: "ProcessRegistry") -> None:
+    def __init__(
+        self, leader: subprocess.Popen[bytes], registry: "ProcessRegistry", boxed: "Boxed | None" = None
+    ) -> None:
         self._leader = leader
+        self._boxed = boxed
         self._registry = registry
         self._lock = threading.RLock()  # a signal handler may run in a thread that holds it
         self._exit: ServerExit | None = None
@@ -126,6 +133,8 @@ class ProcessGroup:
                 self._exit = _exit_of(self._leader.wait())
                 _await_empty(self.pid)
                 self._registry._remove(self)  # noqa: SLF001 - the other half of one pair
+                if self._boxed is not None:
+                    self._boxed.end()
             return self._exit
 
     def close_descriptors(self) -> None:
@@ -168,7 +177,12 @@ class ProcessRegistry:
         return len(self._groups)
 
     def spawn(
-        self, command: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str | None
+        self,
+        command: str,
+        args: tuple[str, ...],
+        env: Mapping[str, str],
+        cwd: str | None,
+        sandbox: Sandbox | None = None,
     ) -> ProcessGroup:
         """Start `command` in its own session, with pipes for its standard streams, and register it.
 
@@ -178,18 +192,23 @@ class ProcessRegistry:
             args: Its arguments.
             env: The whole environment of the process.
             cwd: Its working directory; `None`: the host's.
+            sandbox: What it may do; `None`: what the host may.
 
         Raises:
-            SpawnError: The command or the directory does not exist, or the system refuses.
+            SpawnError: The command or the directory does not exist, the system refuses, or the box cannot
+                be enforced.
             MCPConfigError: On Windows.
         """
         if os.name != "posix":
             raise MCPConfigError("grue's stdio servers need Linux or macOS.")
-        argv = (_resolve(command, env, cwd), *args)
+        program = _resolve(command, env, cwd)
+        boxed = None if sandbox is None else _in_box(sandbox, program, args, env, cwd)
+        env = env if boxed is None else boxed.env
         shim = _shell_keeps(env)
-        try:
-            leader = subprocess.Popen(
-                (_SHELL, "-c", _SHIM, _SHELL, *argv) if shim else argv,
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                (_SHELL, "-c", _SHIM, _SHELL, program, *args) if shim else (program, *args),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -198,9 +217,14 @@ class ProcessRegistry:
                 cwd=cwd,
                 start_new_session=True,
             )
-        except (OSError, ValueError) as error:
+
+        try:
+            leader = start() if boxed is None else boxed.run(start)
+        except (OSError, ValueError, SandboxError) as error:
+            if boxed is not None:
+                boxed.end()
             raise SpawnError(f"{command}: {getattr(error, 'strerror', None) or error}") from error
-        return self._admit(leader, released=not shim)
+        return self._admit(leader, boxed, released=not shim)
 
     def kill_now(self) -> None:
         """Send SIGKILL to every group and return at once. The tasks that wait for their exit reap them.
@@ -227,11 +251,15 @@ class ProcessRegistry:
                 group.close_descriptors()
         return len(groups)
 
-    def _admit(self, leader: subprocess.Popen[bytes], *, released: bool) -> ProcessGroup:
-        group = ProcessGroup(leader, self)
+    def _admit(
+        self, leader: subprocess.Popen[bytes], boxed: "Boxed | None", *, released: bool
+    ) -> ProcessGroup:
+        group = ProcessGroup(leader, self, boxed)
         self._groups[group.pid] = group
         _all_groups[group.pid] = group
         guard.watch(group.pid)
+        if boxed is not None:
+            boxed.limit(group.pid)
         for fd in (group.stdin, group.stdout, group.stderr):
             os.set_blocking(fd, False)
         if not released:
@@ -330,6 +358,18 @@ def _not_found(command: str, base: Path) -> SpawnError:
         remedy=f"Run `chmod +x {shlex.quote(str(path.absolute()))}`, or name its interpreter as the command"
         " and the file as the first argument.",
     )
+
+
+def _in_box(
+    sandbox: Sandbox, program: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str | None
+) -> "Boxed":
+    # Imported here: ctypes takes a while, and most programs run without a box.
+    from grue.sandbox.launch import boxed
+
+    try:
+        return boxed(sandbox, program=program, args=args, env=env, cwd=cwd)
+    except SandboxError as error:
+        raise SpawnError(error.problem, remedy=error.remedy) from error
 
 
 def _shell_keeps(env: Mapping[str, str]) -> bool:

@@ -1,0 +1,282 @@
+"""The description of a box, as a user writes it: `Sandbox`, its presets and its JSON.
+
+Nothing here looks at the file system. `places.py` makes absolute folders of the description when a program
+is started.
+"""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import MCPConfigError
+
+Preset: TypeAlias = Literal["pure", "files", "web"]
+"""`pure`: its own program and a scratch folder, no network. `files`: the workspace, too. `web`: `pure` with
+the network."""
+
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*\.?")
+_UNITS = {
+    "memory_mb": "MiB",
+    "processes": "processes",
+    "open_files": "open files",
+    "file_mb": "MiB a file",
+    "cpu_s": "s of processor time",
+}
+_WEB_PORTS = (80, 443)
+_VSCODE = ("filesystem", "network")
+_VSCODE_KEYS = {
+    "filesystem": ("allowRead", "denyRead", "allowWrite", "denyWrite"),
+    "network": ("allowedDomains", "deniedDomains"),
+}
+
+
+class HostPort(Struct, frozen=True):
+    """A host that a boxed program may connect to, and its ports.
+
+    Attributes:
+        host: In lower case: a name, `*.` and a name for every name below it, or an IP address.
+        ports: Its ports.
+    """
+
+    host: str
+    ports: tuple[int, ...]
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.ports[0]}" if len(self.ports) == 1 else host
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read `host`, `host:port`, `*.host`, an IP address or `[IPv6]:port`. Without a port: 80 and 443.
+
+        Raises:
+            ValueError: It is none of these.
+        """
+        host, port = text, ""
+        if text.startswith("["):
+            host, _, port = text[1:].partition("]")
+            port = port.removeprefix(":")
+        elif text.count(":") == 1:
+            host, _, port = text.partition(":")
+        if (":" in text and text[-1] == ":") or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
+            raise ValueError(f"{text!r} has no valid port: write host:443")
+        if _address(host) is None and (len(host) > 253 or not _HOST.fullmatch(host)):
+            raise ValueError(f"{text!r} is not a host: write example.com, *.example.com, or 10.0.0.5:5432")
+        return cls(host.lower().rstrip("."), (int(port),) if port else _WEB_PORTS)
+
+    def covers(self, host: str, port: int) -> bool:
+        """Return whether this entry allows a host, given as the program named it, and a port."""
+        host = host.lower().rstrip(".")
+        if port not in self.ports:
+            return False
+        if self.host.startswith("*."):
+            return host.endswith(self.host[1:]) and len(host) > len(self.host) - 1
+        mine, asked = _address(self.host), _address(host)
+        return self.host == host if mine is None else mine == asked
+
+
+class Sandbox(Struct, frozen=True, kw_only=True):
+    """What a program that grue starts may do. What is not listed is refused, by the kernel.
+
+    Paths are absolute, begin with `~`, or are relative to the program's working directory. A folder stands
+    for everything in it. Each program also gets what its preset says, and the programs and libraries of the
+    system.
+
+    Attributes:
+        preset: `pure`: its own program and a scratch folder, no network. `files`: also the workspace, which
+            is its working directory, to read and write. `web`: `pure` with the network.
+        read: Files and folders that it may read.
+        write: Files and folders that it may read, write and delete. They have to exist.
+        hide: Files and folders inside of those that it may not read after all.
+        execute: The only programs that it may start besides its own; `None`: those of the system and of its
+            own folders, too. All that it starts is in the same box.
+        network: `True`: any. `False`: none. A list of `host:port`: only these, by a proxy of grue's. `None`:
+            as the preset says.
+        unix_sockets: Whether it may use Unix sockets, which reach Docker or an SSH agent if they are there.
+        memory_mb: Memory that each of its processes may allocate, in MiB; `None`: no limit.
+        processes: How many processes and threads it may add to those of this user; `None`: no limit.
+        open_files: How many files each process may have open; `None`: the host's limit.
+        file_mb: Size of a file that it writes, in MiB; `None`: no limit.
+        cpu_s: Seconds of processor time of each process; `None`: no limit.
+        required: Whether a program is not started if this machine cannot enforce all of that. `False`: what
+            it can is enforced, and a warning says what is missing.
+
+    Raises:
+        MCPConfigError: A value is not of these.
+    """
+
+    preset: Preset = "pure"
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    hide: tuple[str, ...] = ()
+    execute: tuple[str, ...] | None = None
+    network: bool | tuple[str, ...] | None = None
+    unix_sockets: bool = False
+    memory_mb: int | None = None
+    processes: int | None = None
+    open_files: int | None = None
+    file_mb: int | None = None
+    cpu_s: int | None = None
+    required: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant, with the name of the key."""
+        fault = _fault(self)
+        if fault is not None:
+            raise MCPConfigError(f"sandbox: {fault}.")
+
+    @property
+    def hosts(self) -> tuple[HostPort, ...]:
+        """The hosts that it may connect to, if they are listed."""
+        return tuple(HostPort.read(text) for text in self.network) if isinstance(self.network, tuple) else ()
+
+    @property
+    def any_network(self) -> bool:
+        """Whether it may use the network without limits."""
+        return self.network is True or (self.network is None and self.preset == "web")
+
+
+def sandbox_of(value: object) -> Sandbox | None:
+    """Read a box from a configuration: a preset's name, a table of `Sandbox`'s keys, or VS Code's table.
+
+    `None`, `False` and `"none"` mean no box; `True` means `files`.
+
+    Raises:
+        ValueError: It is none of these; the text says which key is wrong.
+    """
+    match value:
+        case None | False | "none":
+            return None
+        case True:
+            return Sandbox(preset="files")
+        case Sandbox():
+            return value
+        case str():
+            if value not in get_args(Preset):
+                raise ValueError(f"should be {_presets()}, not {value!r}")
+            return Sandbox(preset=value)  # type: ignore[arg-type]  # just compared
+        case Mapping():
+            return _of_table(value)
+    raise ValueError(f"should be {_presets()}, or a table with keys such as 'read', 'write' and 'network'")
+
+
+def _of_table(table: Mapping[Any, Any]) -> Sandbox:
+    if any(isinstance(table.get(key), Mapping) for key in _VSCODE):
+        return _of_vscode(table)
+    known = Sandbox.__struct_fields__
+    unknown = [str(key) for key in table if key not in known]
+    if unknown:
+        raise ValueError(f"has the unknown key {unknown[0]!r}. It knows {', '.join(known)}")
+    try:
+        return msgspec.convert(dict(table), Sandbox)
+    except msgspec.ValidationError as error:
+        # msgspec's text names kinds and the key, never the value.
+        raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
+    except MCPConfigError as error:
+        raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
+
+
+def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
+    """Read VS Code's table: everything may be read but `denyRead`, and only `allowWrite` be written."""
+    parts: dict[str, dict[str, tuple[str, ...]]] = {}
+    for part, keys in table.items():
+        if part not in _VSCODE or not isinstance(keys, Mapping):
+            raise ValueError(f"has the key {part!r} beside VS Code's keys, which grue does not enforce")
+        for key, listed in keys.items():
+            if key not in _VSCODE_KEYS[part]:
+                raise ValueError(f"has the key '{part}.{key}', which grue does not enforce")
+            if not isinstance(listed, list | tuple) or not all(isinstance(each, str) for each in listed):
+                raise ValueError(f"'{part}.{key}' should be a list of texts")
+        parts[part] = {str(key): tuple(listed) for key, listed in keys.items()}
+    files, network = parts.get("filesystem", {}), parts.get("network", {})
+    for part, key in (("filesystem", "denyWrite"), ("network", "deniedDomains")):
+        if parts.get(part, {}).get(key):
+            raise ValueError(f"has '{part}.{key}', which grue cannot enforce: list what is allowed instead")
+    try:
+        return Sandbox(
+            preset="pure",
+            read=files.get("allowRead") or ("/",),
+            write=files.get("allowWrite", ()),
+            hide=files.get("denyRead", ()),
+            network=network.get("allowedDomains", ()) or False,
+        )
+    except MCPConfigError as error:
+        raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
+
+
+def in_words(box: Sandbox) -> str:
+    """Return in one line what a program in this box can reach."""
+    files = {"pure": "its own program and a scratch folder", "web": "its own program and a scratch folder"}
+    said = [f"files: {files.get(box.preset, 'its own program, a scratch folder and the workspace')}"]
+    if box.read:
+        said.append(f"reads {', '.join(box.read)}")
+    if box.write:
+        said.append(f"writes {', '.join(box.write)}")
+    if box.hide:
+        said.append(f"not {', '.join(box.hide)}")
+    if box.execute is not None:
+        said.append(f"starts only {', '.join(box.execute) or 'itself'}")
+    hosts = ", ".join(map(str, box.hosts))
+    said.append(f"network: {'any' if box.any_network else hosts or 'none'}")
+    if box.unix_sockets:
+        said.append("Unix sockets")
+    said += [f"{getattr(box, key)} {unit}" for key, unit in _UNITS.items() if getattr(box, key) is not None]
+    return "; ".join(said)
+
+
+def _fault(box: Sandbox) -> str | None:
+    given: dict[str, Any] = {name: getattr(box, name) for name in box.__struct_fields__}
+    if given["preset"] not in get_args(Preset):
+        return f"preset should be {_presets()}"
+    for key in ("read", "write", "hide", "execute"):
+        fault = _path_fault(key, given[key])
+        if fault is not None:
+            return fault
+    for key in _UNITS:
+        number = given[key]
+        if number is not None and (type(number) is not int or not 0 < number < 2**40):
+            return f"{key} should be a whole number above zero"
+    for key in ("required", "unix_sockets"):
+        if not isinstance(given[key], bool):
+            return f"{key} should be true or false"
+    return _network_fault(given["network"])
+
+
+def _path_fault(key: str, listed: Any) -> str | None:
+    if listed is None and key == "execute":
+        return None
+    if isinstance(listed, str) or not isinstance(listed, list | tuple):
+        return f"{key} should be a list of paths"
+    for path in listed:
+        if not isinstance(path, str) or not path.strip() or "\0" in path:
+            return f"{key} should be a list of paths"
+    return None
+
+
+def _network_fault(network: Any) -> str | None:
+    if network is None or isinstance(network, bool):
+        return None
+    if not isinstance(network, tuple | list) or not all(isinstance(text, str) for text in network):
+        return 'network should be true, false, or a list of hosts such as "api.github.com:443"'
+    for text in network:
+        try:
+            HostPort.read(text)
+        except ValueError as error:
+            return f"network: {error}"
+    return None
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _presets() -> str:
+    return " or ".join(repr(each) for each in get_args(Preset))

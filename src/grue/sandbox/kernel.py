@@ -1,0 +1,228 @@
+"""What Linux offers for a box, spoken to by ctypes: Landlock, seccomp, capabilities, and what is missing.
+
+`confine` applies a box to the calling thread, for good. Landlock's rules, the seccomp filter, `no_new_privs`
+and the capabilities belong to a thread, and what it starts inherits them. So `launch.py` calls it in a thread
+of its own that starts the program and ends.
+"""
+
+import ctypes
+import errno
+import functools
+import os
+import struct
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from grue.errors import SandboxError
+from grue.sandbox.seccomp import Wanted, machine, program
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_PIDFD_GETFD = 438
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER, _GET_ACTION_AVAIL, _GET_NOTIF_SIZES = 1, 2, 3
+_NEW_LISTENER, _WAIT_KILLABLE = 1 << 3, 1 << 5
+_USER_NOTIF = 0x7FC00000
+_NO_NEW_PRIVS, _PATH_BENEATH, _VERSION_FLAG = 38, 1, 1
+_PR_CAP_AMBIENT, _CLEAR_ALL = 47, 4
+_CAPABILITY_VERSION = 0x20080522
+_KEPT_CAPABILITIES = (1 << 0) | (1 << 1) | (1 << 3) | (1 << 4)
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID: root's rights over files of other users, in the folders of the box."""
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+_MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+READ = READ_FILE | READ_DIR
+WRITE = ((1 << 16) - 1) & ~(EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
+_OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEV
+_BIND_TCP, _CONNECT_TCP = 1, 2
+_ABSTRACT_SOCKETS, _SIGNALS = 1, 2
+
+LEAST_ABI = 3
+"""Landlock of Linux 6.2. Older ones do not see that a file is cut to nothing."""
+
+
+class Coverage(Struct, frozen=True, kw_only=True):
+    """What this machine can enforce.
+
+    Attributes:
+        system: Its name, such as `Linux 6.8.0 on x86_64`.
+        supported: Whether grue can make a box on this kind of system at all.
+        landlock: The version of Landlock's interface; 0: there is none.
+        seccomp: Whether filters of system calls can be installed.
+        listener: Whether a filter can ask about a call, which hosts by name need.
+    """
+
+    system: str
+    supported: bool = True
+    landlock: int
+    seccomp: bool
+    listener: bool
+
+    def missing(self, *, hosts: bool) -> tuple[str, ...]:
+        """Return a sentence for each thing that a box needs and this machine does not have."""
+        if not self.supported:
+            return (f"boxes are enforced on Linux with x86-64 or ARM64 only, and this is {self.system}",)
+        found = []
+        if self.landlock == 0:
+            found.append("Landlock is not in this kernel, or it is switched off: files cannot be limited")
+        elif self.landlock < LEAST_ABI:
+            found.append(
+                f"Landlock has version {self.landlock}: files could be emptied. Linux 6.2 has version 3"
+            )
+        if not self.seccomp:
+            found.append("seccomp filters cannot be installed: sockets and tracing cannot be limited")
+        elif hosts and not self.listener:
+            found.append("seccomp cannot ask about a connection (Linux 5.9): hosts cannot be limited by name")
+        return tuple(found)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a sentence for each protection that newer kernels add to a box, and this one lacks."""
+        if self.landlock == 0 or self.landlock >= 6:
+            return ()
+        return ("Signals to other programs of this user are not stopped; Linux 6.12 stops them",)
+
+
+@functools.cache
+def coverage() -> Coverage:
+    """Return what this machine can enforce. Asked once; about 0.1 ms."""
+    about = os.uname()
+    system = f"{about.sysname} {about.release} on {about.machine}"
+    if sys.platform != "linux" or machine() is None:
+        return Coverage(system=system, supported=False, landlock=0, seccomp=False, listener=False)
+    version = _libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)
+    action = ctypes.c_uint32(0x00050000)
+    filters = _seccomp(_GET_ACTION_AVAIL, 0, ctypes.byref(action)) == 0
+    action = ctypes.c_uint32(_USER_NOTIF)
+    asks = filters and _seccomp(_GET_ACTION_AVAIL, 0, ctypes.byref(action)) == 0
+    sizes = (ctypes.c_uint16 * 3)()
+    asks = asks and _seccomp(_GET_NOTIF_SIZES, 0, sizes) == 0 and tuple(sizes[:2]) == (80, 24)
+    asks = asks and _libc().syscall(_PIDFD_GETFD, -1, -1, 0) == -1 and ctypes.get_errno() == errno.EBADF
+    return Coverage(system=system, landlock=max(0, version), seccomp=filters, listener=bool(asks))
+
+
+class Rule(Struct, frozen=True):
+    """What may be done with a file, or with everything in a folder: a sum of the constants of this module."""
+
+    path: str
+    access: int
+
+
+def confine(rules: Iterable[Rule], wanted: Wanted) -> int | None:
+    """Put the calling thread into a box, for good; return the listener of its filter if it asks about calls.
+
+    What the kernel lacks is left out: the caller has looked at `coverage` before.
+
+    Raises:
+        SandboxError: The kernel refused.
+    """
+    have = coverage()
+    libc = _libc()
+    _must(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    if have.landlock:
+        _restrict_files(rules, have.landlock, tcp=wanted.network != "any")
+    _drop_capabilities()
+    return _install(wanted) if have.seccomp else None
+
+
+def _restrict_files(rules: Iterable[Rule], version: int, *, tcp: bool) -> None:
+    files = (1 << 13) - 1
+    files |= _REFER if version >= 2 else 0
+    files |= _TRUNCATE if version >= 3 else 0
+    files |= _IOCTL_DEV if version >= 5 else 0
+    net = (_BIND_TCP | _CONNECT_TCP) if version >= 4 and tcp else 0
+    scoped = (_ABSTRACT_SOCKETS | _SIGNALS) if version >= 6 else 0
+    attributes = struct.pack("=QQQ", files, net, scoped)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    libc = _libc()
+    made = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
+    ruleset = _must(made, "landlock_create_ruleset")
+    try:
+        for rule in rules:
+            _add(ruleset, rule, files)
+        _must(libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+
+
+def _add(ruleset: int, rule: Rule, handled: int) -> None:
+    try:
+        place = os.open(rule.path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # it is gone, or nobody may see it: there is nothing to allow
+    try:
+        access = rule.access & handled
+        if access & ~_OF_FILES and not os.path.isdir(f"/proc/self/fd/{place}"):  # noqa: PTH112 - a Path takes ten times as long
+            access &= _OF_FILES
+        if access:
+            added = _libc().syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", access, place), 0)
+            if added != 0 and ctypes.get_errno() != errno.EBADFD:  # a pipe or socket needs no rule
+                _must(added, "landlock_add_rule")
+    finally:
+        os.close(place)
+
+
+def _drop_capabilities() -> None:
+    """Drop what a root user could do beyond files. `no_new_privs` keeps it dropped over `exec`."""
+    libc = _libc()
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    now = ctypes.create_string_buffer(24)
+    _must(libc.capget(header, now), "capget")
+    effective, permitted, _, _, _, _ = struct.unpack("=6I", now.raw)
+    kept = struct.pack("=6I", effective & _KEPT_CAPABILITIES, permitted & _KEPT_CAPABILITIES, 0, 0, 0, 0)
+    _must(libc.capset(header, kept), "capset")
+    libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
+
+
+def _install(wanted: Wanted) -> int | None:
+    here = machine()
+    assert here is not None, "coverage says that seccomp is known here"
+    code = program(here, wanted)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    described = struct.pack("=H6xQ", len(code) // 8, ctypes.addressof(buffer))
+    if not wanted.ask:
+        _must(_seccomp(_SET_MODE_FILTER, 0, described), "seccomp")
+        return None
+    # Without the second flag a signal interrupts a call that is being asked about, which Go sends all the
+    # time. Linux 5.19 has it.
+    for flags in (_NEW_LISTENER | _WAIT_KILLABLE, _NEW_LISTENER):
+        listener = _seccomp(_SET_MODE_FILTER, flags, described)
+        if listener >= 0 or ctypes.get_errno() != errno.EINVAL:
+            break
+    return _must(listener, "seccomp")
+
+
+def connect(descriptor: int, address: bytes) -> int:
+    """Connect a socket to an address as the kernel writes it; return 0 or the error's number."""
+    done = _libc().connect(descriptor, address, len(address))
+    return 0 if done == 0 else ctypes.get_errno()
+
+
+def descriptor_of(pidfd: int, number: int) -> int:
+    """Return a copy of another process's file descriptor.
+
+    Raises:
+        OSError: It has none of that number, or may not be looked at.
+    """
+    found = _libc().syscall(_PIDFD_GETFD, pidfd, number, 0)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(found)
+
+
+def _must(result: int, what: str) -> int:
+    if result < 0:
+        said = os.strerror(ctypes.get_errno())
+        raise SandboxError(f"The box could not be made: {what}: {said}.")
+    return result
+
+
+def _seccomp(operation: int, flags: int, argument: Any) -> int:
+    return int(_libc().syscall(_SECCOMP[os.uname().machine], operation, flags, argument))
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

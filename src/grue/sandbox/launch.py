@@ -1,0 +1,181 @@
+"""Start a program in its box: look at what the machine can enforce, confine a thread, start it from there.
+
+The restrictions of `kernel.confine` belong to a thread and pass on to what it starts. A thread that is made
+for one start needs neither code between `fork` and `exec`, which is not safe in a program with threads, nor a
+program of ours in between.
+"""
+
+import contextlib
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from grue.errors import SandboxError
+from grue.sandbox.box import Sandbox
+from grue.sandbox.kernel import confine, coverage
+from grue.sandbox.places import home, places_of
+from grue.sandbox.seccomp import Wanted
+
+Started = TypeVar("Started")
+
+_MIB = 1 << 20
+_REMEDY = (
+    'Run the program without a box ("sandbox": "none") or in a container, or let grue enforce what it can'
+    ' ("required": false in the box). `grue doctor` says what this machine can enforce.'
+)
+
+
+class SandboxWarning(RuntimeWarning):
+    """A program runs in a box that this machine enforces only in part."""
+
+
+class Boxed:
+    """One start of a program in its box, and what has to be cleared away after its end. Made by `boxed`.
+
+    Attributes:
+        env: The program's environment: as asked for, with the scratch folder as its temporary folder, and as
+            its home if it may not see the user's.
+        scratch: The folder that it may write in any case. Removed by `end`.
+    """
+
+    def __init__(
+        self, box: Sandbox, *, program: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str
+    ) -> None:
+        self._box = box
+        self.scratch = os.path.realpath(tempfile.mkdtemp(prefix="grue-box-"))
+        try:
+            self._places = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch=self.scratch)
+        except BaseException:
+            self.end()
+            raise
+        self.env = {**env, "TMPDIR": self.scratch, "TMP": self.scratch, "TEMP": self.scratch}
+        opened = (*self._places.opened, *self._places.written)
+        if not any(home() == each or home().startswith(each.rstrip("/") + "/") for each in opened):
+            # Programs take a settings file that is not there for none, and one that is refused for an error.
+            self.env["HOME"] = self.scratch
+
+    def run(self, start: Callable[[], Started]) -> Started:
+        """Call `start` in a thread that is confined to the box, and return what it returns.
+
+        Raises:
+            SandboxError: The kernel refused the box.
+            Exception: What `start` raises.
+        """
+        network = "any" if self._box.any_network else "tcp" if self._box.hosts else "none"
+        wanted = Wanted(network=network, unix_sockets=self._box.unix_sockets)
+        thread = _ConfinedThread(lambda: confine(self._places.rules, wanted), start)
+        thread.start()
+        thread.join()
+        return thread.result()
+
+    def limit(self, pid: int) -> None:
+        """Set the box's resource limits for a process, before it runs the program."""
+        box = self._box
+        _lower(pid, resource.RLIMIT_CORE, 0)
+        if box.memory_mb is not None:
+            # Not the address space: Node reserves gigabytes of it that it never uses.
+            _lower(pid, resource.RLIMIT_DATA, box.memory_mb * _MIB)
+        if box.open_files is not None:
+            _lower(pid, resource.RLIMIT_NOFILE, box.open_files)
+        if box.file_mb is not None:
+            _lower(pid, resource.RLIMIT_FSIZE, box.file_mb * _MIB)
+        if box.cpu_s is not None:
+            _lower(pid, resource.RLIMIT_CPU, box.cpu_s)
+        if box.processes is not None:
+            _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
+
+    def end(self) -> None:
+        """Remove the scratch folder. Call it when no process of the program is alive. Safe to repeat."""
+        try:
+            os.rmdir(self.scratch)  # noqa: PTH106 - usually empty, and looking into it takes four times as long
+        except OSError:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def boxed(
+    box: Sandbox, *, program: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str | None
+) -> Boxed:
+    """Prepare a start in a box.
+
+    Args:
+        box: What the program may do.
+        program: Its absolute path.
+        args: Its arguments.
+        env: Its environment.
+        cwd: Its working directory; `None`: the host's.
+
+    Raises:
+        SandboxError: This machine cannot enforce the box and `required` is set, or a path cannot be opened.
+    """
+    missing = missing_for(box)
+    if missing and box.required:
+        raise SandboxError(f"The box cannot be enforced: {'; '.join(missing)}.", remedy=_REMEDY)
+    if missing:
+        warnings.warn(
+            f"{program} runs in a box that is enforced in part: {'; '.join(missing)}.",
+            SandboxWarning,
+            stacklevel=2,
+        )
+    return Boxed(box, program=program, args=args, env=env, cwd=os.path.join(os.getcwd(), cwd or ""))  # noqa: PTH109, PTH118
+
+
+def missing_for(box: Sandbox) -> tuple[str, ...]:
+    """Return a sentence for each part of a box that this machine cannot enforce."""
+    found = list(coverage().missing(hosts=bool(box.hosts)))
+    if box.processes is not None and hasattr(os, "getuid") and os.getuid() == 0:
+        found.append("the kernel does not limit the number of root's processes")
+    return tuple(found)
+
+
+class _ConfinedThread(threading.Thread, Generic[Started]):
+    def __init__(self, confined: Callable[[], object], start: Callable[[], Started]) -> None:
+        super().__init__(name="grue-box", daemon=True)
+        self._confined = confined
+        self._start_it = start
+        self._result: Started
+        self._asked_in = _thread_of_the_system()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            if _thread_of_the_system() == self._asked_in:
+                # gevent makes greenlets of threads. The box would close around the whole host, for good.
+                raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
+            self._confined()
+            self._result = self._start_it()
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller of `result`
+            self._error = error
+
+    def result(self) -> Started:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def _thread_of_the_system() -> str:
+    return os.readlink("/proc/thread-self")  # noqa: PTH115
+
+
+def _lower(pid: int, which: int, value: int) -> None:
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(ProcessLookupError):  # it has exited already
+        hard = resource.prlimit(pid, which)[1]
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.prlimit(pid, which, (most, most))
+
+
+def _tasks_of_user() -> int:
+    """Return how many processes and threads of this user run: the kernel's limit counts them all."""
+    count = 0
+    for name in os.listdir("/proc"):  # noqa: PTH208 - a tenth of the time
+        with contextlib.suppress(OSError):
+            if name.isdecimal() and os.stat(f"/proc/{name}").st_uid == os.getuid():  # noqa: PTH116
+                count += os.stat(f"/proc/{name}/task").st_nlink - 2  # noqa: PTH116
+    return count

@@ -1,0 +1,347 @@
+"""Which files a box opens: the system's, the program's own, and those of its description, as rules.
+
+It is worked out at each start, since links and folders change. A path that stands in a folder which the
+program itself may write is compared with where it leads: it could have put a link there at an earlier start.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from grue.errors import SandboxError
+from grue.sandbox.box import Sandbox
+from grue.sandbox.kernel import EXECUTE, READ, READ_FILE, WRITE, WRITE_FILE, Rule
+
+_PROGRAMS = """
+/usr /bin /sbin /lib /lib32 /lib64 /libx32 /nix/store /snap /opt/homebrew /home/linuxbrew/.linuxbrew /opt/node
+/opt/nodejs /opt/python /opt/hostedtoolcache
+"""
+_SETTINGS = """
+alternatives ca-certificates ca-certificates.conf crypto-policies debian_version fonts gai.conf group
+host.conf hosts java-17-openjdk java-21-openjdk ld.so.cache ld.so.conf ld.so.conf.d locale.alias locale.conf
+localtime login.defs lsb-release magic mime.types nodejs nsswitch.conf os-release passwd pki profile
+protocols python3 resolv.conf rpc services shells ssl terminfo timezone zoneinfo
+"""
+_KERNEL = """
+/proc/cpuinfo /proc/filesystems /proc/loadavg /proc/meminfo /proc/stat /proc/sys /proc/uptime /proc/version
+/sys/devices/system/cpu /sys/fs/cgroup /sys/kernel/mm/transparent_hugepage
+"""
+_DEVICES_READ = ("/dev/random", "/dev/urandom")
+_DEVICES_WRITE = ("/dev/full", "/dev/null", "/dev/zero")
+_CODE = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".sh", ".php", ".dll", ".wasm")
+_WIDE = ("node_modules", "site-packages", "dist-packages")
+_ROOTS = ("package.json", "pyproject.toml", "go.mod", "Cargo.toml")
+_MOST_PTH_BYTES = 1 << 16
+_MOST_SIBLINGS = 20_000
+_INTERPRETERS = re.compile(r"(python|pypy|node|bun|deno|ruby|perl|php|java|env|sh|bash|dash|busybox)[0-9.]*")
+_INTERPRETER = re.compile(rb"#! *([^\s]+)(?:[ \t]+([^\n]*))?")
+
+
+class Places(Struct, frozen=True):
+    """What a box opens, worked out for one program on this machine.
+
+    Attributes:
+        rules: For Landlock.
+        opened: What may be read, besides the system's own files.
+        written: What may be written, besides the scratch folder.
+    """
+
+    rules: tuple[Rule, ...]
+    opened: tuple[str, ...]
+    written: tuple[str, ...]
+
+
+def places_of(
+    box: Sandbox,
+    *,
+    program: str,
+    args: tuple[str, ...],
+    cwd: str,
+    env: Mapping[str, str],
+    scratch: str,
+) -> Places:
+    """Return what a box opens for a program.
+
+    Args:
+        box: Its description.
+        program: The absolute path of the program.
+        args: Its arguments. Files among them that look like the program's code belong to it.
+        cwd: Its working directory, absolute. The preset `files` opens it.
+        env: Its environment.
+        scratch: The folder that it may write in any case.
+
+    Raises:
+        SandboxError: A path cannot be opened as it is described.
+    """
+    written = [_absolute(path, cwd) for path in box.write]
+    if box.preset == "files":
+        written.insert(0, _workspace(cwd))
+    for path in written:
+        if not os.path.exists(path):  # noqa: PTH110 - texts throughout: this runs before each start
+            raise SandboxError(
+                f"The box lets the program write {path}, which does not exist.",
+                remedy="Create it, or leave it out.",
+            )
+    _refuse_planted_interpreter(program, written)
+    own = [*own_folders(program, args, cwd, written), *_module_folders(env, cwd)]
+    read = [_absolute(path, cwd) for path in box.read]
+    _refuse_planted((*written, *read, *own), written)
+    started = None if box.execute is None else _programs(box.execute, program, cwd, env)
+    hidden = [os.path.realpath(_absolute(path, cwd)) for path in box.hide]
+    rules = [*_system_rules(executable=started is None)]
+    run = EXECUTE if started is None else 0
+    rules += [Rule(path, READ | run) for path in (*own, *read)]
+    rules += [Rule(path, READ | WRITE | run) for path in (*written, scratch)]
+    rules += [Rule(path, READ_FILE | EXECUTE) for path in started or ()]
+    if hidden:
+        rules = [part for rule in rules for part in _around(rule, hidden)]
+    return Places(tuple(rules), tuple(dict.fromkeys((*own, *read))), tuple(written))
+
+
+def own_folders(
+    program: str, args: tuple[str, ...], cwd: str, written: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the files and folders that a program consists of: its installation, and its script's.
+
+    Never a home folder, the root, or a folder that contains one of them: then only the file itself. What
+    stands in a file below `written`, which the program may have changed, opens no folder elsewhere.
+    """
+    found: list[str] = []
+    for path in _chain(program):
+        found += _installation(path, written)
+    for argument in args[:8]:
+        word = argument.partition("=")[2] if argument.startswith("-") else argument
+        path = os.path.join(cwd, word)  # noqa: PTH118
+        if word and os.path.isfile(path) and not _is_data(path):  # noqa: PTH113
+            found += _installation(path, written)
+            found += _installation(os.path.realpath(path), written)
+    return tuple(dict.fromkeys(found))
+
+
+def home() -> str:
+    """Return the user's home folder, without links."""
+    return _real_home(os.path.expanduser("~"))  # noqa: PTH111
+
+
+@functools.cache
+def _real_home(named: str) -> str:
+    return os.path.realpath(named)
+
+
+def is_too_wide(folder: str) -> bool:
+    """Return whether a folder is a home folder, the root, the temporary folder, or contains one of them."""
+    mine = home()
+    return (
+        folder in ("/", "/tmp", "/home")  # noqa: S108 - nothing is written there
+        or _within(mine, folder)
+        or _within(mine, os.path.realpath(folder))
+    )
+
+
+def _chain(program: str) -> Iterator[str]:
+    """Yield a program's file, what it links to, and the interpreters in its first line."""
+    for _ in range(4):
+        real = os.path.realpath(program)
+        yield program
+        if real != program:
+            yield real
+        found = _INTERPRETER.match(_head(real))
+        if found is None:
+            return
+        program = os.fsdecode(found[1])
+
+
+def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
+    """Return the folders of a program or script: its virtual environment, package, or own folder."""
+    folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
+    parent = os.path.dirname(folder)  # noqa: PTH120
+    found = [path]
+    parts = folder.split("/")
+    for wide in _WIDE:
+        if wide in parts:
+            found.append("/".join(parts[: parts.index(wide) + 1]))
+            return [each for each in found if not is_too_wide(each)]
+    if os.path.isfile(f"{parent}/pyvenv.cfg"):  # noqa: PTH113
+        return [*found, *_environment(parent, written)]
+    if os.path.basename(folder) in ("bin", "sbin", "Scripts"):  # noqa: PTH119
+        if parent not in ("/", "/usr", "/usr/local") and not is_too_wide(parent):
+            names = ("bin", "lib", "lib64", "libexec", "share", "include")
+            found += _existing(f"{parent}/{each}" for each in names)
+        return found
+    root = folder
+    while not is_too_wide(root):
+        if any(os.path.isfile(f"{root}/{name}") for name in _ROOTS):  # noqa: PTH113
+            return [*found, root]
+        root = os.path.dirname(root)  # noqa: PTH120
+    return [*found, folder] if not is_too_wide(folder) else found
+
+
+def _environment(root: str, written: Sequence[str]) -> list[str]:
+    """Return a virtual environment, the Python that it was made from, and what its `.pth` files add."""
+    found = [root]
+    changeable = any(_within(os.path.realpath(root), os.path.realpath(folder)) for folder in written)
+    with contextlib.suppress(OSError), open(f"{root}/pyvenv.cfg", encoding="utf-8") as lines:  # noqa: PTH123
+        for line in lines:
+            key, _, value = line.partition("=")
+            if key.strip() == "home" and value.strip().startswith("/"):
+                python = f"{os.path.realpath(value.strip())}/python3"
+                if os.access(python, os.X_OK):
+                    found += _installation(python)[1:]
+    for version in () if changeable else _listed(f"{root}/lib"):
+        folder = f"{root}/lib/{version}/site-packages"
+        for name in _listed(folder):
+            if name.endswith(".pth"):
+                found += _added_by(f"{folder}/{name}")
+    return found
+
+
+def _added_by(path: str) -> list[str]:
+    with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
+        lines = file.read(_MOST_PTH_BYTES).decode("utf-8", "replace").splitlines()
+        return [line.strip() for line in lines if line.startswith("/") and not is_too_wide(line.strip())]
+    return []
+
+
+def _module_folders(env: Mapping[str, str], cwd: str) -> list[str]:
+    named = f"{env.get('PYTHONPATH', '')}:{env.get('NODE_PATH', '')}".split(":")
+    paths = [os.path.join(cwd, each) for each in named if each]  # noqa: PTH118
+    return [path for path in paths if not is_too_wide(path)]
+
+
+@functools.cache
+def _system_rules(*, executable: bool) -> tuple[Rule, ...]:
+    run = READ | (EXECUTE if executable else 0)
+    rules = [Rule(path, run) for path in _existing((*_PROGRAMS.split(), *_base_python()))]
+    others = _existing((*(f"/etc/{name}" for name in _SETTINGS.split()), *_KERNEL.split()))
+    rules += [Rule(path, READ if os.path.isdir(path) else READ_FILE) for path in others]  # noqa: PTH112
+    rules += [Rule(path, READ_FILE) for path in _existing(_DEVICES_READ)]
+    rules += [Rule(path, READ_FILE | WRITE_FILE) for path in _existing(_DEVICES_WRITE)]
+    if not executable:
+        # The shell that waits before the program starts, and what loads every program.
+        loaders = [f"/lib64/{name}" for name in _listed("/lib64") if name.startswith("ld-")]
+        loaders += [f"/lib/{name}" for name in _listed("/lib") if name.startswith("ld-")]
+        rules += [Rule(os.path.realpath(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]
+    return tuple(rules)
+
+
+def _base_python() -> tuple[str, ...]:
+    # Where grue's own Python is installed: for servers that are started with it through a link.
+    base = os.path.realpath(sys.base_prefix)
+    return () if is_too_wide(base) or base.startswith("/usr") else (base,)
+
+
+def _programs(names: Iterable[str], program: str, cwd: str, env: Mapping[str, str]) -> list[str]:
+    import shutil
+
+    found = [os.path.realpath(each) for each in _chain(program)]
+    for name in names:
+        path = _absolute(name, cwd) if "/" in name else shutil.which(name, path=env.get("PATH", os.defpath))
+        if path is None or not os.path.exists(path):  # noqa: PTH110
+            raise SandboxError(f"The box lets the program start {name}, which does not exist.")
+        found += [os.path.realpath(each) for each in _chain(path)]
+    return found
+
+
+def _workspace(cwd: str) -> str:
+    if is_too_wide(cwd):
+        raise SandboxError(
+            f"The preset 'files' would open {cwd}, with everything that is in it.",
+            remedy="Set the server's cwd to the folder of the project, or list folders under 'write'.",
+        )
+    return cwd
+
+
+def _refuse_planted_interpreter(program: str, written: Sequence[str]) -> None:
+    """Refuse a program or script below `written` that leads to a file elsewhere which is no interpreter."""
+    if not written:
+        return
+    chain = list(_chain(program))
+    for path, then in itertools.pairwise(chain):
+        changeable = any(_within(path, each) or _within(os.path.realpath(path), each) for each in written)
+        if changeable and not any(_within(then, each) for each in written) and not _is_interpreter(then):
+            raise SandboxError(
+                f"{path} leads to {then}, and the program may write the folder that it is in.",
+                remedy="The program may have made it so. Name the program where it is.",
+            )
+
+
+def _refuse_planted(paths: Iterable[str], written: list[str]) -> None:
+    """Refuse a path in a folder that the program may write, if a link leads out of that folder."""
+    for path in paths if written else ():
+        if _is_interpreter(path) and _is_interpreter(os.path.realpath(path)):
+            continue  # as in a virtual environment; an interpreter's folder holds no secret
+        real = os.path.realpath(path)
+        for folder in written:
+            base = os.path.realpath(folder)
+            # The folder itself may be named through links; only what is in it is in the program's hands.
+            if path != folder and _within(path, folder) and not _within(real, base):
+                raise SandboxError(
+                    f"The box opens {path}, which is a link to {real}, and the program may write there.",
+                    remedy="The program may have made it. Remove the link, or name where it leads.",
+                )
+
+
+def _around(rule: Rule, hidden: list[str]) -> Iterator[Rule]:
+    """Yield rules for all that a rule opens except the hidden paths: for the folders beside them.
+
+    Landlock only adds. A folder with a hidden path in it is not opened itself, but each thing in it; what is
+    made there later stays closed.
+    """
+    real = os.path.realpath(rule.path)
+    if any(_within(real, each) for each in hidden):
+        return
+    inside = [each for each in hidden if _within(each, real)]
+    if not inside:
+        yield rule
+        return
+    names = _listed(real)
+    if len(names) > _MOST_SIBLINGS:
+        raise SandboxError(f"{real} has more than {_MOST_SIBLINGS} entries, too many to hide one of them.")
+    for name in names:
+        path = f"{real.rstrip('/')}/{name}"
+        if not os.path.islink(path):  # noqa: PTH114 - where it leads is opened there, or not at all
+            yield from _around(Rule(path, rule.access), inside)
+
+
+def _is_interpreter(path: str) -> bool:
+    return _INTERPRETERS.fullmatch(os.path.basename(path)) is not None  # noqa: PTH119
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _absolute(path: str, cwd: str) -> str:
+    return os.path.normpath(os.path.join(cwd, os.path.expanduser(path)))  # noqa: PTH111, PTH118
+
+
+def _is_data(path: str) -> bool:
+    """Return whether a file that an argument names is no code: then the program may not have its folder."""
+    name = os.path.basename(path)  # noqa: PTH119
+    return not name.endswith(_CODE) and _head(path)[:2] != b"#!"
+
+
+def _head(path: str) -> bytes:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, 256)
+        finally:
+            os.close(descriptor)
+    return b""
+
+
+def _existing(paths: Iterable[str]) -> list[str]:
+    return [path for path in paths if os.path.exists(path)]  # noqa: PTH110
+
+
+def _listed(folder: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(folder)  # noqa: PTH208 - a tenth of the time
+    return []

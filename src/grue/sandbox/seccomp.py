@@ -1,0 +1,264 @@
+"""The system calls that a boxed program may not make, and the BPF program that refuses them.
+
+Landlock looks at files, at TCP and at a few other things. The rest is refused here, each row of `REFUSED`
+with its reason. A filter sees the numbers in a call's registers and no memory, so it can compare flags and
+protocols, but not paths and addresses.
+"""
+
+import platform
+import struct
+
+from msgspec import Struct
+
+EPERM, EACCES, ENOSYS = 1, 13, 38
+
+_ALLOW, _ERRNO, _NOTIFY, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
+_LOAD, _EQUAL, _AND, _RETURN, _AT_LEAST = 0x20, 0x15, 0x54, 0x06, 0x35
+_NR, _ARCH, _ARGS = 0, 4, 16
+
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_SOCK_TYPE = 0xF
+_STREAM, _DGRAM, _RAW, _SEQPACKET = 1, 2, 3, 5
+_IPPROTO_TCP, _IPPROTO_UDP = 6, 17
+_NAMESPACES = 0x7E020080  # CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS,TIME}
+_RLIMIT_RTTIME = 15
+_MSG_FASTOPEN = 0x20000000
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+
+class Machine(Struct, frozen=True):
+    """A processor's audit number, and its numbers of the system calls that are named here."""
+
+    audit: int
+    x32: bool
+    calls: dict[str, int]
+
+
+_X86_64 = """
+socket=41 connect=42 sendto=44 sendmsg=46 socketpair=53 clone=56 shmget=29 shmat=30 semget=64 msgget=68
+ptrace=101 syslog=103 setrlimit=160 chroot=161 acct=163 settimeofday=164 mount=165 umount2=166 swapon=167
+swapoff=168 reboot=169 sethostname=170 setdomainname=171 iopl=172 ioperm=173 init_module=175
+delete_module=176 quotactl=179 pivot_root=155 ioctl=16 clock_settime=227 mq_open=240 kexec_load=246
+add_key=248 request_key=249 keyctl=250 unshare=272 open_by_handle_at=304 setns=308 process_vm_readv=310
+process_vm_writev=311 kcmp=312 finit_module=313 bpf=321 kexec_file_load=320 userfaultfd=323
+perf_event_open=298 fanotify_init=300 prlimit64=302 sendmmsg=307 execveat=322 open=2 openat=257 openat2=437
+execve=59 creat=85 mkdir=83 mkdirat=258 unlink=87 unlinkat=263 rmdir=84 rename=82 renameat=264 renameat2=316
+link=86 linkat=265 symlink=88 symlinkat=266 truncate=76 bind=49
+"""
+_AARCH64 = """
+socket=198 connect=203 sendto=206 sendmsg=211 socketpair=199 clone=220 shmget=194 shmat=196 semget=190
+msgget=186 ptrace=117 syslog=116 setrlimit=164 chroot=51 acct=89 settimeofday=170 mount=40 umount2=39
+swapon=224 swapoff=225 reboot=142 sethostname=161 setdomainname=162 init_module=105 delete_module=106
+quotactl=60 pivot_root=41 ioctl=29 clock_settime=112 mq_open=180 kexec_load=104 add_key=217 request_key=218
+keyctl=219 unshare=97 open_by_handle_at=265 setns=268 process_vm_readv=270 process_vm_writev=271 kcmp=272
+finit_module=273 bpf=280 kexec_file_load=294 userfaultfd=282 perf_event_open=241 fanotify_init=262
+prlimit64=261 sendmmsg=269 execveat=281 openat=56 openat2=437 execve=221 mkdirat=34 unlinkat=35
+renameat2=276 renameat=38 linkat=37 symlinkat=36 truncate=45 bind=200
+"""
+_EVERYWHERE = """
+open_tree=428 move_mount=429 fsopen=430 fsconfig=431 fsmount=432 fspick=433 mount_setattr=442
+io_uring_setup=425 io_uring_enter=426 io_uring_register=427 pidfd_getfd=438 process_madvise=440 clone3=435
+quotactl_fd=443 pidfd_send_signal=424 open_tree_attr=467
+"""
+
+
+def _calls(text: str) -> dict[str, int]:
+    named = (entry.partition("=") for entry in f"{text} {_EVERYWHERE}".split())
+    return {name: int(number) for name, _, number in named}
+
+
+MACHINES = {
+    "x86_64": Machine(0xC000003E, x32=True, calls=_calls(_X86_64)),
+    "aarch64": Machine(0xC00000B7, x32=False, calls=_calls(_AARCH64)),
+}
+
+
+def machine() -> Machine | None:
+    """Return this processor's numbers, or `None` if they are not known here."""
+    return MACHINES.get(platform.machine())
+
+
+class Refused(Struct, frozen=True):
+    """System calls that are refused altogether, with the reason."""
+
+    calls: str
+    why: str
+    error: int = EPERM
+
+
+REFUSED = (
+    Refused(
+        "ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd process_madvise",
+        "They read or change other processes of this user.",
+    ),
+    Refused(
+        "io_uring_setup io_uring_enter io_uring_register",
+        "A ring opens files and sockets without a system call that a filter could see.",
+        ENOSYS,
+    ),
+    Refused(
+        "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick"
+        " mount_setattr setns",
+        "They change which files a path names, which is what Landlock's rules are made of.",
+    ),
+    Refused(
+        "open_by_handle_at",
+        "It opens a file by number, without a path.",
+    ),
+    Refused("add_key request_key keyctl", "The user's keyrings hold credentials of other programs."),
+    Refused(
+        "bpf perf_event_open userfaultfd fanotify_init",
+        "Observation of the whole machine, and favourite parts of exploits of the kernel.",
+    ),
+    Refused(
+        "init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff acct"
+        " quotactl quotactl_fd settimeofday clock_settime sethostname setdomainname iopl ioperm syslog",
+        "The administration of the machine; it matters if grue runs as root.",
+    ),
+    Refused(
+        "shmget shmat semget msgget mq_open",
+        "Memory and queues that other programs of this user share, which are not files.",
+    ),
+    # glibc and musl fall back to clone, whose flags are in a register. Those of clone3 are in memory.
+    Refused("clone3", "Its flags cannot be seen, and may ask for a new user namespace.", ENOSYS),
+)
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What a filter depends on.
+
+    Attributes:
+        network: `none`: no sockets. `tcp`: TCP only, whose connections are asked about. `any`: TCP and UDP.
+        unix_sockets: Whether Unix sockets may be made.
+        ask: Names of the calls that the listener is asked about.
+    """
+
+    network: str
+    unix_sockets: bool = False
+    ask: tuple[str, ...] = ()
+
+
+def program(here: Machine, wanted: Wanted) -> bytes:
+    """Return the BPF program for this machine, as the kernel takes it: 8 bytes an instruction."""
+    calls = here.calls
+    code = [
+        _stmt(_LOAD, _ARCH),
+        # Another architecture has other numbers. A 32-bit program would pass all comparisons below.
+        _jump(_EQUAL, here.audit, 1, 0),
+        _stmt(_RETURN, _KILL),
+        _stmt(_LOAD, _NR),
+    ]
+    if here.x32:
+        code += [_jump(_AT_LEAST, 0x40000000, 0, 1), _stmt(_RETURN, _ERRNO | ENOSYS)]
+    for row in REFUSED:
+        for name in row.calls.split():
+            if name in calls:
+                code += _on_call(calls[name], [_stmt(_RETURN, _ERRNO | row.error)])
+    for name, checks in _conditions(wanted):
+        if name in calls:
+            code += _on_call(calls[name], checks)
+    for name in wanted.ask:
+        if name in calls:
+            code += _on_call(calls[name], [_stmt(_RETURN, _NOTIFY)])
+    return b"".join([*code, _stmt(_RETURN, _ALLOW)])
+
+
+def _conditions(wanted: Wanted) -> list[tuple[str, list[bytes]]]:
+    """Return the calls that are refused for some arguments; each list of instructions ends with a return."""
+    found = [
+        ("socket", _sockets(wanted)),
+        # A pair is connected to itself. Other families of pairs exist (TIPC) and are not needed.
+        ("socketpair", _unless(0, _AF_UNIX)),
+        # New namespaces give a program all capabilities inside, and with them most of the kernel.
+        ("clone", _if_bits(0, _NAMESPACES)),
+        ("unshare", _if_bits(0, _NAMESPACES)),
+        # This limit is the mark by which leftover processes are found (runtime/processes/descendants.py).
+        ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
+        ("prlimit64", _limit_is_set()),
+        # They type into a terminal, whose shell is not in the box.
+        ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
+    ]
+    if wanted.network != "any":
+        # With this flag, sending connects, and no rule for `connect` would be asked.
+        found += [("sendto", _if_bits(3, _MSG_FASTOPEN)), ("sendmsg", _if_bits(2, _MSG_FASTOPEN))]
+        found += [("sendmmsg", _if_bits(3, _MSG_FASTOPEN))]
+    return found
+
+
+def _sockets(wanted: Wanted) -> list[bytes]:
+    """Return the check of `socket(family, type, protocol)`: allow what is listed, refuse the rest."""
+    rows: list[tuple[int, int, int]] = []
+    if wanted.unix_sockets:
+        rows += [(_AF_UNIX, kind, 0) for kind in (_STREAM, _DGRAM, _SEQPACKET)]
+    if wanted.network != "none":
+        # Raw and packet sockets, MPTCP, SCTP, SMC, VSOCK and Bluetooth pass by Landlock's rules for TCP.
+        rows += [(family, _STREAM, ip) for family in (_AF_INET, _AF_INET6) for ip in (0, _IPPROTO_TCP)]
+        rows += [(_AF_NETLINK, kind, 0) for kind in (_DGRAM, _RAW)]  # NETLINK_ROUTE: lists interfaces
+    if wanted.network == "any":
+        rows += [(family, _DGRAM, ip) for family in (_AF_INET, _AF_INET6) for ip in (0, _IPPROTO_UDP)]
+    code: list[bytes] = []
+    for family, kind, protocol in rows:
+        code += [_stmt(_LOAD, _low(0)), _jump(_EQUAL, family, 0, 6)]
+        code += [_stmt(_LOAD, _low(1)), _stmt(_AND, _SOCK_TYPE), _jump(_EQUAL, kind, 0, 3)]
+        code += [_stmt(_LOAD, _low(2)), _jump(_EQUAL, protocol, 0, 1), _stmt(_RETURN, _ALLOW)]
+    return [*code, _stmt(_RETURN, _ERRNO | EACCES)]
+
+
+def _on_call(number: int, then: list[bytes]) -> list[bytes]:
+    """Return instructions that run `then` for one call. `then` returns in every case."""
+    if len(then) > 255:
+        raise ValueError("a jump of BPF reaches 255 instructions")
+    return [_jump(_EQUAL, number, 0, len(then)), *then]
+
+
+def _if_bits(argument: int, bits: int) -> list[bytes]:
+    return [
+        _stmt(_LOAD, _low(argument)),
+        _stmt(_AND, bits),
+        _jump(_EQUAL, 0, 1, 0),
+        _stmt(_RETURN, _ERRNO | EPERM),
+        _stmt(_RETURN, _ALLOW),
+    ]
+
+
+def _if_equal(argument: int, value: int) -> list[bytes]:
+    return [
+        _stmt(_LOAD, _low(argument)),
+        _jump(_EQUAL, value, 0, 1),
+        _stmt(_RETURN, _ERRNO | EPERM),
+        _stmt(_RETURN, _ALLOW),
+    ]
+
+
+def _unless(argument: int, value: int) -> list[bytes]:
+    return [
+        _stmt(_LOAD, _low(argument)),
+        _jump(_EQUAL, value, 1, 0),
+        _stmt(_RETURN, _ERRNO | EPERM),
+        _stmt(_RETURN, _ALLOW),
+    ]
+
+
+def _limit_is_set() -> list[bytes]:
+    """Refuse prlimit64(pid, RTTIME, new, old) if `new` is not null."""
+    return [
+        _stmt(_LOAD, _low(1)),
+        _jump(_EQUAL, _RLIMIT_RTTIME, 0, 4),
+        _stmt(_LOAD, _low(2)),
+        _jump(_EQUAL, 0, 0, 1),
+        _stmt(_RETURN, _ALLOW),
+        _stmt(_RETURN, _ERRNO | EPERM),
+        _stmt(_RETURN, _ALLOW),
+    ]
+
+
+def _low(argument: int) -> int:
+    return _ARGS + 8 * argument  # the lower half, as both processors are little-endian
+
+
+def _stmt(code: int, value: int) -> bytes:
+    return struct.pack("<HBBI", code, 0, 0, value)
+
+
+def _jump(code: int, value: int, if_true: int, if_false: int) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, value)

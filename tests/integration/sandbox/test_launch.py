@@ -1,0 +1,212 @@
+# ruff: noqa: E501 - tables
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import boxes
+import pytest
+
+from grue import ShellTool, StdioServer
+from grue.cli.doctor_boxes import boxes as findings
+from grue.engine.outside_turns.tool_client import ToolClient
+from grue.errors import SandboxError
+from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
+from grue.runtime.processes.process_table import live_members
+from grue.sandbox import kernel, launch
+from grue.sandbox.box import Preset, Sandbox
+from grue.sandbox.kernel import Coverage
+from grue.testing.leftovers import assert_nothing_left
+
+OLD = Coverage(system="Linux 5.10.0 on x86_64", landlock=0, seccomp=True, listener=True)
+
+
+@boxes.needs_boxes
+def test_a_program_has_a_scratch_folder_that_is_its_home_and_is_removed() -> None:
+    code = """
+import os, tempfile
+with open(os.path.expanduser("~/kept"), "w") as file: file.write("x")
+deep = os.path.join(tempfile.mkdtemp(), "a"); os.mkdir(deep); os.chmod(deep, 0)
+print(tempfile.gettempdir())"""
+    ran = boxes.python(Sandbox(), code)
+    scratch = Path(ran.stdout.strip())
+    assert scratch.name.startswith("grue-box-"), ran
+    assert not scratch.exists()
+
+
+@boxes.needs_boxes
+def test_the_workspace_is_written_with_files_and_not_with_pure(tmp_path: Path) -> None:
+    code = "open('made', 'w').write('x')"
+    assert "PermissionError" in boxes.python(Sandbox(), code, cwd=tmp_path).stderr
+    assert boxes.python(Sandbox(preset="files"), code, cwd=tmp_path).stderr == ""
+    assert (tmp_path / "made").read_text() == "x"
+    assert (
+        boxes.python(Sandbox(write=(str(tmp_path),)), "import os; os.unlink('made')", cwd=tmp_path).stderr
+        == ""
+    )
+
+
+@boxes.needs_boxes
+def test_limits_are_set_before_the_program_runs() -> None:
+    box = Sandbox(memory_mb=300, open_files=99, file_mb=7, cpu_s=55)
+    code = """
+import resource as r
+print([r.getrlimit(each)[1] for each in (r.RLIMIT_DATA, r.RLIMIT_NOFILE, r.RLIMIT_FSIZE, r.RLIMIT_CPU, r.RLIMIT_CORE)])
+bytearray(400 << 20)"""
+    ran = boxes.python(box, code)
+    assert ran.stdout == f"[{300 << 20}, 99, {7 << 20}, 55, 0]\n"
+    assert "MemoryError" in ran.stderr
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert boxes.run(Sandbox(open_files=2**39), "sh", "-c", "ulimit -Hn").stdout.strip() == str(hard)
+
+
+@boxes.needs_boxes
+def test_processes_are_limited_unless_the_user_is_root() -> None:
+    box = Sandbox(processes=3)
+    if os.getuid() == 0:
+        with pytest.raises(SpawnError, match="does not limit the number of root's processes"):
+            boxes.run(box, "true")
+        return
+    code = "import os\nfor _ in range(9):\n if os.fork() == 0: os.pause()"
+    assert "BlockingIOError" in boxes.python(box, code).stderr
+
+
+def test_a_kernel_that_offers_less_is_a_reason_not_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kernel, launch):
+        monkeypatch.setattr(module, "coverage", lambda: OLD)
+    with pytest.raises(SpawnError) as refused:
+        boxes.run(Sandbox(), "true")
+    assert "The box cannot be enforced: Landlock is not in this kernel" in str(refused.value)
+    assert '"required": false' in str(refused.value.remedy)
+
+
+@boxes.needs_boxes
+def test_a_box_that_is_not_required_enforces_what_it_can_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kernel, launch):
+        monkeypatch.setattr(module, "coverage", lambda: OLD)
+    box = Sandbox(required=False)
+    with pytest.warns(launch.SandboxWarning, match="enforced in part: Landlock is not in this kernel"):
+        ran = boxes.python(box, "import socket; open('/etc/hostname'); socket.socket()")
+    assert "PermissionError" in ran.stderr
+    assert "socket" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("have", "hosts", "said"),
+    [
+        (Coverage(system="Darwin 24 on arm64", supported=False, landlock=0, seccomp=False, listener=False), False,
+         "on Linux with x86-64 or ARM64 only, and this is Darwin 24 on arm64"),
+        (Coverage(system="L", landlock=2, seccomp=True, listener=True), False, "Landlock has version 2"),
+        (Coverage(system="L", landlock=7, seccomp=False, listener=False), True, "seccomp filters cannot"),
+        (Coverage(system="L", landlock=7, seccomp=True, listener=False), True, "hosts cannot be limited by name"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named(have: Coverage, said: str, *, hosts: bool) -> None:
+    (missing,) = have.missing(hosts=hosts)
+    assert said in missing
+
+
+def test_older_landlock_lets_signals_pass_and_says_so() -> None:
+    assert Coverage(system="L", landlock=4, seccomp=True, listener=True).notes()[0].startswith("Signals")
+    assert not Coverage(system="L", landlock=6, seccomp=True, listener=True).notes()
+
+
+def test_a_path_that_cannot_be_opened_is_an_error_with_advice(tmp_path: Path) -> None:
+    with pytest.raises(SpawnError, match="which does not exist"):
+        boxes.run(Sandbox(write=(str(tmp_path / "absent"),), required=False), "true")
+
+
+@boxes.needs_boxes
+@pytest.mark.parametrize("preset", ["pure", "files", "web"])
+def test_p9_a_stubborn_program_in_a_box_is_ended_with_all_that_left_its_group(
+    preset: Preset, tmp_path: Path
+) -> None:
+    code = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+run = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", run], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True); time.sleep(600)"""
+    registry = ProcessRegistry()
+    with assert_nothing_left():
+        group = registry.spawn(
+            sys.executable, ("-c", code), dict(os.environ), str(tmp_path), Sandbox(preset=preset)
+        )
+        os.set_blocking(group.stdout, True)
+        child = int(os.read(group.stdout, 100))
+        group.end()
+        group.close_descriptors()
+        assert not live_members(group.pid)
+        assert not Path(f"/proc/{child}").exists() or "zombie" in Path(f"/proc/{child}/status").read_text()
+
+
+HOST = """
+import os, sys, time
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.sandbox.box import Sandbox
+code = "import os, subprocess, time; print(os.getpid(), flush=True); time.sleep(600)"
+group = ProcessRegistry().spawn(sys.executable, ("-c", code), dict(os.environ), None, Sandbox(preset=sys.argv[1]))
+os.set_blocking(group.stdout, True)
+print(os.read(group.stdout, 100).decode().strip(), flush=True)
+time.sleep(600)
+"""
+
+
+@boxes.needs_boxes
+@pytest.mark.parametrize("preset", ["pure", "files", "web"])
+def test_the_guard_ends_a_boxed_program_after_a_kill_of_the_host(preset: Preset, tmp_path: Path) -> None:
+    host = subprocess.Popen([sys.executable, "-c", HOST, preset], stdout=subprocess.PIPE, cwd=tmp_path)
+    assert host.stdout is not None
+    pid = int(host.stdout.readline())
+    fd = os.pidfd_open(pid)
+    try:
+        host.send_signal(signal.SIGKILL)
+        host.wait()
+        import select
+
+        assert select.select([fd], [], [], 60)[0], "the guard did not end it"
+    finally:
+        os.close(fd)
+        host.stdout.close()
+
+
+@boxes.needs_boxes
+def test_the_shell_tool_runs_commands_in_its_box(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("STOLEN")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shell = ShellTool(folder=folder, commands="any", shell=True, sandbox=Sandbox(preset="files"))
+    with ToolClient({"sh": shell}) as client:
+        text = str(client.call("sh.run", {"command": f"echo hi > made; cat made {secret}"}))
+    assert "hi" in text
+    assert "Permission denied" in text
+    assert "STOLEN" not in text
+
+
+@boxes.needs_boxes
+def test_greenlets_are_refused_before_the_box_closes_around_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch._ConfinedThread, "start", lambda thread: thread.run())
+    monkeypatch.setattr(launch._ConfinedThread, "join", lambda thread: None)
+    with pytest.raises(SpawnError, match="a box needs a thread of its own"):
+        boxes.run(Sandbox(), "true")
+    assert SandboxError("x", remedy="y").remedy == "y"
+
+
+def test_the_doctor_says_what_each_server_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = {
+        "free": StdioServer(name="free", command="x"),
+        "boxed": StdioServer(name="boxed", command="x", sandbox=Sandbox(network=("a.example:443",))),
+    }
+    monkeypatch.setattr("grue.cli.doctor_boxes.coverage", lambda: OLD)
+    monkeypatch.setattr(launch, "coverage", lambda: OLD)
+    machine, free, boxed = findings(servers, "mcp.json")
+    assert machine.verdict == "note"
+    assert "Landlock absent, seccomp present" in machine.text
+    assert "free (mcp.json): no box: it can reach all that you can" in free.text
+    assert boxed.verdict == "WRONG"
+    assert "network: a.example:443" in boxed.text
+    assert "Not enforced here: Landlock is not in this kernel" in boxed.text

@@ -1,0 +1,170 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from grue.errors import SandboxError
+from grue.sandbox.box import Sandbox
+from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE
+from grue.sandbox.places import Places, is_too_wide, own_folders, places_of
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "home"
+    (home / "work").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+def program(path: Path, text: str = "#!/bin/sh\n") -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def places(
+    box: Sandbox, cwd: Path, command: str = "/bin/sh", *args: str, scratch: Path | None = None
+) -> Places:
+    return places_of(box, program=command, args=args, cwd=str(cwd), env={}, scratch=str(scratch or cwd))
+
+
+def may(found: Places, path: Path | str, access: int) -> bool:
+    """Return whether a rule allows an access, as the kernel would decide about the path."""
+    real = os.path.realpath(path)
+    return any(
+        rule.access & access == access
+        and (real == (base := os.path.realpath(rule.path)) or real.startswith(base.rstrip("/") + "/"))
+        for rule in found.rules
+    )
+
+
+def test_the_home_folder_is_never_a_programs_own(home: Path) -> None:
+    script = program(home / "server.py", "print(1)\n")
+    assert own_folders("/bin/sh", (script,), str(home))[-1] == script
+    assert is_too_wide(str(home))
+    assert is_too_wide(str(home.parent))
+    assert is_too_wide("/")
+    assert not is_too_wide(str(home / "work"))
+
+
+def test_a_script_has_its_package_and_an_argument_that_is_data_does_not(home: Path) -> None:
+    script = program(home / "work" / "src" / "server.py", "print(1)\n")
+    (home / "work" / "pyproject.toml").touch()
+    data = home / "papers" / "notes.txt"
+    data.parent.mkdir()
+    data.write_text("private")
+    found = own_folders("/bin/sh", (script, str(data)), str(home))
+    assert str(home / "work") in found
+    assert not any("papers" in path for path in found)
+
+
+def test_a_package_of_npm_has_all_node_modules(home: Path) -> None:
+    script = program(home / "work" / "node_modules" / "pkg" / "dist" / "index.js", "#!/usr/bin/env node\n")
+    assert str(home / "work" / "node_modules") in own_folders(script, (), str(home))
+
+
+def test_a_virtual_environment_has_its_python_and_what_its_pth_files_add(home: Path) -> None:
+    venv, base, source = home / "v", home / ".pyenv" / "3", home / "elsewhere" / "src"
+    python = program(base / "bin" / "python3")
+    (base / "lib").mkdir()
+    source.mkdir(parents=True)
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(python)
+    (venv / "pyvenv.cfg").write_text(f"home = {base / 'bin'}\n")
+    site = venv / "lib" / "python3" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "editable.pth").write_text(f"import os\n{source}\n{home}\n")
+    found = own_folders(str(venv / "bin" / "python"), (), str(home))
+    assert {str(venv), str(base / "lib"), str(source)} <= set(found)
+    assert str(home) not in found
+    # The program can write this environment, so a line in it opens nothing elsewhere.
+    changeable = own_folders(str(venv / "bin" / "python"), (), str(home), [str(venv)])
+    assert str(source) not in changeable
+    assert str(base / "lib") in changeable
+
+
+@pytest.mark.parametrize("planted", ["link", "interpreter", "pyvenv"])
+def test_what_the_program_may_have_planted_opens_nothing(home: Path, planted: str) -> None:
+    workspace, secrets = home / "work", home / "secrets"
+    program(secrets / "run")
+    match planted:
+        case "link":
+            (workspace / "server").symlink_to(secrets / "run")
+        case "interpreter":
+            program(workspace / "server", f"#!{secrets}/run\n")
+        case "pyvenv":
+            (workspace / "pyvenv.cfg").write_text(f"home = {secrets}\n")
+            program(workspace / "bin" / "server")
+    command = str(workspace / ("bin/server" if planted == "pyvenv" else "server"))
+    box = Sandbox(preset="files")
+    if planted == "pyvenv":
+        assert not may(places(box, workspace, command), secrets / "run", READ_FILE)
+    else:
+        with pytest.raises(SandboxError, match="may have made it"):
+            places(box, workspace, command)
+    # Out of its reach, the same is the user's own arrangement.
+    if planted != "pyvenv":
+        assert may(places(Sandbox(), home, command), secrets / "run", READ_FILE)
+
+
+def test_a_listed_path_that_is_a_link_out_of_a_writable_folder_is_refused(home: Path) -> None:
+    workspace = home / "work"
+    (home / "secrets").mkdir()
+    (workspace / "data").symlink_to(home / "secrets")
+    for box in (Sandbox(preset="files", read=("data",)), Sandbox(preset="files", write=("data",))):
+        with pytest.raises(SandboxError, match="is a link to"):
+            places(box, workspace)
+    assert may(places(Sandbox(read=("data",)), workspace), home / "secrets" / "x", READ_FILE)
+
+
+def test_the_workspace_is_written_unless_it_is_the_home_folder(home: Path) -> None:
+    found = places(Sandbox(preset="files"), home / "work", scratch=home)
+    assert may(found, home / "work" / "new", WRITE_FILE)
+    with pytest.raises(SandboxError, match=f"would open {home}"):
+        places(Sandbox(preset="files"), home)
+
+
+def test_a_path_to_write_has_to_exist_and_one_to_read_may_be_absent(home: Path) -> None:
+    with pytest.raises(SandboxError, match=r"write .*/work/out, which does not exist. Create it"):
+        places(Sandbox(write=("out",)), home / "work")
+    places(Sandbox(read=("in",)), home / "work")
+
+
+def test_hidden_paths_are_left_out_of_an_open_folder(home: Path) -> None:
+    for name in (".ssh", "docs/open", "docs/closed"):
+        (home / name).mkdir(parents=True)
+        (home / name / "file").touch()
+    (home / "link").symlink_to(home / ".ssh")
+    box = Sandbox(read=("/",), hide=("~/.ssh", "~/docs/closed"))
+    found = places(box, home / "work")
+    assert may(found, home / "docs" / "open" / "file", READ_FILE)
+    assert may(found, "/etc/hostname", READ_FILE)
+    for hidden in (".ssh/file", "docs/closed/file", "link/file"):
+        assert not may(found, home / hidden, READ_FILE), hidden
+
+
+def test_only_listed_programs_are_started(home: Path) -> None:
+    box = Sandbox(execute=("cat", "./tool"))
+    with pytest.raises(SandboxError, match=r"start ./tool, which does not exist"):
+        places(box, home / "work")
+    tool = program(home / "work" / "tool")
+    found = places_of(
+        box, program="/bin/sh", args=(), cwd=str(home / "work"), env={}, scratch=str(home / "s")
+    )
+    assert may(found, tool, EXECUTE)
+    assert may(found, "/bin/cat", EXECUTE)
+    assert not may(found, "/bin/ls", EXECUTE)
+    assert may(found, "/bin/ls", READ_FILE)
+    assert not may(found, home / "s" / "made", EXECUTE)
+
+
+def test_module_folders_of_the_environment_are_opened(home: Path) -> None:
+    env = {"PYTHONPATH": f"{home}/work/lib:{home}", "NODE_PATH": "modules"}
+    found = places_of(
+        Sandbox(), program=sys.executable, args=(), cwd=str(home / "work"), env=env, scratch=str(home / "s")
+    )
+    assert {str(home / "work" / "lib"), str(home / "work" / "modules")} <= set(found.opened)
+    assert str(home) not in found.opened

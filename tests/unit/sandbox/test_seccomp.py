@@ -1,0 +1,115 @@
+"""The filter is run by a small interpreter of BPF here, for both processors; the kernel runs it in
+tests/integration/sandbox."""
+
+import struct
+
+import pytest
+
+from grue.sandbox.seccomp import MACHINES, REFUSED, Machine, Wanted, program
+
+ALLOWED, ASKED, KILLED = 0x7FFF0000, 0x7FC00000, 0x80000000
+
+
+def verdict(here: Machine, wanted: Wanted, name: str | int, *args: int, audit: int | None = None) -> int:
+    code = program(here, wanted)
+    number = name if isinstance(name, int) else here.calls[name]
+    padded = [*args, 0, 0, 0, 0, 0, 0][:6]
+    data = struct.pack("<IIQ6Q", number, audit or here.audit, 0, *padded)
+    at = accumulator = 0
+    while True:
+        op, true, false, value = struct.unpack_from("<HBBI", code, 8 * at)
+        at += 1
+        match op:
+            case 0x20:
+                (accumulator,) = struct.unpack_from("<I", data, value)
+            case 0x54:
+                accumulator &= value
+            case 0x15:
+                at += true if accumulator == value else false
+            case 0x35:
+                at += true if accumulator >= value else false
+            case 0x06:
+                return value
+            case _:
+                raise AssertionError(f"unknown instruction {op:#x}")
+
+
+def allowed(here: Machine, wanted: Wanted, name: str, *args: int) -> bool:
+    return verdict(here, wanted, name, *args) == ALLOWED
+
+
+@pytest.fixture(params=sorted(MACHINES))
+def here(request: pytest.FixtureRequest) -> Machine:
+    return MACHINES[request.param]
+
+
+NONE, TCP, ANY = (Wanted(network=network) for network in ("none", "tcp", "any"))
+
+
+def test_another_architecture_is_killed_and_x32_has_no_calls(here: Machine) -> None:
+    assert verdict(here, ANY, 0, audit=0x40000003) == KILLED
+    if here.x32:
+        assert verdict(here, ANY, 0x40000000 + 41, 16, 3, 0) == 0x00050000 | 38
+
+
+def test_every_row_is_refused_whatever_else_is_wanted(here: Machine) -> None:
+    for row in REFUSED:
+        for name in row.calls.split():
+            if name in here.calls:
+                assert verdict(here, ANY, name) == 0x00050000 | row.error, name
+
+
+@pytest.mark.parametrize("name", ["socket", "clone", "ioctl", "connect"])
+def test_an_ordinary_call_is_allowed(here: Machine, name: str) -> None:
+    assert allowed(here, ANY, name, 2, 0x80001, 0)
+
+
+def test_sockets_are_those_of_the_network_that_is_wanted(here: Machine) -> None:
+    inet, inet6, unix, netlink, packet, vsock = 2, 10, 1, 16, 17, 40
+    stream, dgram, raw = 1, 2, 3
+    flags = 0x80000 | 0x800
+    for family in (inet, inet6):
+        assert [allowed(here, w, "socket", family, stream | flags, 0) for w in (NONE, TCP, ANY)] == [
+            False,
+            True,
+            True,
+        ]
+        assert [allowed(here, w, "socket", family, dgram | flags, 17) for w in (NONE, TCP, ANY)] == [
+            False,
+            False,
+            True,
+        ]
+        for kind, protocol in ((raw, 1), (stream, 262), (stream, 132), (dgram, 1), (5, 132)):
+            assert not allowed(here, ANY, "socket", family, kind, protocol), (kind, protocol)
+    for family in (packet, vsock, unix):
+        assert not allowed(here, ANY, "socket", family, stream, 0)
+    assert not allowed(here, ANY, "socket", netlink, raw, 15)
+    assert [allowed(here, w, "socket", netlink, raw, 0) for w in (NONE, TCP, ANY)] == [False, True, True]
+    assert allowed(here, Wanted(network="none", unix_sockets=True), "socket", unix, stream | flags, 0)
+    assert allowed(here, NONE, "socketpair", unix, stream, 0)
+    assert not allowed(here, ANY, "socketpair", 30, stream, 0)
+
+
+def test_arguments_decide_about_namespaces_limits_and_terminals(here: Machine) -> None:
+    assert allowed(here, ANY, "clone", 0x1200011)
+    assert not allowed(here, ANY, "clone", 0x10000000 | 17)
+    assert not allowed(here, ANY, "unshare", 0x10000000)
+    assert allowed(here, ANY, "unshare", 0x400)
+    assert not allowed(here, ANY, "setrlimit", 15)
+    assert allowed(here, ANY, "setrlimit", 7)
+    assert not allowed(here, ANY, "prlimit64", 0, 15, 0x7FFF00001000)
+    assert allowed(here, ANY, "prlimit64", 0, 15, 0)
+    assert allowed(here, ANY, "prlimit64", 0, 7, 0x7FFF00001000)
+    assert not allowed(here, ANY, "ioctl", 0, 0x5412)
+    assert not allowed(here, ANY, "ioctl", 0, 0x541C)
+    assert allowed(here, ANY, "ioctl", 0, 0x5401)
+    for name, at in (("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)):
+        fast_open = [0] * at + [0x20000000]
+        assert not allowed(here, TCP, name, *fast_open)
+        assert allowed(here, ANY, name, *fast_open)
+        assert allowed(here, TCP, name, 0)
+
+
+def test_calls_that_are_asked_about_go_to_the_listener(here: Machine) -> None:
+    assert verdict(here, Wanted(network="tcp", ask=("connect",)), "connect", 3) == ASKED
+    assert verdict(here, TCP, "connect", 3) == ALLOWED
