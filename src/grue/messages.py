@@ -1412,6 +1412,9 @@ class RunTurn(Message, frozen=True, kw_only=True):
         asks: Which model the turn asks; `None`: an actor of the host's, or an old trace.
         sorts_tools: Tools are offered in one order, by server and name, whatever order the servers list them
             in, and a list that only comes in another order is not offered again. Old traces lack this field.
+        references: Whether a result that is too long is told by reference, with a handle for `read_result`.
+            `later`: that tool is offered once the model has been told a handle. `now`: it was, in an earlier
+            turn. Old traces lack it.
     """
 
     turn: int
@@ -1441,6 +1444,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     states_answer: bool = False
     asks: ModelAsked | None = None
     sorts_tools: bool = False
+    references: Literal["never", "later", "now"] = "never"
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -1509,6 +1513,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
         summaries: Summaries requested so far. Old traces lack it and the next two.
         overflowed: Whether the one try after an overflow has been used.
         window: The model's context window in tokens, as far as it is known.
+        refers: The model has been told a handle of a result. Old traces lack it.
     """
 
     turn: int
@@ -1531,6 +1536,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
     overflowed: bool = False
     window: int | None = None
     definitions: dict[str, str] = field(default_factory=dict)
+    refers: bool = False
 
 
 class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -435,6 +435,9 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
         startup_timeouts_s: The same for single servers, by name; set by the runner for servers whose
             limit is another.
         max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
+        long_results: A longer result is told by reference (`refer`): its beginning, its end, its size, and a
+            handle, with which the model can read on (`read_result`). Or only its beginning is told (`cut`),
+            as for requests with `json_results`.
         max_image_bytes: Largest image that is sent to the model; a larger one is described. 0: none is sent.
         max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn. Any
             others are described. 0: none is sent.
@@ -453,6 +456,7 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
     tool_call_timeout_s: float = 30.0
     server_startup_timeout_s: float | None = None
     max_result_chars: int = 20_000
+    long_results: Literal["refer", "cut"] = "refer"
     max_image_bytes: int = 5 * 1024 * 1024
     max_media_bytes: int = 20 * 1024 * 1024
     max_samplings: int = 0

@@ -175,6 +175,8 @@ def test_a_result_that_is_too_large_is_cut_in_the_middle_and_whole_in_the_trace(
     assert server.overflows == 0
     shown = server.requests[1].messages[-1]["content"]
     whole = page(1)
+    shown, _, handle = shown.partition("\n[cut to save room; read_result with the handle ")
+    assert handle.startswith(f'"{outcome.tool_calls[0].call_id}"')
     assert (shown[:8], shown[-8:]) == (whole[:8], whole[-8:])
     assert f" of {len(whole)} characters] …" in shown
     assert outcome.tool_calls[0].result.content == whole
@@ -196,7 +198,7 @@ def test_a_turn_that_is_parked_after_a_clearing_goes_on_with_what_was_left(tmp_p
 
     path = tmp_path / "trace.jsonl"
     rules = (ToolRule(tools=("book.sign",), verdict="ask"),)
-    with ScriptedLlmServer(script, window=ContextWindow(16_000)) as server:
+    with ScriptedLlmServer(script, window=ContextWindow(17_000)) as server:
 
         def runner() -> tuple[Runner, Recorder]:
             recorder = Recorder()
@@ -206,7 +208,7 @@ def test_a_turn_that_is_parked_after_a_clearing_goes_on_with_what_was_left(tmp_p
                 servers={"book": FunctionTools({"page": page, "sign": sign})},
                 recorder=recorder,
                 tool_policy=ToolPolicy(rules=rules, parking=True),
-                context=ContextPolicy(window_tokens=16_000, reply_tokens=500),
+                context=ContextPolicy(window_tokens=17_000, reply_tokens=500),
             )
             return made, recorder
 

@@ -28,6 +28,7 @@ from grue.protocol.turn.states import (
     AwaitingSessions,
     AwaitingSummary,
     AwaitingSupport,
+    AwaitingTools,
     Finished,
     Idle,
     Presuming,
@@ -123,6 +124,15 @@ class AgentActor(Actor[m.TurnEvent]):
         if not isinstance(seen, Finished):
             return progress_of(seen)
         return replace(progress_of(before), doing=progress_of(seen).doing)
+
+    def result_of(self, call_id: m.CallId) -> m.ToolCallResult | None:
+        """Return the whole result of a settled call of this turn; `None`: there is none."""
+        state = self._state
+        if isinstance(state, Idle | Finished):
+            return None
+        settled = state.settled if isinstance(state, AwaitingTools) else ()
+        records = (*settled, *reversed(state.turn.records))
+        return next((record.result for record in records if record.call_id == call_id), None)
 
     async def run(self) -> None:
         """Run the turn. If cancelled, close its sessions within a time limit, then re-raise."""

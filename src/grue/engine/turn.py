@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar, assert_never
+from typing import Any, Generic, Literal, TypeVar, assert_never
 
 import msgspec
 from msgspec import Struct
@@ -31,6 +31,7 @@ from grue.protocol.turn.budget import Spent
 from grue.protocol.turn.connection import Disabled, Settled
 from grue.runtime.loops.clock import now
 from grue.runtime.safe_text import well_formed
+from grue.runtime.trace.file import writers_of
 
 T = TypeVar("T")
 
@@ -181,7 +182,9 @@ class HostTurn(Generic[T]):
             approval = settings.wiring.approval
             approval.require_parking(command, given_history=bool(self._request.history))
             wiring = settings.wiring if past.llm is None else replace(settings.wiring, llm=past.llm)
-            actors = past.actors = TurnActors(wiring, resources, command, check, self._request.on_delta)
+            actors = past.actors = TurnActors(
+                wiring, resources, command, check, self._request.on_delta, past.results
+            )
             self.progress.enter(actors)
             try:
                 end = await actors.run(memory.connections)
@@ -271,7 +274,14 @@ class HostTurn(Generic[T]):
             plain_results=not request.json_results,
             states_answer=not self.answer.told,
             sorts_tools=True,
+            references=self._references(),
         )
+
+    def _references(self) -> Literal["never", "later", "now"]:
+        request, kept = self._request, self._request.conversation
+        if request.json_results or self._settings.limits.long_results == "cut":
+            return "never"
+        return "now" if kept is not None and kept.refers else "later"
 
     @property
     def conversation(self) -> KeptConversation | None:
@@ -322,7 +332,17 @@ def _past_of(
         return
     trace = wiring.approval.trace
     plain = not request.json_results
-    with kept.turn(wiring.lender, wiring.endpoint, number, trace=trace, resumed=resumed, plain=plain) as past:
+    writer = next(iter(writers_of(wiring.recorder)), None)
+    recorded = None if writer is None else writer.path.absolute()
+    with kept.turn(
+        wiring.lender,
+        wiring.endpoint,
+        number,
+        trace=trace,
+        recorded=recorded,
+        resumed=resumed,
+        plain=plain,
+    ) as past:
         wiring.under_way.conversations[kept.id] = kept
         yield past
 

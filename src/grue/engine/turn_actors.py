@@ -15,11 +15,14 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.actors.agent import AgentActor
 from grue.actors.approval import ApprovalActor
+from grue.actors.built_in import BuiltInTools
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.engine.answers import AnswerCheck
+from grue.engine.conversations.earlier_results import EarlierResults
 from grue.engine.llm_factories import EndpointActors, LlmFactory
 from grue.engine.wiring import Wiring, connect_fresh
+from grue.protocol.tools.built_in import SERVER
 from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled, Proven, Settled
 from grue.protocol.turn.states import TurnProgress
 from grue.protocol.turn.time import kept_for_closing
@@ -133,6 +136,7 @@ class TurnActors:
         command: The turn.
         check: The host's check of a final text.
         on_delta: Called with each piece of a streamed reply.
+        earlier: The results of earlier turns; `None`: there are none.
     """
 
     def __init__(
@@ -142,8 +146,10 @@ class TurnActors:
         command: m.RunTurn,
         check: AnswerCheck[Any],
         on_delta: OnDelta | None = None,
+        earlier: EarlierResults | None = None,
     ) -> None:
         self._wiring = wiring
+        self._earlier = EarlierResults() if earlier is None else earlier
         self._resources = resources
         self._command = command
         self._check = check
@@ -242,10 +248,12 @@ class TurnActors:
             supervisor.start(factory(llm, agent, _shown(supervisor.note, shown)))
             self._sampling.sampler = self._sampler(supervisor, agent)
             self._start_sessions(supervisor, agent, connections, deadline)
+            built_in = self._built_in(supervisor, agent)
+            sessions = {name: session.mailbox for name, session in self._sessions.items()}
             self._agent = AgentActor(
                 agent,
                 llm=llm,
-                sessions={name: session.mailbox for name, session in self._sessions.items()},
+                sessions={**sessions, SERVER: built_in},
                 check=self._check,
                 note=supervisor.note if early is None else early.releasing(supervisor.note),
                 deadline=deadline,
@@ -281,6 +289,19 @@ class TurnActors:
             )
             self._sessions[name] = session
             supervisor.start(session)
+
+    def _built_in(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.SessionCommand]:
+        """Start the actor that serves the built-in tools."""
+        limit = self._command.limits.max_result_chars
+        tools = BuiltInTools(supervisor.mailbox(SERVER), agent, supervisor.note, self._result_of, limit)
+        supervisor.start(tools)
+        return tools.mailbox
+
+    def _result_of(self, handle: str) -> m.ToolCallResult | None:
+        """Return the whole result of a call of this turn, or of an earlier one of its conversation."""
+        call_id = m.CallId(handle)
+        found = None if self._agent is None else self._agent.result_of(call_id)
+        return self._earlier.find(call_id) if found is None else found
 
     def _llm(self, early: EarlyRequest | None) -> LlmFactory:
         llm = self._wiring.llm

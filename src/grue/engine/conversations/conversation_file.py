@@ -4,9 +4,10 @@ Nothing in it is redacted, because an endpoint has to be sent the same bytes aga
 were said. So only its owner can read it, and it is not a trace.
 
 The first line is a `FileHeader`. Each further line is an entry of the conversation (`Said`, `AssistantReply`,
-`Rewritten`), what was learned about the endpoint (`Learned`), `Dropped`, `Undone`, or a `TurnMark`. A reply
-is written before its tool calls are made. The process may be killed at any time: a last line without a
-newline is ignored and taken away, and a call whose answer is missing may have taken effect.
+`Rewritten`), what was learned about the endpoint (`Learned`), `Dropped`, `Undone`, a `TurnMark`, or a
+`TurnRecorded`. A reply is written before its tool calls are made. The process may be killed at any time: a
+last line without a newline is ignored and taken away, and a call whose answer is missing may have taken
+effect.
 
 A turn that can be parked is marked in the file, because a later process may go on with it. That process reads
 in the trace how far the turn had come. The trace's last messages may be missing, since they are written
@@ -101,7 +102,24 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
     untold: tuple[m.ToolMessage, ...] = ()
 
 
-Line: TypeAlias = FileHeader | m.Said | m.AssistantReply | m.Rewritten | Learned | Dropped | Undone | TurnMark
+class TurnRecorded(Struct, frozen=True, tag="recorded"):
+    """The trace that holds the whole results of a turn's tool calls. Files of older versions lack it."""
+
+    turn: int
+    trace: str
+
+
+Line: TypeAlias = (
+    FileHeader
+    | m.Said
+    | m.AssistantReply
+    | m.Rewritten
+    | Learned
+    | Dropped
+    | Undone
+    | TurnMark
+    | TurnRecorded
+)
 _LINES = msgspec.json.Decoder(Line)
 _DROPPED = msgspec.json.encode(Dropped())
 
@@ -112,6 +130,7 @@ class SavedConversation(Struct):
     Attributes:
         learned: What was learned about the endpoint; `None`: no request was sent.
         mark: The turn that a process can go on with; `None`: there is none.
+        recorded: The traces of its turns, oldest turn first.
         lines: The lines that count, after the header.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Bytes that were read.
@@ -121,6 +140,7 @@ class SavedConversation(Struct):
     history: History
     learned: Learned | None = None
     mark: TurnMark | None = None
+    recorded: tuple[TurnRecorded, ...] = ()
     lines: tuple[Line, ...] = ()
     cut_short: bool = False
     size: int = 0
@@ -283,6 +303,8 @@ class _LineReader:
             self._saved.learned = line
         elif isinstance(line, TurnMark):
             self._saved.mark = None if line.state == "over" else line
+        elif isinstance(line, TurnRecorded):
+            self._saved.recorded = (*self._saved.recorded, line)
         elif self._counted and isinstance(line, m.Said | m.AssistantReply):
             self._counted -= 1
             history.restore(line)
@@ -349,7 +371,7 @@ def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept
     for number, line in enumerate(saved.lines[kept:], start=kept + 1):
-        if isinstance(line, Learned | TurnMark):
+        if isinstance(line, Learned | TurnMark | TurnRecorded):
             continue
         if same == len(wanted) or msgspec.json.encode(line) != wanted[same]:
             return [msgspec.json.encode(Undone(end)), *wanted[same:]]

@@ -19,7 +19,7 @@ stands, in the conversation's file too.
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -35,18 +35,22 @@ from grue.engine.conversations.conversation_file import (
     FileHeader,
     Learned,
     TurnMark,
+    TurnRecorded,
     begin_of_turn,
     lines_of,
     lines_to_write,
     read_conversation,
 )
+from grue.engine.conversations.earlier_results import EarlierResults
 from grue.engine.llm_factories import LendingFactory, LlmFactory
 from grue.errors import ConversationBusy, ConversationError, ConversationParked, MCPError
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.context.history import History, Ledger, history_of
 from grue.protocol.context.ledger import sizes_of
+from grue.protocol.tools.built_in import READ_RESULT, offers
 from grue.protocol.tools.names import WireNames
+from grue.protocol.tools.results import is_referred
 from grue.protocol.turn.said_steps import SaidStep, take_step
 from grue.transports.llm.endpoint import LlmEndpoint
 
@@ -76,6 +80,7 @@ class TurnPast:
         entries: The same, whole.
         bytes_per_token: How the endpoint counts it, if that is known.
         llm: Makes the turn's LLM actor; `None`: as in a turn without a past.
+        results: The whole results of earlier turns' tool calls; `None`: there are none.
 
     Attributes:
         actors: The turn's actors, as soon as there are some.
@@ -87,9 +92,11 @@ class TurnPast:
         entries: Sequence[m.Said | m.AssistantReply] = (),
         bytes_per_token: float | None = None,
         llm: LlmFactory | None = None,
+        results: EarlierResults | None = None,
     ) -> None:
         self.history = history
         self.llm = llm
+        self.results = results
         self._entries = entries
         self._bytes_per_token = bytes_per_token
         self.actors: TurnReport | None = None
@@ -109,9 +116,11 @@ class KeptConversation:
         learned: What an earlier process has learned about the endpoint.
         tools: The tools that were offered last, if nothing else is known of that process.
         open_turn: The turn that a process can go on with; `None`: there is none.
+        results: The whole results of its turns' tool calls; `None`: there are none yet.
 
     Attributes:
         open_turn: The same. While a turn runs, that turn.
+        results: The same.
     """
 
     def __init__(
@@ -123,11 +132,14 @@ class KeptConversation:
         learned: Learned | None = None,
         tools: tuple[m.ToolDefinition, ...] = (),
         open_turn: TurnMark | None = None,
+        results: EarlierResults | None = None,
     ) -> None:
         self.open_turn = open_turn
+        self.results = EarlierResults() if results is None else results
         self.id = m.ConversationId(name or uuid.uuid4().hex[:12])
         self.system = system
         self.history = History(Ledger()) if history is None else history
+        self._told_handles = history is not None and _tells_handles(history.entries)
         self._learned = learned
         self._tools = tools if learned is None else learned.tools
         self._encoded: Conversation | None = None
@@ -162,6 +174,7 @@ class KeptConversation:
             history=saved.history,
             learned=saved.learned,
             open_turn=saved.mark,
+            results=EarlierResults((each.turn, Path(each.trace)) for each in saved.recorded),
         )
         kept._append_to(file)
         if saved.mark is None:
@@ -173,6 +186,16 @@ class KeptConversation:
     def path(self) -> Path | None:
         """The file that it is appended to; `None`: it is in memory only."""
         return None if self._file is None else self._file.path
+
+    @property
+    def tools(self) -> tuple[m.ToolDefinition, ...]:
+        """The tools that were offered last."""
+        return self._tools if self._encoded is None else self._encoded.tools
+
+    @property
+    def refers(self) -> bool:
+        """Whether the model has been told the handle of a result, so that it can ask for more of it."""
+        return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property
     def ledger(self) -> Ledger:
@@ -200,6 +223,7 @@ class KeptConversation:
         number: int = 0,
         *,
         trace: Path | None = None,
+        recorded: Path | None = None,
         resumed: bool = False,
         plain: bool = True,
     ) -> Iterator[TurnPast]:
@@ -210,6 +234,7 @@ class KeptConversation:
             endpoint: The endpoint that this actor asks; `None`: the host's factory knows.
             number: The turn's number.
             trace: The trace from which a later process can go on with the turn; `None`: it cannot.
+            recorded: The trace that gets the results of its tool calls; `None`: there is none.
             resumed: It goes on with the parked turn.
             plain: It tells the results of tools plainly (`RunTurn.plain_results`).
 
@@ -225,9 +250,11 @@ class KeptConversation:
                 require_not_parked(self.open_turn, self.id)
             lent = self._lent(lender, endpoint)
             llm = lender.lending(lent)
+            self._note_trace(number, recorded)
             self._begin(number, trace, parked)
             self.history.plain = plain
-            past = TurnPast(self._reference(), self.history.entries, lent.encoded.bytes_per_token, llm)
+            per_token = lent.encoded.bytes_per_token
+            past = TurnPast(self._reference(), self.history.entries, per_token, llm, self.results)
             try:
                 yield past
             except BaseException as error:
@@ -371,7 +398,12 @@ class KeptConversation:
                 digest=ledger.digest,
                 call_ids=tuple(sorted(history.call_ids - calls)),
             )
-            rest = [msgspec.json.encode(each) for each in (self._learned, self.open_turn) if each is not None]
+            recorded = (TurnRecorded(turn, str(trace)) for turn, trace in self.results.turns)
+            rest = [
+                msgspec.json.encode(each)
+                for each in (*recorded, self._learned, self.open_turn)
+                if each is not None
+            ]
             file = ConversationFile(path)
             try:
                 file.begin(header, (*lines_of(history), *rest))
@@ -391,7 +423,8 @@ class KeptConversation:
             history = self.history.branch()
             if self.open_turn is not None:
                 history.close(given_up(self.open_turn))
-            return KeptConversation(self.system, history=history, learned=self._learned)
+            results = self.results.branch()
+            return KeptConversation(self.system, history=history, learned=self._learned, results=results)
 
     def close(self) -> None:
         """Close the file; later entries are in memory only. A second call does nothing."""
@@ -431,6 +464,10 @@ class KeptConversation:
                 self._mark(TurnMark(turn=number, trace=str(trace), began=self.ledger.digest, state="running"))
         if self.open_turn is not None:
             self._write_now()
+
+    def _note_trace(self, number: int, recorded: Path | None) -> None:
+        if self.results.begin(number, recorded) and self._file is not None:
+            self._unwritten.append(msgspec.json.encode(TurnRecorded(number, str(recorded))))
 
     def _mark(self, mark: TurnMark | None) -> None:
         before, self.open_turn = self.open_turn, mark
@@ -500,6 +537,7 @@ class KeptConversation:
         if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
             encoded.ask(asked.new, asked.mode)
         end = None if actors is None else actors.end
+        self.results.end(() if end is None else end.tool_calls)
         if isinstance(end, m.TurnParked) and self.open_turn is not None:
             self._mark(replace(self.open_turn, state="parked", questions=end.questions, untold=end.untold))
         elif parked is not None and (actors is None or is_parked_still(end)):
@@ -527,6 +565,11 @@ class KeptConversation:
             self._learned = learned
             if self._file is not None:
                 self._unwritten.append(msgspec.json.encode(learned))
+
+
+def _tells_handles(entries: Iterable[m.Said | m.AssistantReply]) -> bool:
+    items = (item for entry in entries if isinstance(entry, m.Said) for item in entry.items)
+    return any(isinstance(item, m.ToolMessage) and is_referred(item.content, item.call_id) for item in items)
 
 
 def given_conversation(name: str, system: str, items: Sequence[m.HistoryItem]) -> KeptConversation:

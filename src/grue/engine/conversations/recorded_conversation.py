@@ -13,12 +13,13 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.engine.conversations.conversation_file import TurnMark
+from grue.engine.conversations.earlier_results import EarlierResults
 from grue.engine.conversations.kept_conversation import KeptConversation, is_parked_still
 from grue.engine.conversations.recorded_turn import asks_again, listing_in
 from grue.errors import ConversationError
 from grue.protocol.context.history import History, Ledger
 from grue.protocol.turn.said_steps import SaidStep, take_step
-from grue.tracing.reading import EpisodeEnvelope, open_episode
+from grue.tracing.reading import TRACE_FILE, EpisodeEnvelope, open_episode
 
 _Place: TypeAlias = tuple[int, str]
 """How many entries a conversation has, and the digest of them."""
@@ -30,6 +31,7 @@ class _Talk(Struct):
     Attributes:
         tools: The tools that were offered last.
         flaw: Why it cannot be resumed; empty if it can.
+        turns: Its turns so far.
         turn: The turn that continues it, if it has not ended.
         parked: How that turn was parked; `None`: it was not.
     """
@@ -38,6 +40,7 @@ class _Talk(Struct):
     history: History
     tools: tuple[m.ToolDefinition, ...] = ()
     flaw: str = ""
+    turns: tuple[int, ...] = ()
     turn: m.RunTurn | None = None
     parked: m.TurnParked | None = None
 
@@ -89,7 +92,15 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
     mark = _mark_of(talk, Path(path))
     if mark is None:
         talk.close()
-    kept = KeptConversation(talk.system, name=wanted, history=talk.history, tools=talk.tools, open_turn=mark)
+    file = (Path(path) / TRACE_FILE if Path(path).is_dir() else Path(path)).absolute()
+    kept = KeptConversation(
+        talk.system,
+        name=wanted,
+        history=talk.history,
+        tools=talk.tools,
+        open_turn=mark,
+        results=EarlierResults((turn, file) for turn in talk.turns),
+    )
     return ResumedConversation(kept, reader.listings)
 
 
@@ -137,7 +148,7 @@ class _TraceReader:
         self.listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self.last = m.ConversationId("")
         self._branch_points = branch_points
-        self._branches: dict[_Place, History] = {}
+        self._branches: dict[_Place, tuple[History, tuple[int, ...]]] = {}
         self._turns: dict[int, m.ConversationId] = {}
         self._requests: dict[int, m.ConversationId] = {}
 
@@ -173,7 +184,8 @@ class _TraceReader:
         else:
             self._go_on(run, past)
         take_step(self.talks[name].history, run)
-        self.talks[name].turn, self.talks[name].parked = run, None
+        talk = self.talks[name]
+        talk.turn, talk.parked, talk.turns = run, None, (*talk.turns, run.turn)
         self.last = name
         self._turns[envelope.seq] = name
         self._mark(self.talks[name], envelope)
@@ -189,7 +201,8 @@ class _TraceReader:
         if not past.length:
             talk = _Talk(run.system, History(Ledger()))
         elif place in self._branches:
-            talk = _Talk(run.system, self._branches[place].branch())
+            history, turns = self._branches[place]
+            talk = _Talk(run.system, history.branch(), turns=turns)
         else:
             flaw = f"the trace does not hold what was said before turn {run.turn}"
             talk = _Talk(run.system, History(Ledger()), flaw=flaw)
@@ -217,7 +230,7 @@ class _TraceReader:
         except ValueError as error:
             talk.flaw = f"message {envelope.seq} does not fit what was said before it ({error})"
         if talk.place in self._branch_points:
-            self._branches[talk.place] = talk.history.branch()
+            self._branches[talk.place] = talk.history.branch(), talk.turns
 
     @staticmethod
     def _mark(talk: _Talk, envelope: EpisodeEnvelope) -> None:

@@ -27,10 +27,11 @@ from grue import messages as m
 from grue.policies import ContextItem, ContextPolicy
 from grue.protocol.context.ledger import ContextLedger, Tools
 from grue.protocol.tools.policy import hints_of
-from grue.protocol.tools.results import cut_middle, history_text, success
+from grue.protocol.tools.results import READ_ON, cut_middle, history_text, success
 
 CALL_AGAIN = "[Cleared to save room. Call the tool again if you need its result.]"
 DO_NOT_REPEAT = "[Cleared to save room. The call was made; do not repeat it.]"
+READ_AGAIN = "[Cleared to save room" + READ_ON + "]"
 
 _WORTH_CLEARING = 16
 """Fewest tokens that clearing an item has to free."""
@@ -45,7 +46,7 @@ _SHORTEST_RESULT = 64
 """Fewest tokens that a cut result keeps."""
 
 
-StubFor: TypeAlias = Callable[[str], str]
+StubFor: TypeAlias = Callable[[ContextItem], str]
 
 
 class Room(Struct, frozen=True):
@@ -78,9 +79,24 @@ def room_in(policy: ContextPolicy, window_tokens: int) -> Room:
 
 
 def stub_of(
-    tool: str, policy: ContextPolicy, offered: Mapping[str, m.ToolDefinition], *, plain: bool = False
+    tool: str,
+    policy: ContextPolicy,
+    offered: Mapping[str, m.ToolDefinition],
+    *,
+    plain: bool = False,
+    handle: str = "",
 ) -> str:
-    """Return the text that replaces a cleared result for the model: JSON, unless results are told plainly."""
+    """Return the text that replaces a cleared result for the model: JSON, unless results are told plainly.
+
+    Args:
+        tool: Canonical name of the tool.
+        policy: Says of which tools the model is told to call them again.
+        offered: The tools by name.
+        plain: Whether results are told plainly.
+        handle: The model can read the result again with this handle; empty: it cannot.
+    """
+    if handle:
+        return READ_AGAIN.format(handle=handle)
     definition = offered.get(tool)
     again = any(fnmatchcase(tool, pattern) for pattern in policy.read_only) or (
         definition is not None and is_read_only(definition)
@@ -109,7 +125,7 @@ def fit(
         ledger: The sizes of the conversation so far.
         new: What the request adds.
         room: The room in the window.
-        stub_for: Returns the stub of a tool's results, by the tool's name.
+        stub_for: Returns the stub of a tool's result.
         named: The tools' names, by the ids of the calls that `new` answers.
         may_summarise: Whether a summary can be asked for.
     """
@@ -137,7 +153,7 @@ def clear(ledger: ContextLedger, most: int, stub_for: StubFor) -> tuple[ContextL
             break
         if not item.clearable:
             continue
-        stub = stub_for(item.tool) if item.call_id else item.stub
+        stub = stub_for(item) if item.call_id else item.stub
         following = ContextItem(tokens=ledger.estimate(len(stub.encode())))
         if item.tokens - following.tokens < _WORTH_CLEARING and item.call_id:
             continue

@@ -15,6 +15,7 @@ from grue import messages as m
 from grue.policies import SettlementKind
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.arguments import MAX_CHARS, read_arguments
+from grue.protocol.tools.built_in import READ_RESULT
 from grue.protocol.tools.media import MediaRoom
 from grue.protocol.tools.names import split_name, split_unlisted
 from grue.protocol.tools.policy import CallTerms, definition_digest
@@ -312,6 +313,7 @@ def tool_messages(
     room: MediaRoom | None = None,
     *,
     plain: bool = False,
+    refers: bool = False,
 ) -> tuple[m.ToolMessage, ...]:
     """Return the tool messages of a reply's calls, in order.
 
@@ -320,12 +322,25 @@ def tool_messages(
         max_result_chars: Longest text of one message.
         room: Collects the attachments; `None` attaches nothing.
         plain: Whether a text is told as it is, and not within JSON.
+        refers: A result that is too long is told by reference. Only with `plain`.
 
     Source: R5.4, P44
     """
-    tell = tool_results.told_plainly if plain else tool_results.told
+    if not plain:
+        told = tool_results.told
+        return tuple(
+            m.ToolMessage(item.call_id, *told(item.result, max_result_chars, room, _note_on(item)))
+            for item in records
+        )
+    # What the model has read on in is part of a result that has a handle.
+    handles = {item.call_id: item.call_id for item in records if refers and item.name != READ_RESULT.name}
     return tuple(
-        m.ToolMessage(item.call_id, *tell(item.result, max_result_chars, room, _note_on(item)))
+        m.ToolMessage(
+            item.call_id,
+            *tool_results.told_plainly(
+                item.result, max_result_chars, room, _note_on(item), handle=handles.get(item.call_id, "")
+            ),
+        )
         for item in records
     )
 

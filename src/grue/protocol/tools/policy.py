@@ -18,6 +18,7 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.policies import ApprovalQuestion, ToolAnnotations, ToolPolicy, ToolRule, Verdict
 from grue.protocol.digest import digest
+from grue.protocol.tools.built_in import is_built_in
 
 NOT_ALLOWED = "the policy does not allow this tool"
 LIMIT_REACHED = "at most {most} calls of this tool are allowed in a turn"
@@ -85,7 +86,9 @@ def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
 
 
 def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> ToolTerms:
-    """Return the verdict of `policy` on a tool."""
+    """Return the verdict of `policy` on a tool. A built-in tool is always allowed: it has no effect."""
+    if is_built_in(tool):
+        return ToolTerms()
     declared = _terms(policy, tool.name, hints_of(tool.annotations))
     if tool.annotations is None or tool.trusted or tool.server in policy.trusted:
         return declared

@@ -20,10 +20,12 @@ Python objects) is replaced when the result is made, so that later code can enco
 | - SVG, or text in base64    |                                       | the same, and the text        |
 | - anything else             |                                       | unchanged                     |
 
-The text is cut to a size. The base64 of these block types is never part of it. An attachment is sent as an
-image, audio or file if the endpoint accepts it; one that cannot be attached is marked `omitted`, with the
-reason. If a result has structured content, its text blocks are dropped, because they repeat it. Its other
-blocks are kept in `ToolCallResult.blocks` and described in the same way.
+The text is cut to a size. With a handle, under which the whole result can be read (`built_in.py`), the model
+gets its beginning and its end, and between them how much there is of what kind. The base64 of these block
+types is never part of it. An attachment is sent as an image, audio or file if the endpoint accepts it; one
+that cannot be attached is marked `omitted`, with the reason. If a result has structured content, its text
+blocks are dropped, because they repeat it. Its other blocks are kept in `ToolCallResult.blocks` and described
+in the same way.
 
 Source: P43, P44
 """
@@ -54,6 +56,9 @@ MAX_ERROR_CHARS = 100_000
 """Longest `error_message` of a failed tool; `content` has the complete text."""
 
 _LOOK_CHARS = 1000
+_LONG_LINE = 2000
+"""JSON text with longer lines than that, on average, is laid out before it is read by lines."""
+
 _SMALL_VALUES = 2000
 _SMALL_CHARS = 100_000
 
@@ -284,7 +289,12 @@ def told(
 
 
 def told_plainly(
-    result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = ""
+    result: m.ToolCallResult,
+    max_chars: int,
+    room: MediaRoom | None = None,
+    note: str = "",
+    *,
+    handle: str = "",
 ) -> tuple[str, tuple[m.Attachment, ...]]:
     """Return the text for the conversation, with a tool's text as it is, and the attachments that go with it.
 
@@ -296,6 +306,7 @@ def told_plainly(
         max_chars: Longest text, in characters; markers are not counted.
         room: Collects the attachments of all results of a reply; `None` attaches nothing.
         note: What else the model has to know about the call, if anything.
+        handle: A result that is too long is told by reference, with this handle; empty: it is cut.
     """
     before = len(room.attachments) if room else 0
     content = _readable(result.content, room)
@@ -306,7 +317,78 @@ def told_plainly(
         parts.append(_written(_readable(list(result.blocks), room)))
     attached = tuple(room.attachments[before:]) if room else ()
     said = "\n".join(part for part in parts if part)
-    return (said if len(said) <= max_chars else _marked(said, max_chars)), attached
+    if len(said) <= max_chars:
+        return said, attached
+    if handle:
+        return _referred(whole_text(result), note, _kind_of(content), max_chars, handle), attached
+    return _marked(said, max_chars), attached
+
+
+READ_ON = '; read_result with the handle "{handle}" reads all of it'
+"""What a result that is told by reference says to the model."""
+
+
+def is_referred(content: str, handle: str) -> bool:
+    """Return whether the text of a result names this handle for `read_result`."""
+    return READ_ON.format(handle=handle) in content
+
+
+def whole_text(result: m.ToolCallResult) -> str:
+    """Return the text that `read_result` reads of a result: text as it is, JSON with a line for each value.
+
+    Base64 is not part of it. An error begins with `Error: `.
+    """
+    content = _readable(result.content, None)
+    parts = [f"Error: {result.error_message}"] if result.is_error else []
+    if not result.is_error or content not in (None, result.error_message):
+        parts.append(_laid_out(content))
+    if result.blocks:
+        parts.append(_laid_out(_readable(list(result.blocks), None)))
+    return "\n".join(parts)
+
+
+def _laid_out(content: object) -> str:
+    """Return the lines of a content: of JSON, also in a text that has few lines, one for each value."""
+    if isinstance(content, list) and content and _readable(content, None) is not content:
+        texts = (block.get("text") if block.get("type") == "text" else block for block in content)
+        return "\n".join(map(_laid_out, texts))
+    text = content if isinstance(content, str) else _written(content)
+    is_text = isinstance(content, str) and not (
+        text[:_LOOK_CHARS].lstrip().startswith(("{", "[")) and text.count("\n") < len(text) // _LONG_LINE
+    )
+    if is_text:
+        return text
+    try:
+        return msgspec.json.format(text, indent=1)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+
+
+def _kind_of(content: object) -> str:
+    match content:
+        case dict():
+            return f"a JSON object of {len(content)} members"
+        case list():
+            return f"a JSON array of {len(content)} values"
+        case str() if content[:_LOOK_CHARS].lstrip().startswith(("{", "[")):
+            return "probably JSON text"
+        case _:
+            return "text"
+
+
+def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> str:
+    """Return the beginning and the end of a text, and between them how to read the rest."""
+    tail = max_chars // 3
+    head, end = max_chars - tail, len(whole) - tail
+    # A whole line more is worth a few characters less.
+    head = max(whole.rfind("\n", head - head // 10, head), -1) + 1 or head
+    newline = whole.find("\n", end, end + tail // 5)
+    end = end if newline < 0 else newline + 1
+    first, last, lines = (whole.count("\n", 0, at) + 1 for at in (head, end, len(whole)))
+    where = f", in lines {first} to {last} of {lines}" if lines > 1 else ""
+    mark = f"[cut: {end - head} of {len(whole)} characters{where}, of {kind}{READ_ON.format(handle=handle)}]"
+    shown = f"{whole[:head]}… {mark} …{whole[end:]}"
+    return f"{note}\n{shown}" if note else shown
 
 
 def cut_middle(content: str, max_chars: int) -> str:

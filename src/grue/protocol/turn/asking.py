@@ -48,14 +48,19 @@ def _send_fitted(
 
 
 def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Commands) -> Transition:
-    turn = replace(turn, requests=turn.requests + 1, told=())
-    mode: m.OfferTools | m.RequireAnswer = m.RequireAnswer(turn.run.answer)
+    turn, mode = _mode(replace(turn, requests=turn.requests + 1, told=()), phase)
     if phase == "loop":
-        mode = m.OfferTools(turn.offered if turn.relisted else None, _stated(turn))
-        turn = replace(turn, relisted=False)
         most = turn.run.limits.max_tool_iterations
         notes = (*notes, m.IterationStarted(iteration=turn.iterations + 1, max_iterations=most))
     return AwaitingCompletion(turn, phase), (*notes, _request(turn, new, mode))
+
+
+def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswer]:
+    """Return what a request asks for; it offers the tools anew if they have changed."""
+    if phase != "loop":
+        return turn, m.RequireAnswer(turn.run.answer)
+    mode = m.OfferTools(turn.offered if turn.relisted else None, _stated(turn))
+    return replace(turn, relisted=False), mode
 
 
 def _stated(turn: Turn) -> m.AnswerSchema | None:
@@ -123,8 +128,7 @@ def refused(state: AwaitingCompletion, event: m.CompletionFailed) -> Transition:
         turn, changes = after_overflow(turn, overflow)
     if not changes:
         return fail(turn, event.failure)
-    turn = replace(turn, overflowed=True, requests=turn.requests + 1)
-    mode = m.OfferTools(answer=_stated(turn)) if state.phase == "loop" else m.RequireAnswer(turn.run.answer)
+    turn, mode = _mode(replace(turn, overflowed=True, requests=turn.requests + 1), state.phase)
     rewrites = (rewrite for change in changes for rewrite in _rewrite(turn, change, "overflow"))
     return AwaitingCompletion(turn, state.phase), (*rewrites, _request(turn, (), mode))
 

@@ -4,15 +4,18 @@ What is cleared, and when, is decided in `context/fit.py`; `asking.py` makes com
 are pure.
 """
 
-from collections.abc import Callable
+from collections.abc import Collection, Mapping
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ContextItem, ContextOverflow, ContextPolicy
-from grue.protocol.context.fit import clear, cut_last, fit, room_in, stub_of, without_oldest
+from grue.protocol.context.fit import StubFor, clear, cut_last, fit, room_in, stub_of, without_oldest
 from grue.protocol.context.ledger import ContextLedger
+from grue.protocol.tools.built_in import READ_RESULT
+from grue.protocol.tools.results import READ_ON, is_referred
 from grue.protocol.turn.states import Turn
 
 SUMMARY = "Summary of the conversation so far, which takes its place:\n{summary}"
@@ -35,14 +38,16 @@ class Fitted(Struct, frozen=True, kw_only=True):
 
 def begun(run: m.RunTurn) -> Turn:
     """Return the turn that `run` starts, with a ledger if it has a policy."""
-    media_bytes = sum(image.bytes for image in run.images)
+    turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
+    if run.references == "now" and run.servers:
+        turn = turn.referring()
     if run.context is None:
-        return Turn(run=run, media_bytes=media_bytes)
+        return turn
     ledger = ContextLedger(bytes_per_token=run.context.bytes_per_token)
     if run.earlier:
         head, *items = run.earlier
         ledger = replace(ledger, head=head, items=tuple(items), current=len(items))
-    return Turn(run=run, media_bytes=media_bytes, ledger=ledger, window=run.context.window_tokens)
+    return replace(turn, ledger=ledger, window=run.context.window_tokens)
 
 
 def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
@@ -65,10 +70,15 @@ def make_room(turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise:
     if turn.window is None:
         return Fitted(turn=turn, new=new)
     room = room_in(policy, turn.window)
-    found = fit(ledger, new, room, _stubs(turn), _named(turn, new), may_summarise=may_summarise)
+    named = _named(turn, new)
+    found = fit(ledger, new, room, _stubs(turn), named, may_summarise=may_summarise)
+    turn = replace(turn, ledger=found.ledger)
+    cut = {item.call_id for item in found.new if isinstance(item, m.ToolMessage) and item not in new}
+    if turn.run.references != "never" and (cut or (found.cleared is not None and found.cleared.results)):
+        turn = turn.referring()
     return Fitted(
-        turn=replace(turn, ledger=found.ledger),
-        new=found.new,
+        turn=turn,
+        new=tuple(_with_handle(turn, item, cut, named) for item in found.new),
         cleared=found.cleared,
         summarise=found.summarise,
     )
@@ -128,6 +138,8 @@ def after_overflow(turn: Turn, overflow: ContextOverflow) -> tuple[Turn, tuple[m
     cleared = cleared or m.Cleared()
     if ledger.tokens > room.low:
         ledger, shorter = cut_last(ledger, turn.last, room.low)
+        named, cut = _named(turn, turn.last), {result.call_id for result in shorter}
+        shorter = tuple(_with_handle(turn, result, cut, named) for result in shorter)
         cleared = replace(cleared, results=(*cleared.results, *shorter))
     changes: tuple[m.Cleared | m.Shortened, ...] = () if cleared == m.Cleared() else (cleared,)
     if ledger.tokens > room.high:
@@ -135,7 +147,11 @@ def after_overflow(turn: Turn, overflow: ContextOverflow) -> tuple[Turn, tuple[m
         if shortened is not None:
             ledger, share = shortened
             changes = (*changes, m.Shortened(share))
-    return (replace(turn, ledger=ledger, window=window), changes) if changes else (turn, ())
+    if not changes:
+        return turn, ()
+    if turn.run.references != "never" and cleared.results:
+        turn = turn.referring()
+    return replace(turn, ledger=ledger, window=window), changes
 
 
 def _kept(turn: Turn) -> tuple[ContextPolicy, ContextLedger]:
@@ -144,10 +160,32 @@ def _kept(turn: Turn) -> tuple[ContextPolicy, ContextLedger]:
     return turn.run.context, turn.ledger
 
 
-def _stubs(turn: Turn) -> Callable[[str], str]:
+def _stubs(turn: Turn) -> StubFor:
     policy, _ = _kept(turn)
     offered = {tool.name: tool for tool in turn.tools}
-    return lambda tool: stub_of(tool, policy, offered, plain=turn.run.plain_results)
+
+    def stub_for(item: ContextItem) -> str:
+        handle = item.call_id if _has_handle(turn, item.tool) else ""
+        return stub_of(item.tool, policy, offered, plain=turn.run.plain_results, handle=handle)
+
+    return stub_for
+
+
+def _has_handle(turn: Turn, tool: str) -> bool:
+    """Return whether a result of this tool can be read again; what `read_result` has read is read anew."""
+    return turn.run.references != "never" and tool != READ_RESULT.name
+
+
+Said = TypeVar("Said", bound=m.ConversationItem)
+
+
+def _with_handle(turn: Turn, item: Said, cut: Collection[m.CallId], named: Mapping[str, str]) -> Said:
+    """Return a result that was cut with its handle, which may have been in the part that is left out."""
+    if not isinstance(item, m.ToolMessage) or item.call_id not in cut:
+        return item
+    if not _has_handle(turn, named.get(item.call_id, "")) or is_referred(item.content, item.call_id):
+        return item
+    return replace(item, content=f"{item.content}\n[cut to save room{READ_ON.format(handle=item.call_id)}]")
 
 
 def _named(turn: Turn, new: tuple[m.ConversationItem, ...]) -> dict[str, str]:

@@ -88,7 +88,7 @@ def _ask_early(state: AwaitingSessions) -> Transition:
     for listing in presumed.listings:
         if listing.server in state.pending:
             offering = offering.relist(listing.server, listing.tools)
-    if not offering.tools:
+    if not offering.lists:
         return state, ()
     asked, commands = ask(offering, "loop", state.new)
     *notes, request = commands

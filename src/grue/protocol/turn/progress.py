@@ -21,4 +21,5 @@ def progress(turn: Turn) -> m.TurnParked:
         summaries=turn.summaries,
         overflowed=turn.overflowed,
         window=turn.window,
+        refers=turn.refers,
     )

@@ -98,6 +98,8 @@ def _in_calls(
 def turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
     """Return the turn as it was when it was parked, without its sessions."""
     turn = begun(run)
+    if parked.refers:
+        turn = turn.referring()
     if turn.ledger is not None and parked.calls:
         turn = replace(turn, ledger=turn.ledger.reply(None, parked.calls, 0))
     return replace(

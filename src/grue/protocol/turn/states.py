@@ -13,9 +13,11 @@ from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.context.growing import Growing, Remaining
 from grue.protocol.context.ledger import ContextLedger
+from grue.protocol.tools.built_in import READ_RESULT, SERVER, is_built_in, with_tool
 from grue.protocol.tools.calls import Run, ValidCall, tool_messages, tool_of
 from grue.protocol.tools.media import MediaRoom
 from grue.protocol.tools.policy import CallTerms, matches_any
+from grue.protocol.tools.results import is_referred
 
 T = TypeVar("T")
 
@@ -133,12 +135,17 @@ class Turn(Struct, frozen=True, kw_only=True):
             return self.tools
         return tuple(sorted(self.tools, key=lambda tool: (tool.server, tool.name)))
 
+    @property
+    def lists(self) -> bool:
+        """Whether a server has listed a tool; built-in ones do not count."""
+        return not all(map(is_built_in, self.tools))
+
     def relist(self, server: m.ServerName, listed: tuple[m.ToolDefinition, ...]) -> "Turn":
         """Replace the tools that the server listed before with `listed`, and keep the order of the servers.
 
         The order matters for repeatability: a turn offers the same list whichever server boots first.
         """
-        order = {name: position for position, name in enumerate(self.run.servers)}
+        order = {name: position for position, name in enumerate((*self.run.servers, SERVER))}
         others = tuple(tool for tool in self.tools if tool.server != server)
         wanted = self.run.tools
         if wanted is not None:
@@ -159,12 +166,27 @@ class Turn(Struct, frozen=True, kw_only=True):
         """Add the records of one reply to the turn, and return the tool messages for the conversation."""
         limits = self.run.limits
         room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
-        told = tool_messages(records, limits.max_result_chars, room, plain=self.run.plain_results)
+        refers = self.run.references != "never"
+        told = tool_messages(
+            records, limits.max_result_chars, room, plain=self.run.plain_results, refers=refers
+        )
         shown = sum(attachment.bytes for attachment in room.attachments) if room else 0
         turn = replace(
             self, records=(*self.records, *records), media_bytes=self.media_bytes + shown, told=told
         )
+        if refers and any(is_referred(each.content, each.call_id) for each in told):
+            turn = turn.referring()
         return turn, told
+
+    def referring(self) -> "Turn":
+        """Offer `read_result` from now on: the model has been told the handle of a result."""
+        tools = with_tool(self.tools, READ_RESULT)
+        return self if tools is self.tools else replace(self, tools=tools, relisted=True)
+
+    @property
+    def refers(self) -> bool:
+        """Whether the model knows a handle, and is offered `read_result`."""
+        return READ_RESULT in self.tools
 
     def count(self, usage: m.Usage) -> "Turn":
         """Add the tokens and cost of a completion."""

@@ -11,6 +11,7 @@ from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolDefinition
 from grue.policies import ToolAnnotations, ToolPolicy, ToolRule
 from grue.protocol.tools import policy as policies_of_tools
+from grue.protocol.tools.built_in import READ_RESULT
 from grue.protocol.tools.policy import (
     LIMIT_REACHED,
     NOT_ALLOWED,
@@ -250,3 +251,10 @@ def test_digests_stay_right_when_there_are_more_than_are_kept() -> None:
     for number in range(policies_of_tools._CACHED + 1):
         definition_digest(replace(tool(), description=str(number)))
     assert definition_digest(tool()) == first
+
+
+def test_a_built_in_tool_is_always_allowed() -> None:
+    deny = ToolPolicy(rules=(ToolRule(verdict="deny"),))
+    assert terms_of(deny, READ_RESULT).verdict == "allow"
+    like = replace(READ_RESULT, server=ServerName("files"))
+    assert terms_of(deny, like).verdict == "deny", "a server cannot serve a tool under that name"

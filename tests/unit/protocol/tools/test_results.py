@@ -434,3 +434,69 @@ def test_a_text_that_is_no_json_is_cut_in_the_middle_as_it_is() -> None:
 @pytest.mark.parametrize("answer", [{}, {"content": "text"}, {"content": [5, {"text": "x"}]}])
 def test_nothing_was_kept_as_text_in_a_small_result(answer: Any) -> None:
     assert not tool_results.is_kept_as_text(answer)
+
+
+# --- Results that are told by reference
+
+
+def test_a_long_text_is_told_by_its_beginning_its_end_and_a_handle() -> None:
+    text = "".join(f"line {number}\n" for number in range(1, 1001))
+    shown, _ = tool_results.told_plainly(tool_results.success(text), 300, handle="call_7")
+    head, mark, tail = re.match(r"(.*)… (\[cut: .*?\]) …(.*)", shown, re.DOTALL).groups()
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert (head[-1], tail[:5]) == ("\n", "line "), "lines stay whole"
+    assert 200 <= len(head) + len(tail) <= 300
+    cut = len(text) - len(head) - len(tail)
+    first = head.count("\n") + 1
+    last = 1001 - tail.count("\n")
+    assert mark == (
+        f"[cut: {cut} of {len(text)} characters, in lines {first} to {last} of 1001, of text; read_result"
+        ' with the handle "call_7" reads all of it]'
+    )
+    assert tool_results.is_referred(shown, "call_7")
+    assert not tool_results.is_referred(shown, "call_")
+
+
+def test_short_results_are_told_whole_and_long_ones_without_a_handle_are_cut() -> None:
+    short, long = tool_results.success("abc"), tool_results.success("a" * 50)
+    assert tool_results.told_plainly(short, 10, handle="c")[0] == "abc"
+    assert tool_results.told_plainly(long, 10)[0] == "a" * 10 + "… [cut: 40 of 50 characters]"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ({"rows": ["x" * 400]}, "a JSON object of 1 members"),
+        (["x" * 100] * 4, "a JSON array of 4 values"),
+        ('{"rows": "' + "x" * 400, "probably JSON text"),
+        ("x" * 400, "text"),
+    ],
+)
+def test_a_reference_says_what_kind_of_result_it_is(content: object, kind: str) -> None:
+    shown, _ = tool_results.told_plainly(tool_results.success(content), 60, handle="c")
+    assert f", of {kind}; read_result" in shown
+
+
+def test_a_reference_keeps_the_note_the_error_and_the_blocks() -> None:
+    result = tool_results.failure("broken", "x" * 500)
+    shown, _ = tool_results.told_plainly(result, 60, note="The user changed it", handle="c")
+    assert shown.startswith("The user changed it\nError: broken\nxxx")
+    blocks = ({"type": "text", "text": "y" * 500},)
+    result = ToolCallResult("x" * 500, blocks=blocks)
+    assert tool_results.whole_text(result) == "x" * 500 + "\n" + "y" * 500
+    assert tool_results.whole_text(tool_results.failure("broken")) == "Error: broken"
+
+
+def test_json_that_is_one_long_line_is_laid_out() -> None:
+    rows = json.dumps([{"a": number} for number in range(1000)])
+    assert tool_results.whole_text(tool_results.success(rows)).count("\n") > 1000
+    assert tool_results.whole_text(tool_results.success("[" + "x" * 5000)) == "[" + "x" * 5000
+    deep = "[" * 5000
+    assert tool_results.whole_text(tool_results.success(deep)) == deep
+
+
+@given(st.text(max_size=2000), st.integers(0, 300))
+def test_a_reference_is_never_longer_than_the_limit_and_a_mark(text: str, limit: int) -> None:
+    shown, _ = tool_results.told_plainly(tool_results.success(text), limit, handle="c")
+    assert len(shown) <= limit + 200

@@ -1,0 +1,412 @@
+"""Read parts of a tool's whole result: the work of the built-in tool `read_result`.
+
+A result may be megabytes of hostile text, and a model writes the arguments. So everything is bounded: what is
+returned by the caller's limit, a search by time. Patterns are run by the linear-time engine that checks
+schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no back references. Call it in a
+worker thread: a result of 10 MB takes some tens of milliseconds.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.protocol.tools.results import whole_text, without_middle
+
+_BLOCK = 65_536
+"""Characters that are searched at once for a line number or a pattern."""
+
+_LONGEST_LINE = 4_000
+"""A longer line is searched in pieces, which overlap."""
+
+_OVERLAP = 400
+_SHOWN_OF_LINE = 300
+_MOST_MATCHES = 100
+_LONGEST_PATTERN = 500
+_REGEX_BYTES = 65_536
+_SEARCH_S = 2.0
+_MOST_STEPS = 50
+_NAMED_KEYS = 20
+_HEADER = 200
+"""Room for what is said about a part, in characters."""
+
+_Test: TypeAlias = Callable[[str], bool]
+
+
+class CannotReadError(Exception):
+    """The arguments cannot be used; the text says why, for the model."""
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """The arguments of `read_result`; see its definition."""
+
+    handle: str
+    first_line: int | None = None
+    last_line: int | None = None
+    pattern: str | None = None
+    json_path: str | None = None
+    skip: int = 0
+
+
+def wanted(arguments: m.JsonObject) -> Wanted:
+    """Return the arguments of a call.
+
+    Raises:
+        CannotReadError: They do not fit, or contradict each other.
+    """
+    try:
+        asked = msgspec.convert(arguments, Wanted)
+    except msgspec.ValidationError as error:
+        raise CannotReadError(f"{error}. The arguments are: {', '.join(Wanted.__struct_fields__)}") from error
+    by_line = asked.first_line is not None or asked.last_line is not None
+    if by_line + (asked.pattern is not None) + (asked.json_path is not None) > 1:
+        raise CannotReadError("give lines, a pattern or a json_path, not several of them")
+    if asked.skip < 0 or (asked.first_line is not None and asked.first_line < 1):
+        raise CannotReadError("skip counts from 0, and lines from 1")
+    return asked
+
+
+class WholeResult:
+    """A tool's whole result, laid out to be read.
+
+    Args:
+        result: The result.
+
+    Attributes:
+        text: Its text, as `whole_text` says.
+    """
+
+    def __init__(self, result: m.ToolCallResult) -> None:
+        self.text = whole_text(result)
+        self._content = result.content
+
+    def read(self, asked: Wanted, max_chars: int, *, clock: Callable[[], float] = time.monotonic) -> str:
+        """Return the part that is asked for, in about `max_chars` characters at most.
+
+        Raises:
+            CannotReadError: There is no such part, or the pattern or path cannot be used.
+        """
+        room = max(1, max_chars - _HEADER)
+        if asked.pattern is not None:
+            return self._search(asked.pattern, asked.skip, room, clock)
+        if asked.json_path is not None:
+            return self._select(asked.json_path, asked.skip, room)
+        return self._lines(asked.first_line or 1, asked.last_line, asked.skip, room)
+
+    # --- Lines
+
+    def _lines(self, first: int, last: int | None, skip: int, room: int) -> str:
+        text = self.text
+        lines = text.count("\n") + 1
+        if first > lines:
+            raise CannotReadError(f"the result has {lines} lines")
+        last = lines if last is None else min(last, lines)
+        if last < first:
+            raise CannotReadError("last_line is before first_line")
+        start, end = _start_of(text, first), _start_of(text, last + 1)
+        end = len(text) if end < 0 else end - 1
+        begin = min(start + skip, end)
+        shown = text[begin : min(begin + room, end)]
+        head = f"[lines {first} to {last} of {lines}" + (f", without {skip} characters" if skip else "")
+        left = end - begin - len(shown)
+        if not left:
+            return f"{head}]\n{shown}"
+        return (
+            f"{head}; {left} characters of them are left out at the end: go on with the same lines and"
+            f" skip={skip + len(shown)}]\n{shown}"
+        )
+
+    # --- Patterns
+
+    def _search(self, pattern: str, skip: int, room: int, clock: Callable[[], float]) -> str:
+        test, quick = _test_of(pattern)
+        until = clock() + _SEARCH_S
+        found: list[str] = []
+        seen, size, stopped = 0, 0, ""
+        for line, offset, piece in _pieces(self.text, quick):
+            if clock() > until:
+                stopped = f"the search stopped after {_SEARCH_S:g} s at line {line}: use a simpler pattern"
+                break
+            if not test(piece):
+                continue
+            seen += 1
+            if seen <= skip:
+                continue
+            where = f"{line}:" if not offset else f"{line} (from character {offset + 1}):"
+            shown = f"{where} {_around(piece, test)}"
+            if found and (size + len(shown) > room or len(found) == _MOST_MATCHES):
+                stopped = f"there are more: go on with skip={skip + len(found)}"
+                break
+            found.append(shown[:room])
+            size += len(shown) + 1
+        if not found:
+            return f"[{stopped or 'no line matches' + (' any more' if skip else '')}]"
+        head = f"[{len(found)} matching lines" + (f", after {skip} others" if skip else "")
+        return "\n".join([f"{head}; {stopped or 'there are no more'}]", *found])
+
+    # --- JSON paths
+
+    def _select(self, path: str, skip: int, room: int) -> str:
+        steps = _steps_of(path)
+        content = self._content
+        if isinstance(content, str):
+            try:
+                content = msgspec.json.decode(content, type=msgspec.Raw)
+            except (msgspec.DecodeError, RecursionError):
+                raise CannotReadError("the result is not JSON: read its lines, or search it") from None
+        if not any(isinstance(step, _Every | slice) for step in steps):
+            value = _only(content, steps)
+            text = _written(value)
+            shown = text[skip : skip + room]
+            left = len(text) - skip - len(shown)
+            head = f"[{path} is {_kind(value)}"
+            more = f"; {left} characters are left out at the end: go on with skip={skip + len(shown)}"
+            return f"{head}{more if left > 0 else ''}]\n{shown}"
+        found: list[str] = []
+        size, more = 0, ""
+        for number, value in enumerate(_selected(content, steps)):
+            if number < skip:
+                continue
+            shown = without_middle(_compact(value), room)
+            if found and size + len(shown) > room:
+                more = f"; there are more: go on with skip={number}"
+                break
+            found.append(shown)
+            size += len(shown) + 1
+        return "\n".join([f"[{len(found)} values of {path}, one a line{more}]", *found])
+
+
+# --- Where lines are
+
+
+def _start_of(text: str, line: int) -> int:
+    """Return where a line begins; -1: there is none. Counts blocks first, which is fast."""
+    at, number = 0, 1
+    while number < line and at < len(text):
+        end = min(at + _BLOCK, len(text))
+        more = text.count("\n", at, end)
+        if number + more >= line:
+            break
+        at, number = end, number + more
+    while number < line:
+        newline = text.find("\n", at)
+        if newline < 0:
+            return -1
+        at, number = newline + 1, number + 1
+    return at
+
+
+def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
+    """Yield line number, offset in the line and text of each piece of a block that passes the quick test."""
+    at, line = 0, 1
+    while at < len(text):
+        end = text.rfind("\n", at, at + _BLOCK) + 1 if at + _BLOCK < len(text) else len(text)
+        if end <= at:
+            newline = text.find("\n", at)
+            end = len(text) if newline < 0 else newline + 1
+        block = text[at:end]
+        newlines = block.count("\n")
+        if len(block) > 2 * _BLOCK or quick(block):
+            for number, whole in enumerate(block.removesuffix("\n").split("\n"), start=line):
+                for offset in range(0, max(1, len(whole) - _OVERLAP), _LONGEST_LINE - _OVERLAP):
+                    yield number, offset, whole[offset : offset + _LONGEST_LINE]
+        at, line = end, line + newlines
+
+
+def _test_of(pattern: str) -> tuple[_Test, _Test]:
+    """Return a test of one piece of a line, and a test of a block of lines, which may only be too generous.
+
+    Raises:
+        CannotReadError: The pattern cannot be used.
+    """
+    if len(pattern) > _LONGEST_PATTERN:
+        raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")
+    test = _compiled(pattern)
+    if test is None:
+        raise CannotReadError(
+            "the pattern is not a regular expression, has look-around or back references, or is too large;"
+            " to find a text as it is, put a backslash before each special character"
+        )
+    # In a block, ^ and $ stand for the borders of lines, but \A and \z would not.
+    quick = None if re.search(r"\\[AzZ]", pattern) else _compiled(f"(?m){pattern}")
+    return test, quick or _always
+
+
+def _always(text: str) -> bool:
+    del text
+    return True
+
+
+def _compiled(pattern: str) -> _Test | None:
+    import jsonschema_rs
+
+    options = jsonschema_rs.RegexOptions(size_limit=_REGEX_BYTES, dfa_size_limit=10 * _REGEX_BYTES)
+    try:
+        found: Any = jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=options)
+    except (jsonschema_rs.ValidationError, ValueError):
+        return None
+    return found.is_valid  # type: ignore[no-any-return]  # of a class without types
+
+
+def _around(piece: str, test: _Test) -> str:
+    """Return a piece, or if it is long, the part that ends soon after the match."""
+    if len(piece) <= _SHOWN_OF_LINE:
+        return piece
+    low, high = 1, len(piece)
+    while low < high:  # the shortest beginning that matches ends with the match
+        middle = (low + high) // 2
+        low, high = (low, middle) if test(piece[:middle]) else (middle + 1, high)
+    start = max(0, min(low - _SHOWN_OF_LINE // 2, len(piece) - _SHOWN_OF_LINE))
+    end = start + _SHOWN_OF_LINE
+    return f"{'…' if start else ''}{piece[start:end]}{'…' if end < len(piece) else ''}"
+
+
+# --- Steps of a JSON path
+
+
+class _Every(Struct, frozen=True):
+    """Selects all members or items."""
+
+
+_Step: TypeAlias = str | int | slice | _Every
+
+_STEP = re.compile(
+    r"""\.(?P<name>[^.\[\]\s'"*]+)
+    |\.\*|\[\*\](?P<every>)
+    |\[(?P<index>-?\d{1,9})\]
+    |\[(?P<start>-?\d{0,9}):(?P<stop>-?\d{0,9})\]
+    |\['(?P<single>(?:[^'\\]|\\.)*)'\]
+    |\["(?P<double>(?:[^"\\]|\\.)*)"\]""",
+    re.VERBOSE,
+)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
+def _steps_of(path: str) -> list[_Step]:
+    """Return the steps of a path.
+
+    Raises:
+        CannotReadError: It is not one.
+    """
+    rest = path.strip().removeprefix("$")
+    if rest and rest[0] not in ".[":
+        rest = f".{rest}"
+    steps: list[_Step] = []
+    at = 0
+    while at < len(rest):
+        found = _STEP.match(rest, at)
+        if found is None or len(steps) == _MOST_STEPS:
+            raise CannotReadError(
+                f"json_path cannot be read from {rest[at : at + 40]!r} on: steps are .name, ['name'], [3],"
+                f" [0:10] and [*], at most {_MOST_STEPS}"
+            )
+        steps.append(_step(found))
+        at = found.end()
+    return steps
+
+
+def _step(found: re.Match[str]) -> _Step:
+    parts = found.groupdict()
+    quoted = parts["single"] if parts["single"] is not None else parts["double"]
+    if quoted is not None:
+        return _ESCAPED.sub(r"\1", quoted)
+    if parts["name"] is not None:
+        return str(parts["name"])
+    if parts["index"] is not None:
+        return int(parts["index"])
+    if parts["start"] is not None:
+        start, stop = parts["start"], parts["stop"]
+        return slice(int(start) if start.strip("-") else None, int(stop) if stop.strip("-") else None)
+    return _Every()
+
+
+def _opened(value: object) -> object:
+    """Return a value of which the first level is decoded; what is in it stays JSON text."""
+    if not isinstance(value, msgspec.Raw):
+        return value
+    first = bytes(value)[:64].lstrip()[:1]
+    kind: Any = {b"{": dict[str, msgspec.Raw], b"[": list[msgspec.Raw]}.get(first, object)
+    return msgspec.json.decode(value, type=kind)
+
+
+def _only(value: object, steps: list[_Step]) -> object:
+    for step in steps:
+        opened = _opened(value)
+        try:
+            value = opened[step]  # type: ignore[index]  # if it has no such part, that raises
+        except (KeyError, IndexError, TypeError):
+            raise CannotReadError(f"{_shown_step(step)} is not there: {_described(opened)}") from None
+        if isinstance(opened, str):
+            raise CannotReadError(f"{_shown_step(step)} is not there: it is a text") from None
+    return value
+
+
+def _selected(value: object, steps: list[_Step]) -> Iterator[object]:
+    """Yield the values that a path with wildcards or slices selects; what does not fit is left out."""
+    if not steps:
+        yield value
+        return
+    opened, step, rest = _opened(value), steps[0], steps[1:]
+    match opened, step:
+        case dict(), _Every():
+            chosen = list(opened.values())
+        case list(), _Every():
+            chosen = opened
+        case list(), slice():
+            chosen = opened[step]
+        case dict(), str() if step in opened:
+            chosen = [opened[step]]
+        case list(), int() if -len(opened) <= step < len(opened):
+            chosen = [opened[step]]
+        case _:
+            chosen = []
+    for each in chosen:
+        yield from _selected(each, rest)
+
+
+def _shown_step(step: _Step) -> str:
+    return f"[{step}]" if isinstance(step, int) else f".{step:.80}" if isinstance(step, str) else "[...]"
+
+
+def _described(value: object) -> str:
+    match value:
+        case dict():
+            keys = ", ".join(key[:40] for key in [*value][:_NAMED_KEYS])
+            more = f" and {len(value) - _NAMED_KEYS} more" if len(value) > _NAMED_KEYS else ""
+            return f"it is an object with the members {keys}{more}" if value else "it is an empty object"
+        case list():
+            return f"it is an array of {len(value)} values"
+        case _:
+            return f"it is {_kind(value)}"
+
+
+def _kind(value: object) -> str:
+    match _opened(value):
+        case dict() as members:
+            return f"an object of {len(members)} members"
+        case list() as items:
+            return f"an array of {len(items)} values"
+        case str():
+            return "a text"
+        case bool() | None:
+            return "a literal"
+        case _:
+            return "a number"
+
+
+def _written(value: object) -> str:
+    """Return a text as it is, and other values as JSON with a line for each."""
+    opened = _opened(value)
+    if isinstance(opened, str):
+        return opened
+    return msgspec.json.format(
+        bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value), indent=1
+    ).decode()
+
+
+def _compact(value: object) -> str:
+    return (bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)).decode()
