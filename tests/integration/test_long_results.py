@@ -99,7 +99,7 @@ def test_a_model_reads_on_in_a_result_that_is_too_long(tmp_path: Path, wire: Wir
     with ScriptedLlmServer(script) as server, runner_for(server, wire, trace=path) as runner:
         outcome = runner.run_turn(TurnRequest[str](user="What went wrong?"))
         said = [told(request) for request in server.requests[1:]]
-        offered = [request.tool_names[1:] for request in server.requests]
+        offered = [[each for each in request.tool_names if "log" not in each] for request in server.requests]
     assert outcome.response == "done"
     assert said[0].startswith("1/1 ok\n")
     assert said[0].endswith("\n1/3000 ok")
