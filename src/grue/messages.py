@@ -1283,13 +1283,18 @@ class IterationStarted(Message, frozen=True, kw_only=True):
 class ToolsVerified(Message, frozen=True, kw_only=True):
     """agent: all servers have listed their tools, and the reply to the presumed ones stands.
 
+    Or the one server that starts when it is called has listed them. A call of a tool that has changed is not
+    sent then, and the model reads that.
+
     Attributes:
-        changed: Tools that are not as they were presumed, by name. The reply calls none of them, and the next
-            request that offers tools offers them anew.
+        changed: Tools that are not as they were presumed, by name. The next request that offers tools offers
+            them anew. If all servers have listed theirs, the reply calls none of these.
+        server: The server that was called; empty: all of them.
     """
 
     request: int
     changed: tuple[str, ...] = ()
+    server: ServerName = ServerName("")
 
 
 class ToolRejected(Message, frozen=True, kw_only=True):
@@ -1415,6 +1420,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         references: Whether a result that is too long is told by reference, with a handle for `read_result`.
             `later`: that tool is offered once the model has been told a handle. `now`: it was, in an earlier
             turn. Old traces lack it.
+        when_called: The servers that start at their first call, and the tools that the model is offered of
+            them until then. Their sessions are not opened at the turn's start.
     """
 
     turn: int
@@ -1445,6 +1452,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     asks: ModelAsked | None = None
     sorts_tools: bool = False
     references: Literal["never", "later", "now"] = "never"
+    when_called: tuple[PresumedListing, ...] = ()
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):

@@ -434,6 +434,8 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
             command such as `npx` that may have to download the server.
         startup_timeouts_s: The same for single servers, by name; set by the runner for servers whose
             limit is another.
+        starts_at_once: How many of the servers that start when they are called may be starting at the same
+            time. Further ones wait until one of these has started.
         max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
         long_results: A longer result is told by reference (`refer`): its beginning, its end, its size, and a
             handle, with which the model can read on (`read_result`). Or only its beginning is told (`cut`),
@@ -464,6 +466,7 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
     teardown_s: float | None = None
     budget: Budget = Budget()
     startup_timeouts_s: dict[str, float] = {}
+    starts_at_once: int = 8
 
     def startup_timeout_s(self, server: str) -> float:
         """Return the time limit in seconds for starting a server."""

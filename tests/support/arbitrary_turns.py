@@ -60,7 +60,8 @@ from grue.policies import (
     TurnLimits,
 )
 from grue.protocol.tool_loop import step
-from grue.protocol.tools.results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
+from grue.protocol.tools.calls import is_as_decided
+from grue.protocol.tools.results import NOT_AS_DECIDED, SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
 from grue.protocol.turn.states import Finished, Idle, TurnState
 
 TOOLS = ("look", "think", "ns.sit")
@@ -115,6 +116,7 @@ class Session:
     def __init__(self, draw: Any, log: list[Entry]) -> None:
         self._draw = draw
         self.events: deque[Any] = deque()
+        self._listing: tuple[Any, ...] = ()
 
     def perform(self, command: Any) -> None:
         match command:
@@ -123,6 +125,7 @@ class Session:
                 listing = tuple(
                     replace(tool(f"{server}.{name}"), annotations=HINTS.get(name)) for name in names
                 )
+                self._listing = listing
                 opened = SessionOpened(server=server, tools=listing)
                 outcomes = [*[opened] * 12, disabled(server), startup_failed(server)]
                 self.events.append(self._draw(st.sampled_from(outcomes)))
@@ -138,6 +141,9 @@ class Session:
             ids: dict[str, Any] = {"batch": batch.batch, "call_id": item.call_id}
             if skipping:
                 settled.append(ToolSkipped(**ids, reason=skipping))
+                continue
+            if not is_as_decided(item, batch.server, self._listing):
+                settled.append(ToolSkipped(**ids, reason=NOT_AS_DECIDED, refused=True))
                 continue
             match self._draw(st.sampled_from(["ok", "timeout", "ok", "error", "timeout", "death"])):
                 case "ok":
@@ -343,6 +349,32 @@ def presuming_turns(draw: Any) -> ArbitraryTurn:
         for server in run.servers
     )
     return ArbitraryTurn(draw, run, presumed=ToolsPresumed(listings=listings))
+
+
+@st.composite
+def calling_turns(draw: Any) -> ArbitraryTurn:
+    """A turn whose servers start when they are called, all or some, and list what was offered or not."""
+    run = draw(RUNS)
+    servers = run.servers or ("a", "b")
+    waiting = draw(st.sampled_from([servers, servers[:1], servers[1:]]))
+    offered = tuple(
+        PresumedListing(
+            server=server,
+            tools=tuple(
+                replace(tool(f"{server}.{name}"), annotations=HINTS.get(name)) for name in draw(LISTINGS)
+            ),
+            source="cache",
+        )
+        for server in waiting
+    )
+    limits = replace(run.limits, starts_at_once=draw(st.sampled_from([8, 1, 2])))
+    policy = draw(
+        st.sampled_from([ToolPolicy(), ToolPolicy(rules=(ToolRule(parallel=True),), trusted=servers)])
+    )
+    run = replace(
+        run, servers=servers, when_called=offered, limits=limits, tool_policy=policy, binds_calls=True
+    )
+    return ArbitraryTurn(draw, run)
 
 
 @st.composite

@@ -35,7 +35,7 @@ from grue.config.server_auth import AuthConfig, expanded_auth, to_oauth
 from grue.errors import ConfigProblem, MCPConfigError
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.environment import InheritEnv
-from grue.tool_sessions.server_options import PresumeTools, ServerOptions
+from grue.tool_sessions.server_options import PresumeTools, ServerOptions, StartWhen
 from grue.tool_sessions.server_specs import HttpServer, HttpTransport, McpServer, StdioServer
 
 DEFAULT_FILE_NAME = "mcp_config.json"
@@ -47,7 +47,7 @@ _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
 # Other hosts know these keys, and grue does not implement them: the user gets a warning.
-_UNUSED_KEYS = frozenset(("oauth",))
+_UNUSED_KEYS = frozenset(("oauth", "startup"))
 _MISSPELT_FROM = 0.75
 
 _ONLY_STARTED = ("args", "env", "envFile", "inherit_env", "cwd", "exit_grace_seconds", "sandbox")
@@ -188,6 +188,7 @@ class MCPServerConfig(BaseModel):
         sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
         sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without `sandbox`: nothing
             may be written but a scratch folder, and there is no network.
+        start: `when_called`: it starts at the first call of one of its tools. `None`: at the turn's start.
 
     Source: R3.2
     """
@@ -216,6 +217,7 @@ class MCPServerConfig(BaseModel):
     presume_tools: PresumeTools | None = None
     sandbox: Annotated[Any, AfterValidator(_sandbox)] = None
     sandboxEnabled: bool | None = None  # noqa: N815 the file's key
+    start: StartWhen | None = None
 
     _unused_keys: tuple[str, ...] = PrivateAttr(default=())
     _startup_place: str = PrivateAttr(default=f"{_STARTUP} of this server")
@@ -540,6 +542,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
         required=config.required,
         check_arguments=config.check_arguments,
         presume_tools=config.presume_tools,
+        start=config.start,
     )
 
 

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.policies import FailurePolicy
+from grue.policies import FailurePolicy, OnToolDrift
 from grue.protocol.tools.lock import ToolLock, screen
-from grue.protocol.turn.connection import Disabled, Settled
+from grue.protocol.turn.connection import Disabled, Settled, Untried, is_given_up
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
 from grue.tool_sessions.server_options import PresumeTools
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, starts_when_called
 
 
 class PresumedListings:
@@ -45,6 +45,10 @@ class PresumedListings:
         self._recalled: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self._cached: dict[m.ServerName, tuple[m.ToolDefinition, ...] | None] = {}
         self._unsaved: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
+        self._screenings: dict[
+            tuple[m.ServerName, OnToolDrift],
+            tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDefinition, ...]],
+        ] = {}
         approved = {} if lock is None else {name: lock.listing(name) for name in lock.listings}
         self._locked = {name: tools for name, tools in approved.items() if tools is not None}
 
@@ -58,7 +62,9 @@ class PresumedListings:
             connections: The state of each server. A disabled one offers nothing.
             registry: For the shell tool's listing.
         """
-        on = [name for name in command.servers if not isinstance(connections.get(name), Disabled)]
+        waiting = {listing.server for listing in command.when_called}
+        servers = [name for name in command.servers if name not in waiting]
+        on = [name for name in servers if not isinstance(connections.get(name), Disabled)]
         starting = [name for name in on if not isinstance(self._servers[name], HostFunctions | HostCommands)]
         # Most turns presume nothing, and need not pay for the listing of functions.
         if not starting or not all(self._is_known(name) for name in starting):
@@ -66,6 +72,27 @@ class PresumedListings:
         listings = [self._of(name, command.policy, registry) for name in on]
         known = tuple(listing for listing in listings if listing is not None)
         return m.ToolsPresumed(listings=known) if len(known) == len(on) else None
+
+    def when_called(
+        self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], at_s: float
+    ) -> tuple[m.PresumedListing, ...]:
+        """Return what a turn offers of the servers that start when they are called.
+
+        A server whose tools are not known is not among them: it starts as others do, and its tools are known
+        from then on. Nor is one that was given up.
+
+        Args:
+            command: The turn.
+            connections: The state of each server.
+            at_s: The time, on the event loop's clock.
+        """
+        found = (
+            self._listing(name, command.policy)
+            for name in command.servers
+            if starts_when_called(self._servers[name])
+            and not is_given_up(connections.get(name, Untried()), command.policy, at_s)
+        )
+        return tuple(listing for listing in found if listing is not None)
 
     def learn(self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...]) -> None:
         """Take over what a server has listed in a turn, screened."""
@@ -125,13 +152,26 @@ class PresumedListings:
                 return _known(name, functions.connect(name).listing)
             case HostCommands() as shell:
                 return _known(name, shell.connect(name, registry).listing)
+        return self._listing(name, policy)
+
+    def _listing(self, name: m.ServerName, policy: FailurePolicy) -> m.PresumedListing | None:
         found = self._found(name)
         if found is None:
             return None
         source, tools = found
         if source != "runner":
-            tools = self._screened(name, tools, policy)
+            tools = self._screened_once(name, tools, policy)
         return m.PresumedListing(server=name, tools=tools, source=source)
+
+    def _screened_once(
+        self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...], policy: FailurePolicy
+    ) -> tuple[m.ToolDefinition, ...]:
+        before = self._screenings.get((name, policy.on_tool_drift))
+        if before is not None and before[0] is tools:
+            return before[1]
+        screened = self._screened(name, tools, policy)
+        self._screenings[name, policy.on_tool_drift] = tools, screened
+        return screened
 
     def _may_presume(self, name: m.ServerName) -> bool:
         mode = self._mode_of(name)
@@ -139,6 +179,8 @@ class PresumedListings:
 
     def _mode_of(self, name: m.ServerName) -> PresumeTools:
         server = self._servers.get(name)
+        if server is not None and starts_when_called(server):
+            return "seen"
         own = server.options.presume_tools if isinstance(server, StdioServer | HttpServer) else None
         return own or self._mode
 

@@ -24,7 +24,7 @@ from grue.tool_sessions.connection import Connect, ToolConnection
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
 from grue.tool_sessions.notices import ServerNotice
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, starts_when_called
 from grue.transports.mcp.client_options import ClientOptions, Pinning
 from grue.transports.mcp.sdk_version import require_mcp
 
@@ -143,12 +143,17 @@ def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
-    """Return the policy for a failed first connect, for the servers that are configured with `required`."""
-    chosen = {
-        name: server.options.required
-        for name, server in servers.items()
-        if isinstance(server, McpServer) and server.options.required is not None
-    }
+    """Return the policy for a failed first connect, for the servers that are configured with `required`.
+
+    A server that starts when it is called is not required unless that is set: the turn has work behind it by
+    then, and the model can go on without the call.
+    """
+    chosen: dict[str, bool] = {}
+    for name, server in servers.items():
+        if isinstance(server, McpServer) and server.options.required is not None:
+            chosen[name] = server.options.required
+        elif starts_when_called(server):
+            chosen[name] = False
     return {name: "raise" if required else "disable" for name, required in chosen.items()}
 
 

@@ -36,7 +36,7 @@ from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace.recorder import Envelope
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions
-from grue.tool_sessions.server_specs import McpServer
+from grue.tool_sessions.server_specs import McpServer, starts_when_called
 from grue.tool_sessions.session_pool import SessionPool
 
 OnDelta: TypeAlias = Callable[[m.TextDelta], None]
@@ -234,7 +234,8 @@ class TurnActors:
         )
 
     async def _supervised(self, connections: Mapping[m.ServerName, Settled], deadline: float) -> m.TurnEnd:
-        command, recorder = self._command, self._wiring.recorder
+        self._command = command = self._when_called(connections)
+        recorder = self._wiring.recorder
         pool = self._resources.pool
         if pool is not None:
             pool.begin_turn()
@@ -308,6 +309,13 @@ class TurnActors:
         if early is not None and isinstance(llm, EndpointActors):
             return llm.reporting_sent(early.sent)
         return llm
+
+    def _when_called(self, connections: Mapping[m.ServerName, Settled]) -> m.RunTurn:
+        """Return the turn's command with the servers that start when they are called."""
+        presumed, command = self._wiring.presumed, self._command
+        if presumed is None:
+            return command
+        return replace(command, when_called=presumed.when_called(command, connections, now()))
 
     def _presumed(self, connections: Mapping[m.ServerName, Settled]) -> m.ToolsPresumed | None:
         """Return the listings that the turn may presume; only our own LLM actor can drop a reply."""
@@ -387,13 +395,17 @@ class TurnActors:
         self._prepare_next({**states, **starting})
 
     def _prepare_next(self, states: Mapping[m.ServerName, ConnectionState]) -> None:
-        """Start to prewarm the next turn's sessions with the proven servers, if the pool is to do so."""
+        """Start to prewarm the next turn's sessions with the proven servers, if the pool is to do so.
+
+        Not those that start when they are called: the next turn may call none of them.
+        """
         pool = self._resources.pool
         if pool is None or pool.sessions not in ("ahead", "beside"):
             return
         for name, state in states.items():
-            proven = isinstance(state, Proven) and isinstance(self._wiring.servers[name], McpServer)
-            if proven and pool.lacks(name):
+            server = self._wiring.servers[name]
+            proven = isinstance(state, Proven) and isinstance(server, McpServer)
+            if proven and not starts_when_called(server) and pool.lacks(name):
                 limit_s = self._command.limits.startup_timeout_s(name)
                 pool.prepare(name, self._fresh(name, beside=self._sampling.sampler), limit_s)
 

@@ -37,6 +37,9 @@ read no clock and do not log. The agent actor feeds events to `step` and carries
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption can arrive in any state and ends the turn. Events that arrive after that are ignored. So is
     a second `SessionClosed`: a session that is cancelled reports its close without being asked.
+12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
+    it, after all calls of that reply have been decided on. Its calls are sent when it has listed its tools
+    (`turn/starting.py`).
 
 The states (`turn/states.py`) are named for what they wait for. Commands are in order, each note for the trace
 before the command that it explains. A pair that `step` does not list raises `IllegalEvent`.
@@ -87,7 +90,7 @@ from grue.protocol.turn.states import (
     TurnState,
     without,
 )
-from grue.protocol.turn.tools import settle
+from grue.protocol.turn.tools import called_first, settle
 
 _UNEXPECTED_AT_THE_END = (m.RunTurn, m.SessionClosed)
 
@@ -144,6 +147,10 @@ def step(state: TurnState, event: m.TurnEvent) -> Transition:
             state.waits_for(event.batch, event.call_id)
         ):
             return settle(state, event)  # 1 to 4
+        case AwaitingTools(starting=starting), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
+            event.server in starting
+        ):
+            return called_first(state, event)  # 12
         case AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=tools) if server in turn.open:
             return replace(state, turn=turn.relist(server, tools)), ()
         case AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:

@@ -1,11 +1,12 @@
 """Options of a tool server that hold for any transport: time limits, and which of its tools are offered."""
 
 from fnmatch import fnmatchcase
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
 from grue import messages as m
+from grue.errors import MCPConfigError
 from grue.tool_sessions.notices import Notify
 
 PresumeTools: TypeAlias = Literal["locked", "seen", "never"]
@@ -14,6 +15,10 @@ PresumeTools: TypeAlias = Literal["locked", "seen", "never"]
 `locked`: if the listing file beside the tool lock has them. `seen`: also if they were seen before: by this
 runner, in the trace that is resumed, or by any process of this user, in the cache folder. `never`.
 """
+
+
+StartWhen: TypeAlias = Literal["when_called"]
+"""When a server starts, if not at the turn's start: `when_called`, at the first call of one of its tools."""
 
 
 class ServerOptions(Struct, frozen=True, kw_only=True):
@@ -37,6 +42,9 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
             of being sent. Switch it off for a server whose schemas are wrong.
         presume_tools: When a turn may presume that it lists what it listed before; `None`: the runner's
             `presume_tools`.
+        start: `when_called`: it starts at the first call of one of its tools, if its tools are known from the
+            listing file or from an earlier start; until then nothing is started or contacted. `None`: at the
+            turn's start.
         roots: `file://` URIs of the folders that the server may work in; `None`: it is not given any.
     """
 
@@ -50,6 +58,18 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     required: bool | None = None
     check_arguments: bool = True
     presume_tools: PresumeTools | None = None
+    start: StartWhen | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a `start` that there is not."""
+        if self.start not in (None, *get_args(StartWhen)):
+            known = " or ".join(f'"{each}"' for each in get_args(StartWhen))
+            raise MCPConfigError(f"ServerOptions(start=): write {known}, not {self.start!r:.60}.")
+        if self.start == "when_called" and self.presume_tools in ("locked", "never"):
+            raise MCPConfigError(
+                'ServerOptions(start="when_called") offers the tools that the server listed before, so leave'
+                f" presume_tools={self.presume_tools!r} out."
+            )
 
     def __eq__(self, other: object) -> bool:
         """Compare everything but the place: options are the same wherever they are written."""

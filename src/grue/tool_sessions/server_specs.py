@@ -195,6 +195,11 @@ McpServer: TypeAlias = StdioServer | HttpServer
 """A server that speaks MCP, however it is reached."""
 
 
+def starts_when_called(server: object) -> bool:
+    """Return whether a tool server starts at the first call of one of its tools; only an MCP server can."""
+    return isinstance(server, StdioServer | HttpServer) and server.options.start == "when_called"
+
+
 def _url_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)

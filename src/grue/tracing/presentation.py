@@ -289,6 +289,9 @@ def _presumed(body: m.ToolsPresumed) -> str:
 
 
 def _verified(body: m.ToolsVerified) -> str:
+    if body.server:
+        changed = f", but {', '.join(body.changed)}" if body.changed else ""
+        return f"{body.server} lists its tools as they were offered{changed}"
     changed = f", but {', '.join(body.changed)}, which the reply does not call" if body.changed else ""
     return f"request {body.request}: the tools are as presumed{changed}"
 

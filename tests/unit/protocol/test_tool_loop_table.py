@@ -60,6 +60,8 @@ PRESUMED = ToolsPresumed(listings=(listing("a"), listing("b")))
 EARLY = (BEGIN, PRESUMED)
 ONE_ROUND = run("a", limits=TurnLimits(max_tool_iterations=1))
 
+LATER = replace(run("a", "b"), when_called=(listing("a"), listing("b")))
+
 STATES: dict[str, TurnState] = {
     name: Walk(*events).state
     for name, events in {
@@ -85,6 +87,7 @@ STATES: dict[str, TurnState] = {
         "AwaitingTools, last of a run": ONE_LEFT,
         "AwaitingTools, last of all": LAST_RUN,
         "AwaitingTools, last round": (ONE_ROUND, opened("a"), calls("a.think")),
+        "AwaitingTools, starting": (LATER, calls("a.think", "a.look", "b.think")),
         "AwaitingReconnect": (*ASKED, calls("a.think"), died(1)),
         "AwaitingVerdict, loop": (*ASKED, text("north")),
         "AwaitingVerdict, repair": (*ASKED, text("north"), REFUSED, text("south")),
@@ -317,6 +320,16 @@ LISTED: dict[str, dict[str, str]] = {
         "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
         "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
     },
+    "AwaitingTools, starting": {
+        "SessionOpened a": "AwaitingTools: ToolsVerified CallTools",
+        "SessionOpened b": "AwaitingTools: ToolsVerified",
+        "McpDisabled a": "AwaitingTools: ToolSkipped ToolSkipped",
+        "McpDisabled b": "AwaitingTools: ToolSkipped",
+        "StartupFailed a": f"AwaitingClose: {CLOSE_ONE}",
+        "StartupFailed b": f"AwaitingClose: {CLOSE_ONE}",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
     "AwaitingTools": {
         "ToolReturned c1": "AwaitingTools:",
         "ToolReturned c2": "AwaitingTools:",
@@ -379,7 +392,7 @@ LISTED: dict[str, dict[str, str]] = {
 }
 # Tools change between two batches only; the session says so before it settles the last call of one.
 for _name, _row in LISTED.items():
-    if _name.startswith("AwaitingTools"):
+    if _name.startswith("AwaitingTools") and _name != "AwaitingTools, starting":
         _row["ToolsChanged a"] = "AwaitingTools:"
         if _name != "AwaitingTools, last round":  # that one has the server a only
             _row["ToolsChanged b"] = "AwaitingTools:"

@@ -68,6 +68,7 @@ NOT_AS_DECIDED = (
     "the call was not sent, because the tool has changed since the call was decided on, or is gone. If it is"
     " still offered, read its description and parameters before you call it again"
 )
+NOT_STARTED = "not called: the server '{server}' did not start: {reason}"
 SKIPPED_TOO_LATE = "Skipped: no more tools may be called; give the final answer"
 INTERRUPTED = "interrupted; it may have taken effect"
 """Answers a call that was sent, in a turn that ended before the result arrived."""

@@ -141,8 +141,8 @@ def connection_step(
             return Connecting(1, first=True, policy=policy), Attempt(1)
         case Proven(), ConnectRequested(policy):
             return Connecting(1, first=False, policy=policy), Attempt(1)
-        case Disabled(_, failures, until_s), ConnectRequested(policy, at_s) if (
-            policy.retry_disabled_s is not None and until_s is not None and at_s >= until_s
+        case Disabled(failures=failures), ConnectRequested(policy, at_s) if not is_given_up(
+            state, policy, at_s
         ):
             return Connecting(1, first=False, policy=policy, failures=failures), Attempt(1)
         case Disabled(reason), ConnectRequested():
@@ -153,6 +153,13 @@ def connection_step(
             return _after_failure(state, failure, at_s)
         case _:
             raise IllegalConnectionEvent(f"{type(event).__name__} in state {type(state).__name__}")
+
+
+def is_given_up(state: ConnectionState, policy: FailurePolicy, at_s: float) -> bool:
+    """Return whether a server is disabled, and it is not yet time to try it again."""
+    if not isinstance(state, Disabled):
+        return False
+    return policy.retry_disabled_s is None or state.until_s is None or at_s < state.until_s
 
 
 def _after_failure(

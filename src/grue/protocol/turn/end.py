@@ -82,7 +82,8 @@ def abandon(state: LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Tr
             notes = tuple(each.note for each in noted)
             unsent = {call.call_id for run in state.unsent for call in run.calls}
             told = answers_at_end(turn, calls, settled, unsent)
-            turn = replace(turn, records=(*turn.records, *settled), told=told)
+            opening = (*turn.open, *state.starting)
+            turn = replace(turn, open=opening, records=(*turn.records, *settled), told=told)
         case AwaitingApproval(reply=JudgedReply(calls=calls, settled=settled, noted=notes)):
             told = answers_at_end(turn, calls, settled, calls)
             turn = replace(turn, records=(*turn.records, *settled), told=told)

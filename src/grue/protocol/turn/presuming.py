@@ -26,13 +26,8 @@ from grue.protocol.turn.asking import ask, refused
 from grue.protocol.turn.context import heard
 from grue.protocol.turn.end import fail
 from grue.protocol.turn.replies import loop_reply
-from grue.protocol.turn.sessions import (
-    open_all,
-    unmatched_notes,
-    when_all_reported,
-    with_tools_of,
-    without_tools_of,
-)
+from grue.protocol.turn.sessions import open_all, unmatched_notes, when_all_reported
+from grue.protocol.turn.starting import changed_tools, with_tools_of, without_tools_of
 from grue.protocol.turn.states import (
     AwaitingCompletion,
     AwaitingDrop,
@@ -69,8 +64,9 @@ def supported(state: AwaitingSupport | AwaitingSessions) -> Transition:
     following: TurnState
     commands: Commands = ()
     if isinstance(state, AwaitingSupport):
-        opening, commands = open_all(state.turn, asking=False)
-        following = replace(opening, presumed=state.presumed)
+        following, commands = open_all(state.turn, asking=False)
+        if isinstance(following, AwaitingSessions):
+            following = replace(following, presumed=state.presumed)
     else:
         following, commands = when_all_reported(replace(state, asking=False))
     if not isinstance(following, AwaitingSessions):
@@ -176,7 +172,7 @@ def _when_verified(state: Presuming) -> Transition:
         return state, ()
     tools, doubles = without_doubles(state.turn.tools)
     turn = replace(state.turn, tools=tools)
-    changed = _changed(state.offered, tools)
+    changed = changed_tools(state.offered, tools)
     if not changed and not turn.unlisted:
         return _go_on(replace(turn, relisted=False), state.reply, (_verified(turn),))
     match state.reply:
@@ -215,13 +211,6 @@ def _verified(turn: Turn, changed: tuple[str, ...] = ()) -> m.ToolsVerified:
 
 def _drop(turn: Turn, reason: str) -> m.DropCompletion:
     return m.DropCompletion(conversation=turn.conversation, request=turn.requests, reason=reason)
-
-
-def _changed(offered: Iterable[m.ToolDefinition], listed: Iterable[m.ToolDefinition]) -> tuple[str, ...]:
-    """Return the names that do not have the same definition in both lists; their order does not matter."""
-    before = {tool.name: tool for tool in offered}
-    now = {tool.name: tool for tool in listed}
-    return tuple(name for name in {**before, **now} if before.get(name) != now.get(name))
 
 
 def _is_kept(call: m.ToolCall, offered: Iterable[m.ToolDefinition], turn: Turn) -> bool:

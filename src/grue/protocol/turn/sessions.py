@@ -12,6 +12,13 @@ from grue.protocol.turn.asking import ask, force
 from grue.protocol.turn.context import begun
 from grue.protocol.turn.end import fail
 from grue.protocol.turn.resuming import turn_after
+from grue.protocol.turn.starting import (
+    open_session,
+    servers_at_start,
+    with_tools_of,
+    with_unstarted,
+    without_tools_of,
+)
 from grue.protocol.turn.states import (
     AwaitingReconnect,
     AwaitingSessions,
@@ -30,25 +37,29 @@ def begin(run: m.RunTurn) -> Transition:
     turn = begun(run)
     if not run.servers or run.limits.max_tool_iterations < 1:
         return ask(turn, "only", turn.opening)
+    turn = with_unstarted(turn)
     if run.support_check == "before":
         return AwaitingSupport(turn), (m.CheckToolSupport(),)
     return open_all(turn, asking=run.support_check == "beside")
 
 
-def open_all(turn: Turn, *, asking: bool) -> tuple[AwaitingSessions, Commands]:
-    """Open the session of every server; `asking` checks the model meanwhile."""
-    run = turn.run
-    commands: Commands = tuple(open_session(run, server) for server in run.servers)
-    state = AwaitingSessions(turn, run.servers, turn.opening, asking)
-    return state, (*commands, m.CheckToolSupport()) if asking else commands
+def open_all(turn: Turn, *, asking: bool) -> Transition:
+    """Open the session of every server that does not wait for a call; `asking` checks the model meanwhile."""
+    opening = servers_at_start(turn)
+    commands: Commands = tuple(open_session(turn.run, server) for server in opening)
+    state = AwaitingSessions(turn, opening, turn.opening, asking)
+    if asking:
+        return state, (*commands, m.CheckToolSupport())
+    following, more = when_all_reported(state)
+    return following, (*commands, *more)
 
 
 def _begin_again(run: m.RunTurn, resumed: m.Resumption) -> Transition:
     """Start a resumed turn: open the sessions, and then go on with the reply that it was parked at."""
-    state = AwaitingSessions(turn_after(run, resumed.parked), run.servers, resumed.new)
-    if not run.servers:
-        return when_all_reported(state)
-    return state, tuple(open_session(run, server) for server in run.servers)
+    turn = with_unstarted(turn_after(run, resumed.parked))
+    opening = servers_at_start(turn)
+    following, commands = when_all_reported(AwaitingSessions(turn, opening, resumed.new))
+    return following, (*(open_session(run, server) for server in opening), *commands)
 
 
 def reopen(state: AwaitingReconnect) -> Transition:
@@ -70,36 +81,14 @@ def unsupported(state: AwaitingSupport | AwaitingSessions, event: m.ToolSupportC
     return fail(replace(state.turn, open=(*state.turn.open, *pending)), failure)
 
 
-def open_session(run: m.RunTurn, server: m.ServerName) -> m.OpenSession:
-    """Return the command that opens the session of `server`."""
-    return m.OpenSession(
-        server=server, turn=run.turn, timeout_s=run.limits.startup_timeout_s(server), policy=run.policy
-    )
-
-
 def opened(state: AwaitingSessions, event: m.SessionOpened) -> Transition:
     """Take over the tools of a session that has opened."""
     return when_all_reported(_reported(state, with_tools_of(state.turn, event), event.server))
 
 
-def with_tools_of(turn: Turn, event: m.SessionOpened) -> Turn:
-    """Return the turn with a session that has opened, and its tools."""
-    turn = turn.relist(event.server, event.tools)
-    turn = replace(turn, open=(*turn.open, event.server))
-    if event.serves_unlisted:
-        turn = replace(turn, serving_unlisted=(*turn.serving_unlisted, event.server))
-    return turn
-
-
 def given_up(state: AwaitingSessions, event: m.McpDisabled) -> Transition:
     """Go on without the tools of a server."""
     return when_all_reported(_reported(state, without_tools_of(state.turn, event), event.server))
-
-
-def without_tools_of(turn: Turn, event: m.McpDisabled) -> Turn:
-    """Return the turn without the tools of a server that was given up."""
-    turn = turn.relist(event.server, ())
-    return replace(turn, degraded=f"no tools from '{event.server}': {event.reason}")
 
 
 def _reported(state: AwaitingSessions, turn: Turn, server: m.ServerName) -> AwaitingSessions:

@@ -3,7 +3,8 @@
 A field of `Turn` is what a turn has to remember. `tool_loop.py` has the transitions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.context.growing import Growing, Remaining
 from grue.protocol.context.ledger import ContextLedger
 from grue.protocol.tools.built_in import READ_RESULT, SERVER, is_built_in, with_tool
-from grue.protocol.tools.calls import Run, ValidCall, tool_messages, tool_of
+from grue.protocol.tools.calls import Run, ValidCall, tool_messages
 from grue.protocol.tools.media import MediaRoom
 from grue.protocol.tools.policy import CallTerms, matches_any
 from grue.protocol.tools.results import is_referred
@@ -52,6 +53,7 @@ class Turn(Struct, frozen=True, kw_only=True):
         used: How often each tool with a limit has been called.
         told: The answers to the last reply's tool calls, until a request tells them to the model.
         reminded: Whether the model has been told to make tool calls as such, and not as text.
+        unstarted: Servers that start when they are called, and have not been called yet.
     """
 
     run: m.RunTurn
@@ -76,6 +78,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     used: Mapping[str, int] = {}
     told: tuple[m.ToolMessage, ...] = ()
     reminded: bool = False
+    unstarted: tuple[m.ServerName, ...] = ()
 
     @property
     def conversation(self) -> m.ConversationId:
@@ -145,22 +148,20 @@ class Turn(Struct, frozen=True, kw_only=True):
 
         The order matters for repeatability: a turn offers the same list whichever server boots first.
         """
+        return self.relist_all({server: listed})
+
+    def relist_all(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> "Turn":
+        """Do for several servers at once what `relist` does for one."""
         order = {name: position for position, name in enumerate((*self.run.servers, SERVER))}
-        others = tuple(tool for tool in self.tools if tool.server != server)
+        others = tuple(tool for tool in self.tools if tool.server not in listings)
         wanted = self.run.tools
+        listed: Iterable[m.ToolDefinition] = chain.from_iterable(listings.values())
         if wanted is not None:
-            listed = tuple(tool for tool in listed if matches_any(tool.name, wanted))
+            listed = (tool for tool in listed if matches_any(tool.name, wanted))
         tools = tuple(sorted((*others, *listed), key=lambda tool: order[tool.server]))
         if self.run.sorts_tools and self.tools and _by_name(self.tools) == _by_name(tools):
             return replace(self, tools=tools)
         return replace(self, tools=tools, relisted=True)
-
-    def server_that_died(self, records: tuple[m.ToolCallRecord, ...]) -> m.ServerName:
-        """Return the server that died, from the records of one reply; one of them must be a `died`."""
-        died = next(record for record in records if record.settlement == "died")
-        tool = tool_of(died.name, {tool.name: tool for tool in self.tools}, self.serving_unlisted)
-        assert tool is not None, "only a call of a tool that is served reaches a server"
-        return tool.server
 
     def tell(self, records: tuple[m.ToolCallRecord, ...]) -> tuple["Turn", tuple[m.ToolMessage, ...]]:
         """Add the records of one reply to the turn, and return the tool messages for the conversation."""
@@ -366,9 +367,11 @@ class AwaitingTools(Struct, frozen=True):
         unsent: Runs that are sent later.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
         broken: The failure that decides how the turn goes on once all calls are settled; empty if none.
+        died: The server that died; `None`: none has.
         changed: The arguments of calls that a person has changed.
         tools: The tools when the calls were decided on.
         noted: Notes of calls that nobody makes whose place in the reply has not come.
+        starting: Servers that were called for the first time, and have not reported yet.
     """
 
     turn: Turn
@@ -377,9 +380,11 @@ class AwaitingTools(Struct, frozen=True):
     unsent: Remaining[Run]
     settled: Growing[m.ToolCallRecord]
     broken: Literal["", "tool_timeout", "server_died"] = ""
+    died: m.ServerName | None = None
     changed: Mapping[m.CallId, m.JsonObject] = {}
     tools: tuple[m.ToolDefinition, ...] = ()
     noted: Remaining[PlacedNote] = Remaining()
+    starting: tuple[m.ServerName, ...] = ()
 
     def waits_for(self, batch: m.BatchId, call_id: m.CallId) -> bool:
         """Return whether this call of this batch is under way."""
@@ -466,6 +471,8 @@ def waiting_for(state: LiveState) -> str:
             return f"waiting for a summary (request {state.turn.requests})"
         case AwaitingApproval(questions=questions):
             return f"waiting for an approval of {', '.join(question.name for question in questions)}"
+        case AwaitingTools(under_way=(), starting=starting):
+            return f"starting {', '.join(starting)}"
         case AwaitingTools(under_way=under_way, calls=calls):
             return f"waiting for {', '.join(calls[batch.pending.first].name for batch in under_way)}"
         case AwaitingReconnect(server=server):

@@ -13,6 +13,8 @@ from grue.protocol.context.growing import Remaining
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import Run, record_settlement, runs_of, skip
 from grue.protocol.turn.asking import ask, force
+from grue.protocol.turn.end import answers_at_end, fail
+from grue.protocol.turn.starting import start_called, started, without_tools_of
 from grue.protocol.turn.states import (
     AwaitingReconnect,
     AwaitingTools,
@@ -22,6 +24,7 @@ from grue.protocol.turn.states import (
     PlacedNote,
     Transition,
     Turn,
+    without,
 )
 
 _LOOK_AHEAD = 32
@@ -74,15 +77,16 @@ def _placed(reply: JudgedReply) -> Remaining[PlacedNote]:
 
 def _send_runs(state: AwaitingTools, notes: tuple[CallNote, ...] = ()) -> Transition:
     """Send the runs that may be sent now; go on with the turn if no call is left."""
+    state, starts = start_called(state)
     state, due = _due(state)
     if notes and due:
         place = {call_id: number for number, call_id in enumerate(state.calls)}
         notes = tuple(sorted((*notes, *due), key=lambda note: place[note.call_id]))
-    commands: list[m.TurnCommand | m.TurnNote] = [*(notes or due)]
+    commands: list[m.TurnCommand | m.TurnNote] = [*(notes or due), *starts]
     while (run := _next_run(state)) is not None:
         state, command = _sent(state, run)
         commands.append(command)
-    if state.under_way:
+    if state.under_way or state.starting:
         return state, tuple(commands)
     following, more = _after_tools(state)
     return following, (*commands, *more)
@@ -101,21 +105,49 @@ def _next_run(state: AwaitingTools) -> Run | None:
     """Return the run to send now, or `None` if it has to wait.
 
     Runs are sent one at a time and in order, except that a parallel one may be sent while other parallel ones
-    are under way. A session serves one batch at a time, so the server of such a run has to be idle.
+    are under way. A session serves one batch at a time, so the server of such a run has to be idle. And
+    the server of a run has to have started.
     """
-    if not state.unsent:
+    if not state.unsent or not all(batch.parallel for batch in state.under_way):
         return None
-    if not state.under_way:
-        return state.unsent.first
-    if not all(batch.parallel for batch in state.under_way):
-        return None
-    busy = {batch.server for batch in state.under_way}
+    waiting = {*state.starting, *state.turn.unstarted}
+    first = state.unsent.first
+    if not state.under_way and first.server not in waiting:
+        return first
+    busy = {batch.server for batch in state.under_way} | waiting
     for run in islice(state.unsent, _LOOK_AHEAD):
         if not run.parallel:
             return None
         if run.server not in busy:
             return run
     return None
+
+
+def called_first(
+    state: AwaitingTools, event: m.SessionOpened | m.McpDisabled | m.StartupFailed
+) -> Transition:
+    """Go on after a server that was called has started, or has not."""
+    match event:
+        case m.SessionOpened():
+            state, verified = started(state, event)
+            following, commands = _send_runs(state)
+            return following, (verified, *commands)
+        case m.McpDisabled(server=server, reason=reason):
+            turn = replace(without_tools_of(state.turn, event), batches=state.turn.batches + 1)
+            state = replace(state, turn=turn, starting=without(state.starting, server))
+            answer = tool_results.NOT_STARTED.format(server=server, reason=reason)
+            state, notes = _skip_unsent(state, answer, m.BatchId(turn.batches), of=server)
+            return _send_runs(state, notes)
+        case m.StartupFailed(failure=failure):
+            others = without(state.starting, event.server)
+            unsent = {call.call_id for run in state.unsent for call in run.calls}
+            turn = replace(
+                state.turn,
+                open=(*state.turn.open, *others),
+                records=(*state.turn.records, *state.settled),
+                told=answers_at_end(state.turn, state.calls, state.settled, unsent),
+            )
+            return fail(turn, failure, tuple(each.note for each in state.noted))
 
 
 def _sent(state: AwaitingTools, run: Run) -> tuple[AwaitingTools, m.CallTools]:
@@ -152,7 +184,7 @@ def settle(
     match event:
         case m.ServerDied():
             state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_DEATH, event.batch)
-            state = replace(state, broken="server_died")
+            state = replace(state, broken="server_died", died=event.server)
         case m.ToolTimedOut() if state.turn.run.policy.after_timeout != "continue":
             state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_TIMEOUT, event.batch)
             state = replace(state, broken=state.broken or "tool_timeout")
@@ -173,9 +205,12 @@ def _without_call(
 
 
 def _skip_unsent(
-    state: AwaitingTools, reason: str, batch: m.BatchId
+    state: AwaitingTools, reason: str, batch: m.BatchId, *, of: m.ServerName | None = None
 ) -> tuple[AwaitingTools, tuple[CallNote, ...]]:
-    unsent = {call.call_id: call for run in state.unsent for call in run.calls}
+    """Answer the calls that are not sent yet with `reason`: all of them, or those of one server."""
+    skipped = tuple(run for run in state.unsent if of is None or run.server == of)
+    left = tuple(run for run in state.unsent if of is not None and run.server != of)
+    unsent = {call.call_id: call for run in skipped for call in run.calls}
     notes: tuple[CallNote, ...] = ()
     records: tuple[m.ToolCallRecord, ...] = ()
     for sent_before, answer in ((False, reason), (True, tool_results.INTERRUPTED)):
@@ -186,7 +221,7 @@ def _skip_unsent(
         )
         noted, recorded = skip(calls, state.turn.iterations, batch, answer)
         notes, records = (*notes, *noted), (*records, *recorded)
-    return replace(state, unsent=Remaining(), settled=state.settled.add(records)), notes
+    return replace(state, unsent=Remaining(left), settled=state.settled.add(records)), notes
 
 
 def _after_tools(state: AwaitingTools) -> Transition:
@@ -196,10 +231,9 @@ def _after_tools(state: AwaitingTools) -> Transition:
     turn, new = state.turn.tell(records)
     policy = turn.run.policy
     used_up = turn.iterations >= turn.run.limits.max_tool_iterations
-    if state.broken == "server_died":
+    if state.died is not None:
         if policy.after_death == "reconnect" and not turn.reconnected and not used_up:
-            server = turn.server_that_died(records)
-            return AwaitingReconnect(turn, server, new), (m.CloseSession(server=server),)
+            return AwaitingReconnect(turn, state.died, new), (m.CloseSession(server=state.died),)
         return force(turn, "server_died", new)
     if state.broken == "tool_timeout" and policy.after_timeout == "force":
         return force(turn, "tool_timeout", new)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.runtime.safe_open import require_regular
@@ -129,6 +130,8 @@ def cache_folder() -> Path:
 def _identity(server: McpServer) -> bytes:
     """Return everything that may change what a server lists, as bytes."""
     fields = {name: getattr(server, name) for name in server.__struct_fields__ if name != "name"}
+    # When a server starts does not change what it lists.
+    fields["options"] = replace(server.options, start=None, presume_tools=None)
     if isinstance(server, StdioServer):
         fields["cwd"] = str(Path(server.cwd or "").absolute())
     return msgspec.json.encode([type(server).__name__, fields], order="deterministic", enc_hook=str)

@@ -1,0 +1,401 @@
+"""Servers that start when they are called, as real processes and over real HTTP: each row of the table in
+`docs/guides/server-starts.md`, and what it costs.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from http_servers import real_http_server
+from lifetimes import answering
+from msgspec.structs import replace
+from transport_servers import faulty
+
+from grue import (
+    ApprovalPending,
+    HttpServer,
+    LlmSettings,
+    MCPConfigError,
+    MCPServerStartupError,
+    Recorder,
+    Runner,
+    ServerOptions,
+    StdioServer,
+    ToolPolicy,
+    ToolRule,
+    TurnOutcome,
+    TurnRequest,
+)
+from grue.engine.outside_turns.tool_client import ToolClient
+from grue.messages import (
+    CallTools,
+    ConnectFailed,
+    DropCompletion,
+    McpDisabled,
+    OpenSession,
+    RunTurn,
+    SessionClosed,
+    SessionOpened,
+    SessionPrewarmed,
+    ToolCalled,
+    ToolDefinition,
+    ToolsVerified,
+)
+from grue.policies import TurnLimits
+from grue.protocol.tools.lock import ToolLock, lock_of
+from grue.runtime.trace.recorder import Envelope
+from grue.testing import replay
+from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.transports.mcp.listing_cache import ListingCache
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+LATER = ServerOptions(start="when_called")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRUE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def listed() -> tuple[ToolDefinition, ...]:
+    with ToolClient({"faulty": faulty()}) as client:
+        opened = client.connect("faulty")["faulty"]
+    assert isinstance(opened, SessionOpened)
+    return opened.tools
+
+
+def waiting(name: str, *flags: str, **options: Any) -> StdioServer:
+    return replace(faulty(*flags), name=name, options=replace(LATER, **options))
+
+
+def seen_before(servers: dict[str, StdioServer], tools: tuple[ToolDefinition, ...]) -> None:
+    """Put a listing of each server into the cache, as if it had been started before."""
+    for server in servers.values():
+        ListingCache().save(server, tools)
+
+
+def echo(*servers: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(f"{server}.echo", {"text": "hello"}) for server in servers]
+
+
+class Told:
+    """A runner with a scripted model, and all that it recorded."""
+
+    def __init__(self, servers: dict[str, Any], *steps: Any, **options: Any) -> None:
+        self.envelopes: list[Envelope[Any]] = []
+        recorder = Recorder()
+        recorder.add(lambda envelope, _line: self.envelopes.append(envelope))
+        script = steps[0] if steps and callable(steps[0]) else answering(*steps)
+        self.llm = ScriptedLlmServer(script)
+        self._servers, self._options = servers, {"recorder": recorder, **options}
+
+    def __enter__(self) -> Self:
+        self._left = assert_nothing_left()
+        self._left.__enter__()
+        self.llm.__enter__()
+        settings = LlmSettings(base_url=self.llm.base_url, model="m")
+        self.runner = Runner(llm=settings, servers=self._servers, **self._options)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.runner.close()
+        self.llm.__exit__(*raised)
+        self._left.__exit__(*raised)
+
+    def turn(self, **request: Any) -> TurnOutcome[Any]:
+        return self.runner.run_turn(TurnRequest(**{"system": "s", "user": "u", **request}))
+
+    def said(self, *kinds: type) -> list[Any]:
+        return [each.body for each in self.envelopes if isinstance(each.body, kinds)]
+
+    @property
+    def started(self) -> list[str]:
+        return [body.server for body in self.said(SessionOpened)]
+
+    def results(self, request: int = -1) -> list[str]:
+        return [each["content"] for each in self.llm.requests[request].messages if each["role"] == "tool"]
+
+    def offered(self, request: int) -> list[str]:
+        return [each["function"]["name"] for each in self.llm.requests[request].body.get("tools", ())]
+
+
+def test_a_server_that_is_not_known_starts_once_and_then_only_when_it_is_called(tmp_path: Path) -> None:
+    servers = {"a": waiting("a"), "b": waiting("b")}
+    with Told(servers, "done", "done", echo("b"), "done") as told:
+        told.turn()
+        assert sorted(told.started) == ["a", "b"], "nobody knows their tools yet"
+        told.turn()
+        assert len(told.started) == 2, "a turn that calls nothing starts nothing"
+        assert told.offered(0) == told.offered(1), "and the model is offered the same tools"
+        outcome = told.turn()
+        assert told.started[2:] == ["b"]
+        assert [call.settlement for call in outcome.tool_calls] == ["returned"]
+    with Told(servers, echo("a"), "done") as told:
+        told.turn()
+        assert told.started == ["a"], "another process of the user's has the list from the cache"
+        assert {listing.source for listing in told.said(RunTurn)[0].when_called} == {"cache"}
+
+
+def test_the_listing_file_is_enough(listed: tuple[ToolDefinition, ...]) -> None:
+    lock = ToolLock({"faulty": lock_of(listed)}, listings={"faulty": listed})
+    with Told({"faulty": waiting("faulty")}, echo("faulty"), "done", tool_lock=lock) as told:
+        told.turn()
+        assert told.said(RunTurn)[0].when_called[0].source == "locked"
+        assert told.started == ["faulty"]
+
+
+def test_the_call_waits_for_the_start_and_the_list_is_compared(listed: tuple[ToolDefinition, ...]) -> None:
+    servers = {"a": waiting("a")}
+    seen_before(servers, listed)
+    with Told(servers, echo("a"), "done") as told:
+        told.turn()
+        kinds = (OpenSession, SessionOpened, ToolsVerified, CallTools, ToolCalled, SessionClosed)
+        assert [type(body) for body in told.said(*kinds)] == list(kinds)
+        assert told.said(ToolsVerified) == [ToolsVerified(request=1, server="a")]
+        assert told.llm.requests[0].body["tools"] == told.llm.requests[1].body["tools"]
+
+
+def test_a_tool_that_has_changed_is_not_called_and_costs_one_request(
+    listed: tuple[ToolDefinition, ...],
+) -> None:
+    servers = {"a": waiting("a")}
+    old = tuple(replace(tool, description="Old.") if tool.tool == "echo" else tool for tool in listed)
+    seen_before(servers, old)
+    with Told(servers, echo("a"), echo("a"), "done") as told:
+        outcome = told.turn()
+        assert [call.settlement for call in outcome.tool_calls] == ["rejected", "returned"]
+        assert [body.tool for body in told.said(ToolCalled)] == ["echo"], "the first one was not sent"
+        assert told.said(ToolsVerified)[0].changed == ("a.echo",)
+        assert "has changed since" in told.results(1)[0]
+        assert "Old." in str(told.llm.requests[0].body["tools"])
+        assert "Old." not in str(told.llm.requests[1].body["tools"])
+        assert not told.said(DropCompletion)
+        assert outcome.requests == 3
+
+
+def test_a_tool_that_disappears_is_not_called(listed: tuple[ToolDefinition, ...]) -> None:
+    servers = {"a": waiting("a")}
+    seen_before(servers, (*listed, replace(listed[0], tool="gone", full_name="")))
+    with Told(servers, [("a.gone", {})], "done") as told:
+        outcome = told.turn()
+        assert [call.settlement for call in outcome.tool_calls] == ["rejected"]
+        assert not told.said(ToolCalled)
+        assert "a.gone" in told.offered(0)
+        assert "a.gone" not in told.offered(1)
+
+
+MOODY = """
+import json, os, sys
+path = sys.argv[1]
+life = os.path.getsize(path) if os.path.exists(path) else 0
+open(path, "a").write(".")
+def tool(name):
+    return {"name": name, "description": f"Of life {life}.", "inputSchema": {"type": "object"}}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    if asked["method"] == "initialize":
+        result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "moody", "version": "1"}}
+    elif asked["method"] == "tools/list":
+        result = {"tools": [tool("same"), tool(f"only{life}")]}
+    else:
+        result = {"content": [{"type": "text", "text": "made"}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+"""A server that lists other tools in each of its lives."""
+
+
+def test_a_server_that_lists_other_tools_each_time_costs_one_request_a_turn(tmp_path: Path) -> None:
+    script = tmp_path / "moody.py"
+    script.write_text(MOODY)
+    server = StdioServer(
+        name="m", command=sys.executable, args=(str(script), str(tmp_path / "lives")), options=LATER
+    )
+    steps = ["done"]
+    for _ in range(3):
+        steps += [[("m.same", {})], [("m.same", {})], "done"]  # type: ignore[list-item]
+    with Told({"m": server}, *steps) as told:
+        told.turn()
+        for life in (1, 2, 3):
+            outcome = told.turn()
+            assert [call.settlement for call in outcome.tool_calls] == ["rejected", "returned"]
+            assert outcome.requests == 3
+            assert f"m.only{life}" in told.offered(-1)
+
+
+def test_a_server_that_never_starts_is_a_failure_that_the_model_sees(
+    listed: tuple[ToolDefinition, ...],
+) -> None:
+    servers = {"bad": waiting("bad", "--exit-at", "initialize"), "good": waiting("good")}
+    seen_before(servers, listed)
+    with Told(servers, echo("bad", "good"), "done", "done") as told:
+        outcome = told.turn()
+        assert [call.settlement for call in outcome.tool_calls] == ["skipped", "returned"]
+        assert "the server 'bad' did not start" in told.results()[0]
+        assert outcome.kind == "degraded"
+        assert told.said(ConnectFailed)[0].then == "disable"
+        assert {name.partition(".")[0] for name in told.offered(1)} == {"good"}
+        told.turn()
+        assert {name.partition(".")[0] for name in told.offered(2)} == {"good"}, "it was given up"
+        assert not told.said(McpDisabled)[-1].newly
+        assert len(told.said(ConnectFailed)) == 1, "and is not tried again before its time"
+
+
+def test_a_required_server_that_never_starts_ends_the_turn(listed: tuple[ToolDefinition, ...]) -> None:
+    servers = {"bad": waiting("bad", "--exit-at", "initialize", required=True)}
+    seen_before(servers, listed)
+    with Told(servers, echo("bad")) as told, pytest.raises(MCPServerStartupError, match="bad"):
+        told.turn()
+
+
+def test_a_start_that_takes_too_long_is_such_a_failure(listed: tuple[ToolDefinition, ...]) -> None:
+    servers = {"slow": waiting("slow", "--silent-at", "initialize", startup_timeout_s=0.3)}
+    seen_before(servers, listed)
+    with Told(servers, echo("slow"), "done") as told:
+        outcome = told.turn()
+        assert [call.settlement for call in outcome.tool_calls] == ["skipped"]
+        assert "did not start" in told.results()[0]
+
+
+@pytest.mark.parametrize("limit", [1, 8])
+def test_fifty_servers_called_in_one_reply_start_so_many_at_a_time(
+    listed: tuple[ToolDefinition, ...], limit: int
+) -> None:
+    servers = {f"s{number}": waiting(f"s{number}") for number in range(50 if limit > 1 else 5)}
+    seen_before(servers, listed[:1])
+    with Told(servers, echo(*servers), "done", limits=TurnLimits(starts_at_once=limit)) as told:
+        outcome = told.turn()
+        assert {call.settlement for call in outcome.tool_calls} == {"returned"}
+        assert [call.name for call in outcome.tool_calls] == [f"{name}.echo" for name in servers]
+        starting = most = 0
+        for body in told.said(OpenSession, SessionOpened):
+            starting += 1 if isinstance(body, OpenSession) else -1
+            most = max(most, starting)
+        assert most == limit
+
+
+def test_a_url_server_gets_no_request_before_its_first_call(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    with real_http_server("--record", str(record)) as url:
+        servers = {"web": HttpServer(name="web", url=url, options=LATER)}
+        with Told(servers, "done", "done", echo("web"), "done") as told:
+            told.turn()
+            first = record.read_text()
+            told.turn()
+            assert record.read_text() == first, "nothing was sent to it"
+            told.turn()
+            assert record.read_text() != first
+            assert len(told.started) == 2
+
+
+def test_a_person_is_asked_before_a_server_is_started(listed: tuple[ToolDefinition, ...]) -> None:
+    servers = {"a": waiting("a")}
+    seen_before(servers, listed)
+    policy = ToolPolicy(rules=(ToolRule(tools=("a.*",), verdict="ask"),))
+    started: list[list[str]] = []
+
+    def approve(questions: Any) -> Any:
+        started.append(told.started)
+        return [question.deny("no") for question in questions]
+
+    with Told(servers, echo("a"), "done", tool_policy=policy, approve=approve) as told:
+        told.turn()
+        assert (started, told.started) == ([[]], [])
+
+
+def test_a_parked_turn_has_started_nothing_and_starts_what_is_approved(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    servers = {"a": waiting("a"), "b": waiting("b")}
+    seen_before(servers, listed)
+    policy = ToolPolicy(rules=(ToolRule(tools=("*.echo",), verdict="ask"),), parking=True)
+    trace = tmp_path / "parked.jsonl"
+    with Told(servers, echo("a"), tool_policy=policy, trace=trace) as told:
+        with pytest.raises(ApprovalPending) as pending:
+            told.turn()
+        assert not told.said(OpenSession)
+        questions = pending.value.questions
+    with Told(servers, "done", tool_policy=policy) as told:
+        outcome = told.runner.resume(trace, [questions[0].approve()])
+        assert told.started == ["a"]
+        assert [call.settlement for call in outcome.tool_calls] == ["returned"]
+
+
+def test_kept_sessions_are_started_by_their_first_call_and_used_by_later_turns(
+    listed: tuple[ToolDefinition, ...],
+) -> None:
+    servers = {"a": waiting("a"), "b": waiting("b")}
+    seen_before(servers, listed)
+    steps = ["done", echo("a"), "done", echo("a"), "done"]
+    with Told(servers, *steps, lifetime="episode", keep_sessions=True) as told:
+        for _ in range(3):
+            told.turn()
+        assert told.started == ["a", "a"], "leased twice"
+        assert len({body.pid for body in told.said(SessionOpened)}) == 1, "and started once"
+
+
+@pytest.mark.parametrize("ahead", [True, "beside"])
+def test_no_spare_is_started_of_a_server_that_waits_for_a_call(
+    listed: tuple[ToolDefinition, ...], ahead: Any
+) -> None:
+    servers = {"a": waiting("a"), "eager": replace(faulty(), name="eager")}
+    seen_before({"a": servers["a"]}, listed)
+    steps = [echo("a"), "done", echo("a"), "done"]
+    with Told(servers, *steps, lifetime="episode", spawn_ahead=ahead) as told:
+        told.turn()
+        told.turn()
+        assert {body.server for body in told.said(SessionPrewarmed)} <= {"eager"}
+        assert told.started.count("a") == 2
+
+
+def test_turns_of_a_batch_start_what_each_of_them_calls(listed: tuple[ToolDefinition, ...]) -> None:
+    servers = {"a": waiting("a"), "b": waiting("b")}
+    seen_before(servers, listed)
+
+    def answer(request: LlmRequest) -> LlmReply:
+        wanted = request.messages[1]["content"]
+        if request.messages[-1]["role"] == "tool" or wanted not in servers:
+            return text_reply("done")
+        return tool_calls_reply(*echo(wanted))
+
+    users = ["a", "none", "b", "a", "none", "none"]
+    with Told(servers, answer) as told:
+        batch = told.runner.map([TurnRequest(system="s", user=user) for user in users], concurrency=3)
+        assert all(item.error is None for item in batch)
+        assert sorted(told.started) == ["a", "a", "b"]
+
+
+def test_a_server_that_died_is_treated_as_any_other(listed: tuple[ToolDefinition, ...]) -> None:
+    servers = {"a": waiting("a", "--kill-at", "call")}
+    seen_before(servers, listed)
+    with Told(servers, echo("a"), "done") as told:
+        outcome = told.turn()
+        assert [call.settlement for call in outcome.tool_calls] == ["died"]
+        assert outcome.kind == "forced"
+
+
+def test_the_trace_replays(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -> None:
+    servers = {"a": waiting("a"), "b": waiting("b", "--exit-at", "initialize")}
+    seen_before(servers, listed)
+    trace = tmp_path / "turn.jsonl"
+    with Told(servers, echo("a", "b"), "done", trace=trace) as told:
+        told.turn()
+    replay(trace)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"start": "later"}, 'write "when_called"'),
+        ({"start": "when_called", "presume_tools": "never"}, "leave presume_tools='never' out"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: Any, words: str) -> None:
+    with pytest.raises(MCPConfigError, match=words):
+        ServerOptions(**options)
