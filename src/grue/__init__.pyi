@@ -20,6 +20,7 @@ from grue.errors import ChangeRefused as ChangeRefused
 from grue.errors import ConversationBusy as ConversationBusy
 from grue.errors import ConversationError as ConversationError
 from grue.errors import ConversationParked as ConversationParked
+from grue.errors import ForkMissed as ForkMissed
 from grue.errors import LLMError as LLMError
 from grue.errors import MCPConfigError as MCPConfigError
 from grue.errors import MCPError as MCPError

@@ -299,6 +299,10 @@ class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like
     """No turn of the trace can be resumed: none is parked, or it was resumed already. The text says which."""
 
 
+class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the messages
+    """A fork of a recorded turn made a call that the record has no result of. Nothing was called."""
+
+
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
     """An actor raised an unexpected exception, which is the cause of this one. The trace has the details."""
 

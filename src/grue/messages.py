@@ -47,6 +47,7 @@ from grue.policies import (
     FailureReason,
     ForceReason,
     MediaKind,
+    Misses,
     NoticeKind,
     ProcessEnding,
     ServerPhase,
@@ -1594,6 +1595,37 @@ class TurnResumed(Message, frozen=True, kw_only=True):
     expired: bool = False
 
 
+class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """host -> agent: what comes before this in the turn is a copy of a recorded turn; from here on it is run.
+
+    A fork from the beginning of a turn has it right after `RunTurn`. Any other one has it before the last
+    message that the agent got in the record.
+
+    Attributes:
+        trace: The file that holds the record.
+        episode: The record's episode.
+        turn: Number of the turn, in the record as here.
+        at: Number of the record's first message that is not repeated.
+        misses: What happens to a tool call that the record holds no result of.
+        changed: What is different from the record, for people: `system`, `limits.max_tool_iterations`.
+        limits: The limits from here on; `None`: as recorded.
+        policy: The failure policy from here on; `None`: as recorded.
+        listings: The tools that these servers list from here on.
+        asks: The model that is asked from here on; `None`: an actor of the host's.
+    """
+
+    trace: str
+    episode: str
+    turn: int
+    at: int
+    misses: Misses = "fail"
+    changed: tuple[str, ...] = ()
+    limits: TurnLimits | None = None
+    policy: FailurePolicy | None = None
+    listings: dict[ServerName, tuple[ToolDefinition, ...]] = field(default_factory=dict)
+    asks: ModelAsked | None = None
+
+
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
 """How a turn ends."""
 
@@ -1623,6 +1655,7 @@ TurnEvent: TypeAlias = (
     | AnswerAccepted
     | AnswerRefused
     | SessionClosed
+    | TurnForked
     | DeadlinePassed
     | TurnInterrupted
 )

@@ -99,6 +99,14 @@ FailureReason: TypeAlias = Literal[
 - `reply`: the reply cannot be used: not a completion, damaged, or a garbled tool call of the model.
 """
 
+Misses: TypeAlias = Literal["fail", "call", "ask"]
+"""What a fork of a recorded turn does with a tool call that the record holds no result of.
+
+- `fail`: the fork fails, and nothing is called.
+- `call`: the tool is called.
+- `ask`: a person is asked; the tool is called if they approve it.
+"""
+
 MediaKind: TypeAlias = Literal["image", "audio", "file"]
 """The kind of an attachment: an image, a sound or another file."""
 

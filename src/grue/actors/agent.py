@@ -11,7 +11,7 @@ not say why the turn ended. So a cancelled agent first shields itself, steps onc
 waits for its sessions to close (at most `teardown_s`), and only then lets the cancellation continue.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import TypeAlias
 
@@ -68,6 +68,7 @@ class AgentActor(Actor[m.TurnEvent]):
         approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
             can ask.
         presumed: What the turn may presume. Set it before the actor runs.
+        forked: Set for a fork from the beginning of a recorded turn; noted after `RunTurn`.
         on_step: Called after each event, if set.
         end: How the turn ended; `None` while it runs.
         last_request: The last request that was sent to the LLM actor; `None`: none yet.
@@ -95,6 +96,7 @@ class AgentActor(Actor[m.TurnEvent]):
         self._pace = Pace()
         self.approval: Mailbox[m.AskApproval] | None = None
         self.presumed: m.ToolsPresumed | None = None
+        self.forked: m.TurnForked | None = None
         self.on_step: Callable[[], None] | None = None
         self.end: m.TurnEnd | None = None
         self.last_request: m.RequestCompletion | None = None
@@ -134,6 +136,17 @@ class AgentActor(Actor[m.TurnEvent]):
         records = (*settled, *reversed(state.turn.records))
         return next((record.result for record in records if record.call_id == call_id), None)
 
+    def recall(self, asked: Envelope[m.TurnEvent], events: Iterable[m.TurnEvent]) -> None:
+        """Bring the turn to where a recorded one was. The commands that follow are not carried out.
+
+        Args:
+            asked: The recorded `RunTurn`, with the channel for the turn's end.
+            events: What the recorded agent was told, from `RunTurn` on.
+        """
+        self._asked = asked
+        for event in events:
+            self._before, (self._state, _) = self._state, step(self._state, event)
+
     async def run(self) -> None:
         """Run the turn. If cancelled, close its sessions within a time limit, then re-raise."""
         try:
@@ -167,11 +180,13 @@ class AgentActor(Actor[m.TurnEvent]):
         if isinstance(following, AwaitingClose):
             # The model is not asked again, so its connections are closed while the sessions close.
             self._llm.close()
-        if isinstance(envelope.body, m.RunTurn) and self.presumed is not None:
-            # Recorded as an event of its own, so that a replay needs nothing but the trace. The servers are
-            # starting by now.
-            await self.receive(self._happened(self.presumed, sender=self.name))
-        elif self.on_step is not None:
+        # Recorded as events of their own, so that a replay needs nothing but the trace. The servers are
+        # starting by now.
+        first = (self.forked, self.presumed) if isinstance(envelope.body, m.RunTurn) else ()
+        noted = [event for event in first if event is not None]
+        for event in noted:
+            await self.receive(self._happened(event, sender=self.name))
+        if not noted and self.on_step is not None:
             self.on_step()
 
     async def _step(

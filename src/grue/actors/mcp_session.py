@@ -74,6 +74,7 @@ class SessionActor(Actor[m.SessionCommand]):
     Attributes:
         connection: The connection state now. Pass it to the next turn's actor.
         listed: The tools that the server listed last; `None`: it has listed none, or serves others too.
+        reopens: Set for a fork of a turn whose session was open: it is opened first, and nobody is told.
     """
 
     def __init__(
@@ -98,10 +99,13 @@ class SessionActor(Actor[m.SessionCommand]):
         self.listed: tuple[m.ToolDefinition, ...] | None = None
         self._tools: tuple[m.ToolDefinition, ...] = ()
         self._serves_unlisted = False
+        self.reopens: m.OpenSession | None = None
 
     async def run(self) -> None:
         """Serve until the mailbox is closed. If cancelled, end the process and report it, then re-raise."""
         try:
+            if self.reopens is not None:
+                await self._open(self.reopens, None)
             await super().run()
         except anyio.get_cancelled_exc_class():
             # The agent waits for `SessionClosed` before it ends its turn, and its `CloseSession` may still
@@ -120,7 +124,7 @@ class SessionActor(Actor[m.SessionCommand]):
             case m.CallTools():
                 await self._call_all(None, envelope.body, envelope.seq)
 
-    async def _open(self, command: m.OpenSession, cause: int) -> None:
+    async def _open(self, command: m.OpenSession, cause: int | None) -> None:
         self._closed_reported = False
         before = self.connection
         order: ConnectionCommand | None = self._connection_step(ConnectRequested(command.policy, now()))
@@ -139,7 +143,7 @@ class SessionActor(Actor[m.SessionCommand]):
                 self.connection = before
 
     async def _attempt(
-        self, attempt: Attempt, command: m.OpenSession, cause: int
+        self, attempt: Attempt, command: m.OpenSession, cause: int | None
     ) -> ConnectionCommand | None:
         """Connect and, if that succeeds, serve the session to its end.
 
@@ -166,7 +170,10 @@ class SessionActor(Actor[m.SessionCommand]):
                 )
                 self._tools, self._serves_unlisted = opened.tools, opened.serves_unlisted
                 self.listed = None if opened.serves_unlisted else opened.tools
-                await self._report(opened, cause)
+                if command is self.reopens:
+                    self.reopens = None
+                else:
+                    await self._report(opened, cause)
                 cause = await self._serve(connection) or cause
                 closing = now()
         except ServerFailed as failed:
@@ -179,7 +186,7 @@ class SessionActor(Actor[m.SessionCommand]):
                 await self._report_closed(cause, elapsed_s=now() - closing)
         return order
 
-    def _connect_failed(self, failed: ServerFailed, attempt: Attempt, cause: int) -> ConnectionCommand:
+    def _connect_failed(self, failed: ServerFailed, attempt: Attempt, cause: int | None) -> ConnectionCommand:
         order = self._connection_step(AttemptFailed(failed.failure, now()))
         then: AfterFailedConnect = "disable"
         if isinstance(order, Attempt):

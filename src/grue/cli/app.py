@@ -281,6 +281,66 @@ def run(
 
 
 @app.command()
+def fork(
+    trace: Annotated[Path, typer.Argument(help="A trace.jsonl, or the run folder that holds it.")],
+    turn: Annotated[int | None, typer.Option(help="The turn.", show_default="the only one")] = None,
+    at: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MESSAGE", help="Fork before this message of the turn.", show_default="its beginning"
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Another model.", show_default="the recorded one")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="Another endpoint.", show_default="the recorded one")
+    ] = None,
+    system: Annotated[Path | None, typer.Option(metavar="FILE", help="Another system text.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="A limit, a policy or llm.SETTING, as llm.temperature=0."
+        ),
+    ] = None,
+    tool_result: Annotated[
+        list[str] | None, typer.Option(metavar="CALL=FILE", help="Another result of a call, by its id.")
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Tool definitions: mcp_tools.lock or its listing; `lock`: yours."),
+    ] = None,
+    misses: Annotated[
+        str, typer.Option(help="Calls that the record has no result of: fail, call or ask.")
+    ] = "fail",
+    mcp_config: _McpConfig = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the fork's trace.", show_default="runs/RUN")
+    ] = None,
+) -> None:
+    """Run a recorded turn again from a place in it; see docs/guides/what-if.md."""
+    with plain_errors():
+        from grue.cli.fork import ForkOptions, fork_turn
+        from grue.cli.hosts import load_hosts
+
+        take_interrupts()
+        load_hosts()
+        options = ForkOptions(
+            trace=trace,
+            turn=turn,
+            at=at,
+            model=model,
+            base_url=base_url,
+            system=system,
+            settings=settings or (),
+            tool_results=tool_result or (),
+            tools=tools,
+            misses=misses,  # type: ignore[arg-type]  # ForkRequest checks the word
+            mcp_config=mcp_config,
+            run_dir=run_dir,
+        )
+        fork_turn(options)
+
+
+@app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="A folder of episodes.")] = Path("runs"),
     html: Annotated[

@@ -54,7 +54,7 @@ def changes_from(
         MCPConfigError: A key is unknown, a value does not fit, or the file cannot be read.
     """
     given = [setting.partition("=") for setting in settings]
-    values = {key.strip(): _value(value) for key, _, value in given}
+    values = {key.strip(): value_of(value) for key, _, value in given}
     if max_iterations is not None:
         values["max_tool_iterations"] = max_iterations
     if after_timeout is not None:
@@ -69,23 +69,29 @@ def changes_from(
             else:
                 limits[key] = value
     try:
-        return Changes(policy=policy, limits=limits, system=_text(system))
+        return Changes(policy=policy, limits=limits, system=text_of(system))
     except ValueError as error:
         raise MCPConfigError(f"The replay cannot use these changes: {error}.") from error
 
 
-def _value(text: str) -> object:
+def value_of(text: str) -> object:
+    """Return the value of a setting: JSON, or a word."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text.strip()
 
 
-def _text(path: Path | None) -> str | None:
+def text_of(path: Path | None) -> str | None:
+    """Return the text of a file; `None`: there is none.
+
+    Raises:
+        MCPConfigError: It cannot be read.
+    """
     if path is None:
         return None
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise MCPConfigError(f"Cannot read the instructions in {path}: {reason}.", path=str(path)) from error
+        raise MCPConfigError(f"Cannot read {path}: {reason}.", path=str(path)) from error

@@ -147,8 +147,9 @@ class Approval(Struct, frozen=True):
             return None
         return _Answerer(self, command, recorder)
 
-    def durable(self, connect: Connect, command: m.RunTurn) -> Connect:
+    def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
         """Return connections whose calls are on file before they are sent, if the turn can be parked."""
+        del server
         parking = self.parking
         if parking is None:
             return connect

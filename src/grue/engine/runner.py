@@ -25,6 +25,7 @@ from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.engine.conversations.resume import ResumeRequest, resumed_run
 from grue.engine.current_episode import CurrentEpisode
 from grue.engine.episode import Episode, SpawnAhead, sessions_of
+from grue.engine.fork import ForkedRun, ForkRequest
 from grue.engine.llm_factories import LlmFactory
 from grue.engine.outside_turns.server_sessions import OutsideTurns, SessionWork
 from grue.engine.outside_turns.tool_access import AsyncToolAccess
@@ -35,7 +36,15 @@ from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_handle import TurnHandle
 from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
 from grue.engine.wiring import OwnTrace, wire
-from grue.policies import ApprovalDecision, Budget, ContextPolicy, FailurePolicy, ToolPolicy, TurnLimits
+from grue.policies import (
+    ApprovalDecision,
+    Budget,
+    ContextPolicy,
+    FailurePolicy,
+    Misses,
+    ToolPolicy,
+    TurnLimits,
+)
 from grue.protocol.tools.lock import ToolLock
 from grue.protocol.turn.budget import Spent
 from grue.protocol.turn.connection import Settled, Untried
@@ -355,6 +364,61 @@ class Runner(AsyncToolAccess, Closing):
         asked = {"answer": answer, "turn": turn, "on_delta": on_delta, "conversation": conversation}
         with self._resumed(trace, decisions, asked) as resumed:
             return await self._episode.run_async(resumed.run)
+
+    def fork(
+        self,
+        trace: str | PathLike[str],
+        *,
+        turn: int | None = None,
+        at: int | None = None,
+        system: str | None = None,
+        changes: Mapping[str, object] | None = None,
+        tool_results: Mapping[str, object] | None = None,
+        tools: Mapping[str, Sequence[m.ToolDefinition]] | None = None,
+        misses: Misses = "fail",
+        answer: AnswerSpec[T] | type[T] | None = None,
+        on_delta: Callable[[m.TextDelta], None] | None = None,
+    ) -> TurnOutcome[T]:
+        """Run a recorded turn again from a place in it, with this runner's model, and return the outcome.
+
+        What comes before the fork is taken from the trace as it is. From there on the model answers. Tool
+        calls with the same tool and arguments get the recorded results; questions of the policy get the
+        recorded answers. Limits and policies are as recorded. The trace is only read; this runner's own trace
+        repeats the turn up to the fork and says where it is from.
+
+        Args:
+            trace: The trace file, or its run folder.
+            turn: Number of the turn; `None`: the only one.
+            at: A message of the turn; the fork is before the request, or the tool calls of the reply, that it
+                belongs to. `None`: the beginning, or the first call in `tool_results`.
+            system: Another system text.
+            changes: Other values of fields of `TurnLimits` and `FailurePolicy`, as `budget.requests`.
+            tool_results: Other results of recorded calls, by id: a JSON value or a `ToolCallResult`.
+            tools: Other tools that servers list, by the server's name.
+            misses: What happens to a call that the record has no result of: `fail`, `call` the tool, or `ask`
+                the runner's `approve` whether to call it.
+            answer: As in the turn's request; `None`: the answer is text, or JSON if a schema was recorded.
+            on_delta: As in the turn's request.
+
+        Raises:
+            ForkMissed: It made a call that the record has no result of.
+            TraceError: The trace cannot be read, or a secret was removed from the turn before the fork.
+            MCPError: As `run_turn`; or there is no such turn, message or call.
+        """
+        asked = ForkRequest(
+            trace=trace,
+            turn=turn,
+            at=at,
+            system=system,
+            changes=changes or {},
+            tool_results=tool_results or {},
+            tools=tools or {},
+            misses=misses,
+            answer=answer,
+            on_delta=on_delta,
+        )
+        forked: ForkedRun[T] = ForkedRun(asked, self._settings())
+        return self._episode.run(forked.run)
 
     def _resumed(
         self, trace: str | PathLike[str], decisions: Iterable[ApprovalDecision], asked: dict[str, Any]

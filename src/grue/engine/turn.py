@@ -17,9 +17,10 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine.answers import AnswerCheck, AnswerSpec, as_json
+from grue.engine.conversations.earlier_results import EarlierResults
 from grue.engine.conversations.kept_conversation import KeptConversation, TurnPast, given_conversation
 from grue.engine.tool_servers import first_connects, servers_for, startup_limits
-from grue.engine.turn_actors import TurnActors, TurnResources
+from grue.engine.turn_actors import TurnActors, TurnResources, TurnsPast
 from grue.engine.turn_errors import error_for, naming_the_trace, pending_error
 from grue.engine.turn_handle import ProgressSource
 from grue.engine.turn_request import TurnOutcome, TurnRequest, images_for, outcome_of, read_images
@@ -140,9 +141,13 @@ class HostTurn(Generic[T]):
         answer: How to validate and parse the answer.
         progress: What the turn is doing. Readable from any thread.
         is_resumed: It goes on with a turn that was parked or killed.
+        record: What it takes from a recorded turn, if it is a fork of it.
+        earlier: The results of earlier turns that it takes from there.
     """
 
     is_resumed = False
+    record: TurnsPast | None = None
+    earlier: EarlierResults | None = None
 
     def __init__(self, request: TurnRequest[T], settings: TurnSettings, memory: EpisodeMemory) -> None:
         self.answer: AnswerSpec[Any] = request.answer_spec
@@ -182,8 +187,9 @@ class HostTurn(Generic[T]):
             approval = settings.wiring.approval
             approval.require_parking(command, given_history=bool(self._request.history))
             wiring = settings.wiring if past.llm is None else replace(settings.wiring, llm=past.llm)
+            on_delta = self._request.on_delta
             actors = past.actors = TurnActors(
-                wiring, resources, command, check, self._request.on_delta, past.results
+                wiring, resources, command, check, on_delta, past.results or self.earlier, self.record
             )
             self.progress.enter(actors)
             try:

@@ -4,7 +4,7 @@ The decisions of the turn are not here but in `protocol/tool_loop.py`. `EarlyReq
 sees of a reply that may still be dropped, and when the MCP SDK is imported.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import anyio
@@ -33,7 +33,7 @@ from grue.runtime.loops.daemon_thread import call_in_daemon_thread
 from grue.runtime.loops.host_code import host_code
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace.recorder import Envelope
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions
 from grue.tool_sessions.server_specs import McpServer, starts_when_called
@@ -127,6 +127,27 @@ class EarlyRequest:
             await self._sent.wait()
 
 
+class TurnsPast(Struct, frozen=True, kw_only=True):
+    """What a fork takes from the record of a turn.
+
+    Attributes:
+        forked: The fork's first message of its own.
+        copied: The recorded messages that the fork's trace repeats, in order.
+        events: What the recorded agent was told, from its last `RunTurn` on.
+        event: The last message that it was told before the fork; what follows from it is carried out. `None`:
+            the turn is run from its beginning.
+        rewrites: Changes of what was said, for the fork alone.
+        reopened: The sessions that were open, with the commands that had opened them.
+    """
+
+    forked: m.TurnForked
+    copied: tuple[Envelope[Any], ...] = ()
+    events: tuple[m.TurnEvent, ...] = ()
+    event: Envelope[Any] | None = None
+    rewrites: tuple[m.HistoryRewritten, ...] = ()
+    reopened: Mapping[m.ServerName, m.OpenSession] = {}
+
+
 class TurnActors:
     """The actors of one turn. Create it for each turn and call `run` once.
 
@@ -137,6 +158,7 @@ class TurnActors:
         check: The host's check of a final text.
         on_delta: Called with each piece of a streamed reply.
         earlier: The results of earlier turns; `None`: there are none.
+        past: What a fork takes from the record; `None`: the turn is no fork.
     """
 
     def __init__(
@@ -147,7 +169,9 @@ class TurnActors:
         check: AnswerCheck[Any],
         on_delta: OnDelta | None = None,
         earlier: EarlierResults | None = None,
+        past: TurnsPast | None = None,
     ) -> None:
+        self._past = past
         self._wiring = wiring
         self._earlier = EarlierResults() if earlier is None else earlier
         self._resources = resources
@@ -265,12 +289,36 @@ class TurnActors:
                 self._agent.on_step = self._stepped
             self._agent.approval = self._approval(supervisor, agent)
             self._agent.presumed = presumed
-            supervisor.start(self._agent, whole=True)
             try:
-                end: m.TurnEnd = await agent.ask(command, sender="host")
+                return await self._ended(supervisor, agent)
             finally:
                 self._learn_listings()
+
+    async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd:
+        """Run the agent and return the turn's end."""
+        assert self._agent is not None, "it has just been made"
+        past = self._past
+        if past is not None:
+            numbers = _repeat(past.copied, self._wiring.recorder)
+        if past is None or past.event is None:
+            for rewrite in () if past is None else past.rewrites:
+                supervisor.note(rewrite, sender="llm")
+            self._agent.forked = None if past is None else past.forked
+            supervisor.start(self._agent, whole=True)
+            end: m.TurnEnd = await agent.ask(self._command, sender="host")
             return end
+        begun = next(each for each in reversed(past.copied) if isinstance(each.body, m.RunTurn))
+        expected = agent.expect_reply("host")
+        asked = replace(begun, seq=numbers[begun.seq], reply_to=expected)
+        supervisor.note(past.forked, sender="agent")
+        self._agent.recall(asked, (*past.events, past.forked))
+        for rewrite in past.rewrites:
+            supervisor.note(rewrite, sender="llm")
+        last = past.event
+        await agent.send(last.body, sender=last.sender, cause=numbers.get(last.cause or 0))
+        supervisor.start(self._agent, whole=True)
+        forked_end: Any = await expected.wait()
+        return forked_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
     def _start_sessions(
         self,
@@ -283,12 +331,14 @@ class TurnActors:
             session = SessionActor(
                 supervisor.mailbox(name),
                 agent=agent,
-                connect=self._wiring.approval.durable(self._connect(name, deadline), self._command),
+                connect=self._wiring.approval.connecting(self._connect(name, deadline), self._command, name),
                 note=supervisor.note,
                 connection=connections.get(name),
                 deadline=deadline,
             )
             self._sessions[name] = session
+            if self._past is not None:
+                session.reopens = self._past.reopened.get(name)
             supervisor.start(session)
 
     def _built_in(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.SessionCommand]:
@@ -420,6 +470,21 @@ class TurnActors:
         llm = supervisor.mailbox("llm-sampling")
         supervisor.start(self._wiring.llm(llm, agent, _shown(supervisor.note, None)))
         return Sampler(llm, limits.max_samplings)
+
+
+def _repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int]:
+    """Record messages again, and return their new numbers by the old ones."""
+    numbers: dict[int, int] = {}
+    for each in copied:
+        again = recorder.record(
+            each.body,
+            sender=each.sender,
+            receiver=each.receiver,
+            cause=numbers.get(each.cause or 0),
+            turn=each.turn,
+        )
+        numbers[each.seq] = again.seq
+    return numbers
 
 
 def _shown(note: Note, on_delta: OnDelta | None) -> Note:

@@ -41,6 +41,9 @@ read no clock and do not log. The agent actor feeds events to `step` and carries
     it, after all calls of that reply have been decided on. Its calls are sent when it has listed its tools
     (`turn/starting.py`).
 
+12. A fork of a recorded turn gets the recorded events again, up to the fork, and its commands are not carried
+    out until then. `TurnForked` replaces limits, policies and tools from there on.
+
 The states (`turn/states.py`) are named for what they wait for. Commands are in order, each note for the trace
 before the command that it explains. A pair that `step` does not list raises `IllegalEvent`.
 
@@ -70,6 +73,7 @@ from grue.protocol.turn.context import heard
 from grue.protocol.turn.end import abandon, closed, fail
 from grue.protocol.turn.presuming import presume, step_early, supported
 from grue.protocol.turn.replies import complete, final_reply, loop_reply, refuse_answer
+from grue.protocol.turn.resuming import forked
 from grue.protocol.turn.sessions import begin, given_up, opened, reopen, unsupported
 from grue.protocol.turn.states import (
     AwaitingApproval,
@@ -97,7 +101,7 @@ _UNEXPECTED_AT_THE_END = (m.RunTurn, m.SessionClosed)
 AGENT = "agent"
 """The name of the actor that runs the machine."""
 
-NOTED_EVENTS = (m.DeadlinePassed, m.TurnInterrupted, m.ToolsPresumed)
+NOTED_EVENTS = (m.DeadlinePassed, m.TurnInterrupted, m.ToolsPresumed, m.TurnForked)
 """Events of the machine that do not come through the agent's mailbox; the agent records them as notes."""
 
 
@@ -165,6 +169,8 @@ def step(state: TurnState, event: m.TurnEvent) -> Transition:
             return state, ()  # 11
         case ((AwaitingClose() | Finished()), _) if not isinstance(event, _UNEXPECTED_AT_THE_END):
             return state, ()  # 11
+        case _, m.TurnForked() if isinstance(state, LiveState):
+            return forked(state, event), ()  # 12
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, LiveState):
             return abandon(state, event)  # 11
         case _:

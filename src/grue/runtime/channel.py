@@ -106,8 +106,7 @@ class Mailbox(Generic[M]):
             AskTimedOut: No reply within `timeout_s`.
             MailboxClosed: The reader is gone, or went without a reply.
         """
-        reply = Reply(self.name, sender, self._tap)
-        self._asks.add(reply)
+        reply = self.expect_reply(sender)
         try:
             with anyio.move_on_after(timeout_s):
                 await self._put(body, sender=sender, cause=cause, reply_to=reply)
@@ -115,6 +114,12 @@ class Mailbox(Generic[M]):
         finally:
             self._asks.discard(reply)
         raise AskTimedOut(f"{self.name} gave no reply to {type(body).__name__} within {timeout_s:g} s.")
+
+    def expect_reply(self, sender: str) -> "Reply":
+        """Return the channel for the reply to an ask. `ask` makes its own; a recorded ask needs one."""
+        reply = Reply(self.name, sender, self._tap)
+        self._asks.add(reply)
+        return reply
 
     async def receive(self) -> Envelope[M]:
         """Take the oldest message out, waiting for one.

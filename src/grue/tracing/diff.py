@@ -1,6 +1,7 @@
 """Compare two traces, turn by turn, and within a turn message by message, along the causes.
 
-The i-th turn is compared with the i-th turn. Within a turn, the messages that a message caused are compared
+The i-th turn is compared with the i-th turn. If one of the traces has forks of recorded turns, only the turns
+with their numbers are compared. Within a turn, the messages that a message caused are compared
 with those that its counterpart caused: same sender, same receiver, same kind, in order. So two traces can be
 identical even if their actors took turns in a different order. Numbers, times, durations, processes and what
 a provider wants echoed are ignored. Ids of calls and batches may differ if they are used consistently. Pieces
@@ -12,17 +13,18 @@ is compared, and when its difference is described.
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
+from grue import messages as m
 from grue.tracing.differences import Comparison, Difference
 from grue.tracing.divergence import LAST_CAUSES, Divergence
 from grue.tracing.lean_slices import kind_in, lean_turns, whole
-from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import TurnSlice
 
 IGNORED = frozenset(
@@ -60,8 +62,22 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
     Raises:
         TraceError: While a file is read: it is damaged.
     """
-    for one, other in _aligned(lean_turns(left), lean_turns(right)):
+    forked = _forked_turns(left) | _forked_turns(right)
+    for one, other in _aligned(_only(forked, lean_turns(left)), _only(forked, lean_turns(right))):
         yield from _TurnDiff(one or TurnSlice(), other or TurnSlice()).divergences()
+
+
+def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
+    """Return the numbers of the turns that are forks."""
+    if isinstance(trace, EpisodeReader):
+        return {line.line.turn for line in trace.lines() if line.tag == m.TurnForked.__name__}
+    known = trace if isinstance(trace, Sequence) else ()
+    return {envelope.turn for envelope in known if isinstance(envelope.body, m.TurnForked)}
+
+
+def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
+    """Leave out the turns that a trace with forks has nothing to compare with."""
+    return (each for each in turns if not forked or each.turn in forked)
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
@@ -219,8 +235,8 @@ class _TurnDiff:
             return
         mine = [_gist(whole(envelope).body, self._comparison.counterpart) for envelope in left]
         yours = [_gist(whole(envelope).body, self._comparison.paired) for envelope in right]
-        for _, i, j, k, m in SequenceMatcher(None, mine, yours, autojunk=False).get_opcodes():
-            yield from _in_order(left[i:j], right[k:m])
+        for _, i, j, k, end in SequenceMatcher(None, mine, yours, autojunk=False).get_opcodes():
+            yield from _in_order(left[i:j], right[k:end])
 
     def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
         # The iterator is read to its end: at each difference the comparison learns which ids of the two

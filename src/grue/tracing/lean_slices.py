@@ -30,7 +30,9 @@ class LeftInFile(Struct, frozen=True):
 
 
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
-    """Split a trace into its turns, as `split_turns` does; pieces of streamed replies are left out.
+    """Split a trace into its turns, as `split_turns` does.
+
+    Pieces of streamed replies are left out, and `TurnForked`, which only says where a turn is from.
 
     Args:
         envelopes: A reader, or envelopes that are in memory already; they stay there.
@@ -42,7 +44,7 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
             kept.pop(id(complete), None)
             yield complete
         turn_slice = splitter.take(envelope)
-        if isinstance(envelope.body, m.TextDelta):
+        if isinstance(envelope.body, m.TextDelta | m.TurnForked):
             turn_slice.envelopes.pop()
         elif sum(kept.values()) + size > KEPT_BYTES:
             turn_slice.envelopes[-1] = stub

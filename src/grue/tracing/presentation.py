@@ -357,6 +357,12 @@ _TABLE: dict[type, _Row] = {
     m.TurnResumed: _Row(
         lambda body: f"turn {body.turn} goes on{', its questions have expired' if body.expired else ''}"
     ),
+    m.TurnForked: _Row(
+        lambda body: (
+            f"from here on a fork of turn {body.turn} of {body.episode}, after message {body.at}"
+            + (f": {', '.join(body.changed)}" if body.changed else "")
+        )
+    ),
     m.TurnFailed: _fail("failed", lambda body: _failure(body.failure)),
     m.DeadlinePassed: _fail("deadline", lambda body: f"limit {body.limit_s:g} s"),
     m.TurnInterrupted: _fail("interrupted", lambda body: body.reason),

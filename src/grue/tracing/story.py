@@ -183,7 +183,7 @@ def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
     return next(reversed(state.requests), 0)
 
 
-_TURNS_OF_THE_STORY = (m.TurnResumed, m.RewriteHistory, m.ToolsChanged, m.ApprovalPostponed)
+_TURNS_OF_THE_STORY = (m.TurnForked, m.TurnResumed, m.RewriteHistory, m.ToolsChanged, m.ApprovalPostponed)
 """Messages that report no problem and are part of the story nevertheless."""
 
 

@@ -68,7 +68,7 @@ def test_a_change_that_cannot_be_is_an_error(setting: str, says: str) -> None:
 
 
 def test_instructions_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(MCPConfigError, match=r"Cannot read the instructions in .*: No such file"):
+    with pytest.raises(MCPConfigError, match=r"Cannot read .*: No such file"):
         changes_from(system=tmp_path / "absent.txt")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(MCPConfigError, match="it is not UTF-8"):

@@ -36,6 +36,7 @@ from grue.messages import (
     Resumption,
     ToolsPresumed,
     TurnEvent,
+    TurnForked,
     TurnParked,
 )
 from grue.policies import ContextItem, ContextPolicy, ToolPolicy, ToolRule, TurnLimits
@@ -149,6 +150,7 @@ EVENTS: dict[str, Any] = {
     "ToolsChanged a": changed("a"),
     "ToolsChanged b": changed("b"),
     "ToolsChanged stranger": changed("x"),
+    "TurnForked": TurnForked(trace="t.jsonl", episode="e", turn=7, at=3),
     "DeadlinePassed": DEADLINE,
     "TurnInterrupted": INTERRUPT,
 }
@@ -416,6 +418,11 @@ for _name, _row in LISTED.items():
         _decided = (event for event in EVENTS if event.startswith("CallsDecided"))
         _row.update({event: f"{_name.split(',')[0]}: DecisionIgnored" for event in _decided})
 
+# A fork begins wherever a turn is not over.
+for _name, _row in LISTED.items():
+    if _name != "Idle":
+        _row.setdefault("TurnForked", f"{_name.split(',')[0]}:")
+
 PAIRS = [(state, event) for state in STATES for event in EVENTS]
 LEGAL = [(state, event) for state, event in PAIRS if event in LISTED[state]]
 ILLEGAL = [pair for pair in PAIRS if pair not in LEGAL]
@@ -425,7 +432,7 @@ def test_the_table_is_complete() -> None:
     assert {type(state) for state in STATES.values()} == set(get_args(TurnState))
     assert {type(event) for event in EVENTS.values()} == set(get_args(TurnEvent))
     assert len(get_args(TurnState)) == 13
-    assert len(get_args(TurnEvent)) == 21
+    assert len(get_args(TurnEvent)) == 22
     assert STATES.keys() == LISTED.keys()
     assert all(row.keys() <= EVENTS.keys() for row in LISTED.values())
     for name, state in STATES.items():

@@ -60,7 +60,7 @@ def test_an_actor_is_a_sender_or_a_receiver() -> None:
     [
         ("RunTurn", "RunTurn"),
         ("runturn", "RunTurn"),
-        ("turnf", "TurnFailed"),
+        ("turnfa", "TurnFailed"),
         ("timedout", "ToolTimedOut"),
         ("ToolCall", "ToolCalled"),
         ("delta", "TextDelta"),
@@ -73,7 +73,9 @@ def test_a_kind_is_a_name_in_any_case_or_a_part_that_only_one_has(written: str, 
 
 
 def test_a_part_that_several_have_names_them_all() -> None:
-    with pytest.raises(MCPConfigError, match="TurnCompleted, TurnFailed, TurnInterrupted") as refused:
+    with pytest.raises(
+        MCPConfigError, match="TurnCompleted, TurnFailed, TurnForked, TurnInterrupted"
+    ) as refused:
         Filter.of(kinds=["turn"])
     assert "ToolReturned" not in str(refused.value), "a beginning goes before a part"
 

@@ -5,6 +5,7 @@ compares its digest with the one that each turn was started with. So a conversat
 hold completely is refused, and never resumed in part.
 """
 
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -75,7 +76,7 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
         TraceError: The trace cannot be read.
         ConversationError: It does not hold all of the conversation, or a secret in it was redacted.
     """
-    reader = _TraceReader(_branch_points(path))
+    reader = _TraceReader(_branch_points(open_episode(path)))
     for envelope in open_episode(path):
         reader.see(envelope)
     wanted = reader.last if name is None else m.ConversationId(name)
@@ -104,6 +105,29 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
     return ResumedConversation(kept, reader.listings)
 
 
+def said_before(
+    path: str | PathLike[str], envelopes: Iterable[EpisodeEnvelope], name: m.ConversationId
+) -> tuple[History, tuple[m.ToolDefinition, ...]]:
+    """Return what was said in a conversation up to the last of some messages, and the tools offered last.
+
+    Args:
+        path: The trace that they are from.
+        envelopes: The messages of the conversation's turns, in order; the last turn may be cut short.
+        name: The conversation's id.
+
+    Raises:
+        ConversationError: The trace does not hold all of it, or a secret in it was redacted.
+    """
+    envelopes = tuple(envelopes)
+    reader = _TraceReader(_branch_points(envelopes))
+    for envelope in envelopes:
+        reader.see(envelope)
+    talk = reader.talks[name]
+    if talk.flaw:
+        raise ConversationError(f"The turn cannot be forked from {path}: {talk.flaw}.", path=str(path))
+    return talk.history, talk.tools
+
+
 def _mark_of(talk: _Talk, path: Path) -> TurnMark | None:
     """Return the mark of the turn that a process can go on with."""
     run, parked = talk.turn, talk.parked
@@ -119,11 +143,11 @@ def _mark_of(talk: _Talk, path: Path) -> TurnMark | None:
     )
 
 
-def _branch_points(path: str | PathLike[str]) -> set[_Place]:
+def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
     """Return where conversations begin that the trace does not hold from their first entry."""
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()
-    for envelope in open_episode(path):
+    for envelope in envelopes:
         if isinstance(envelope.body, m.RunTurn) and (past := envelope.body.history) is not None:
             if past.length and past.conversation not in begun:
                 points.add((past.length, past.digest))

@@ -43,6 +43,7 @@ class RecordedTurn:
         listings: What each server has listed last in the trace, in whichever turn.
         last_seq: Number of its last envelope.
         redacted: A secret was removed from a message of the turn.
+        forked: It is a fork, whose tools were answered from the record of another turn.
         said: What makes up its conversation, earlier parts included.
     """
 
@@ -58,6 +59,7 @@ class RecordedTurn:
         self._tasks: dict[m.CallId, m.OpenTask] = {}
         self._aside: set[int] = set()
         self._requests = 0
+        self.forked: bool = before is not None and before.forked
         self.redacted: bool = begun.redacted or (before is not None and before.redacted)
         self.said: list[_Said] = before.said if before else []
         if run.resumed is not None:
@@ -70,6 +72,8 @@ class RecordedTurn:
         self.redacted = self.redacted or envelope.redacted
         if envelope.receiver == AGENT or isinstance(body, NOTED_EVENTS):
             self._events.append(body)  # type: ignore[arg-type]  # what the agent gets is for the machine
+        if isinstance(body, m.TurnForked):
+            self.forked = True
         if isinstance(body, m.ToolCalled):
             self._called[body.call_id] = body
             if body.task is not None:
@@ -117,6 +121,11 @@ class RecordedTurn:
             NothingToResume: It had ended when its process was killed.
             TraceError: The trace lacks something that is needed.
         """
+        if self.forked:
+            raise NothingToResume(
+                f"Turn {self.run.turn} of {path} is a fork: its tools were answered from a record, and would"
+                " be called now. Fork the recorded turn again."
+            )
         if self.redacted:
             raise TraceError(
                 f"Turn {self.run.turn} of {path} cannot be resumed: a secret was removed from its messages."

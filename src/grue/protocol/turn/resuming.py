@@ -1,10 +1,10 @@
-"""The part of the turn's machine that says where a parked or killed turn goes on.
+"""The part of the turn's machine that says where a parked or killed turn goes on, and where a fork begins.
 
-`sessions.py` begins such a turn. These functions are pure.
+`sessions.py` begins a turn that goes on. A fork gets the recorded events again. These functions are pure.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -16,7 +16,7 @@ from grue.protocol.turn.approval import parked_at_questions
 from grue.protocol.turn.context import begun
 from grue.protocol.turn.end import answers_at_end
 from grue.protocol.turn.progress import progress
-from grue.protocol.turn.states import Turn, TurnState
+from grue.protocol.turn.states import LiveState, Turn, TurnState
 
 
 def cut_off(
@@ -118,3 +118,33 @@ def turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
         overflowed=parked.overflowed,
         window=turn.window if parked.window is None else parked.window,
     )
+
+
+_NOT_ALL_REPORTED = (states.Idle, states.Presuming, states.AwaitingDrop, states.AwaitingSessions)
+_ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
+
+
+def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
+    """Return whether a turn can be forked at an event: whether nothing is under way but what follows from it.
+
+    Args:
+        before: The state that the event came in.
+        after: The state after it.
+        commands: What follows from it. A fork carries it out.
+    """
+    if isinstance(after, _NOT_ALL_REPORTED):
+        return False
+    if isinstance(before, states.AwaitingTools) and isinstance(after, states.AwaitingTools):
+        return False  # other calls of the reply may be under way
+    return any(isinstance(command, _ACTS) for command in commands)
+
+
+def forked(state: LiveState, event: m.TurnForked) -> TurnState:
+    """Return the state with the limits, policies and tools of the fork."""
+    turn, run = state.turn, state.turn.run
+    run = replace(run, limits=event.limits or run.limits, policy=event.policy or run.policy)
+    turn = replace(turn, run=run)
+    for server, tools in event.listings.items():
+        if server in turn.open:
+            turn = turn.relist(server, tools)
+    return replace(state, turn=turn)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from msgspec.structs import replace
-from turns import Walk, calls, died, opened, returned, run, timed_out
+from turns import ACCEPTED, Walk, calls, died, opened, returned, run, text, timed_out, tool
 
 from grue.messages import (
     ApprovalPostponed,
@@ -19,10 +19,13 @@ from grue.messages import (
     ServerName,
     ToolMessage,
     ToolTask,
+    TurnForked,
     TurnParked,
 )
-from grue.policies import ToolPolicy, ToolRule
-from grue.protocol.turn.resuming import cut_off, tasks_of
+from grue.policies import FailurePolicy, ToolPolicy, ToolRule, TurnLimits
+from grue.protocol.tool_loop import step
+from grue.protocol.turn.resuming import can_fork_at, cut_off, tasks_of
+from grue.protocol.turn.states import Idle, TurnState
 
 ASK = ToolRule(tools=("a.look",), verdict="ask", reason="it is dear", max_calls=2)
 TASK = ToolTask(task_id="t1", poll_s=2.0)
@@ -155,3 +158,41 @@ def test_a_task_that_cannot_be_asked_for_is_answered_as_interrupted() -> None:
         walk.send(ending)
         assert interrupted(walk) == {"c2", "c3"}
         assert "Skipped" in told(walk)["c4"]
+
+
+def test_a_fork_takes_other_limits_policies_and_tools_and_keeps_the_rest() -> None:
+    state: Any = Walk(run("a", "b"), opened("a"), opened("b")).state
+    limits, policy = TurnLimits(max_tool_iterations=2), FailurePolicy(after_timeout="force")
+    other = (tool("a.other"),)
+    event = TurnForked(
+        trace="t", episode="e", turn=7, at=3, limits=limits, policy=policy, listings={"a": other, "x": other}
+    )
+    forked: Any
+    forked, commands = step(state, event)
+    assert commands == ()
+    assert (forked.turn.run.limits, forked.turn.run.policy) == (limits, policy)
+    names = [each.name for each in forked.turn.tools]
+    assert names[0] == "a.other"
+    assert all(name.startswith("b.") for name in names[1:])
+    same, _ = step(state, TurnForked(trace="t", episode="e", turn=7, at=3))
+    assert same == state
+
+
+def test_a_turn_can_be_forked_where_nothing_else_is_under_way() -> None:
+    events = (
+        run("a", "b"),
+        opened("a"),
+        opened("b"),
+        calls("a.think", "b.think"),
+        returned(1),
+        returned(2, batch=2),
+    )
+    places: list[bool] = []
+    state: TurnState = Idle()
+    for event in (*events, text("north"), ACCEPTED):
+        before = state
+        state, commands = step(before, event)
+        places.append(can_fork_at(before, state, commands))
+    # Before the first request; at the reply with calls, but not between them; before the second request; at
+    # the answer. When the answer is accepted, there is nothing left to decide.
+    assert places == [False, False, True, True, False, True, True, False]

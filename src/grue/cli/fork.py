@@ -1,0 +1,197 @@
+"""`grue fork`: run a recorded turn again from a place in it, with another model, prompt, tool or result."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.cli.project import known_servers
+from grue.cli.saying import GRUE, say, shown_path
+from grue.cli.trace_replay import text_of, value_of
+from grue.config import tool_listing_file, tool_lock_file
+from grue.config.settings import GameConfiguration
+from grue.config.wiring import llm_settings
+from grue.engine.fork import read_run, recorded_llm
+from grue.engine.runner import Runner, TurnOutcome
+from grue.engine.terminal_approval import ask_at_terminal
+from grue.errors import MCPConfigError
+from grue.policies import Misses
+from grue.tool_sessions.host_tools import ToolServer
+from grue.tracing.facts import counted
+from grue.tracing.observers.run_folder import new_run_path
+from grue.transports.llm.endpoint import LlmSettings
+from grue.transports.llm.keys import api_key, require_key
+
+_LLM = "llm."
+LOCK = "lock"
+
+
+class ForkOptions(Struct, frozen=True, kw_only=True):
+    """The options of `grue fork`; see its help."""
+
+    trace: Path
+    turn: int | None = None
+    at: int | None = None
+    model: str | None = None
+    base_url: str | None = None
+    system: Path | None = None
+    settings: Sequence[str] = ()
+    tool_results: Sequence[str] = ()
+    tools: Path | None = None
+    misses: Misses = "fail"
+    mcp_config: Path | None = None
+    run_dir: Path | None = None
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """What a fork changes, as `Runner.fork` takes it.
+
+    Attributes:
+        llm: Fields of `LlmSettings`.
+        changes: Fields of `TurnLimits` and `FailurePolicy`.
+    """
+
+    llm: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
+    system: str | None = None
+    tool_results: dict[str, Any] = {}
+    tools: dict[str, tuple[m.ToolDefinition, ...]] = {}
+
+
+def fork_turn(options: ForkOptions) -> None:
+    """Fork the turn, print its answer, and say how to compare it with the record.
+
+    Raises:
+        MCPConfigError: An option or a file cannot be used.
+        MCPError: As `Runner.fork`.
+    """
+    change = change_of(options)
+    recorded = read_run(options.trace, options.turn)
+    llm = model_for(recorded.asks, change.llm, options.model, options.base_url)
+    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    folder = (options.run_dir or new_run_path(Path("runs"))).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    with Runner(
+        llm=llm,
+        servers={} if options.misses == "fail" else servers_for_misses(options.mcp_config),
+        trace=folder / "trace.jsonl",
+        approve=ask_at_terminal if at_terminal else None,
+    ) as runner:
+        outcome: TurnOutcome[Any] = runner.fork(
+            options.trace,
+            turn=options.turn,
+            at=options.at,
+            system=change.system,
+            changes=change.changes,
+            tool_results=change.tool_results,
+            tools=change.tools,
+            misses=options.misses,
+        )
+    say(
+        outcome.response
+        if isinstance(outcome.response, str)
+        else msgspec.json.encode(outcome.response).decode()
+    )
+    calls = counted(len(outcome.tool_calls), "tool call")
+    mine, yours = shown_path(options.trace), shown_path(folder)
+    say(f"\n{outcome.kind}; {counted(outcome.requests, 'request')}, {calls}, {llm.model}", err=True)
+    say(f"To compare: {GRUE} trace diff {mine} {yours}", err=True)
+    say(f"In a browser: {GRUE} trace html {mine} {yours} --open", err=True)
+
+
+def change_of(options: ForkOptions) -> Change:
+    """Return what the options change.
+
+    Raises:
+        MCPConfigError: An option has the wrong form, or a file cannot be read.
+    """
+    values = {key: value_of(text) for key, text in _pairs("--set", "PATH=VALUE", options.settings)}
+    files = _pairs("--tool-result", "CALL=FILE", options.tool_results)
+    return Change(
+        llm={key.removeprefix(_LLM): value for key, value in values.items() if key.startswith(_LLM)},
+        changes={key: value for key, value in values.items() if not key.startswith(_LLM)},
+        system=text_of(options.system),
+        tool_results={call: _content(Path(file)) for call, file in files},
+        tools={} if options.tools is None else _tools(options.tools),
+    )
+
+
+def model_for(
+    asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
+) -> LlmSettings:
+    """Return the settings of the model: those of the record, else the project's, with what is changed.
+
+    Raises:
+        MCPConfigError: A setting cannot be used, or there is no key for the endpoint.
+    """
+    if asked is None:
+        config = GameConfiguration.of_project()
+        config.client_base_url = base_url or config.client_base_url
+        settings = llm_settings(config)
+    else:
+        settings = recorded_llm(asked, base_url)
+    given = {**changed, **({} if model is None else {"model": model})}
+    kept = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    unknown = [name for name in given if name not in kept or name in ("api_key", "profile")]
+    if unknown:
+        names = ", ".join(name for name in kept if name not in ("api_key", "profile"))
+        raise MCPConfigError(f"There is no setting llm.{unknown[0]}. The settings are: {names}.")
+    try:
+        checked = msgspec.convert({name: given[name] for name in given}, _fields_of(given))
+    except msgspec.ValidationError as error:
+        raise MCPConfigError(f"--set llm.…: {error}.") from error
+    settings = replace(settings, **{name: getattr(checked, name) for name in given})
+    settings = replace(settings, api_key=settings.api_key or api_key(settings.base_url, os.environ))
+    require_key(settings.base_url, settings.api_key, ", or name another endpoint with --base-url")
+    return settings
+
+
+def _fields_of(given: Mapping[str, Any]) -> Any:
+    """Return a Struct of the given settings, which checks their values."""
+    types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
+    return msgspec.defstruct("Given", [(name, types[name]) for name in given])
+
+
+def servers_for_misses(mcp_config: Path | None) -> dict[str, ToolServer]:
+    """Return the project's servers, for calls that the record does not answer."""
+    return {**known_servers(GameConfiguration.of_project(), mcp_config, unasked=True).servers}
+
+
+def _pairs(option: str, form: str, given: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = [each.partition("=") for each in given]
+    wrong = next(
+        (each for each, (key, sign, _) in zip(given, pairs, strict=True) if not (key and sign)), None
+    )
+    if wrong is not None:
+        raise MCPConfigError(f"{option} wants {form}, not {wrong!r:.60}.")
+    return [(key.strip(), value) for key, _, value in pairs]
+
+
+def _content(file: Path) -> object:
+    """Return a result: the JSON of a file that ends in `.json`, or the text of another one."""
+    text = text_of(file)
+    assert text is not None, "a file is given"
+    if file.suffix != ".json":
+        return text
+    try:
+        value: object = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise MCPConfigError(f"{file} is not JSON: {error}.", path=str(file)) from error
+    return value
+
+
+def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
+    """Return the tools of a listing file, or of the one beside a tool lock; `lock`: the project's."""
+    if str(file) == LOCK and not file.exists():
+        file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)
+    listing = tool_listing_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file
+    tools = tool_listing_file.read(listing)
+    if not tools:
+        raise MCPConfigError(f"There is no listing of tools {listing}. Write one with: {GRUE} tools --lock")
+    return tools

@@ -1,0 +1,488 @@
+"""Fork a recorded turn: repeat it up to a place from its trace, and run it from there on.
+
+The machine of the turn gets the recorded events again, so that it is in the state that the recorded turn was
+in, and the LLM actor gets what was said. Nothing is carried out until the fork; from there on the turn is a
+turn as any other. Its tool calls are answered from the record (`engine/recorded_tools.py`).
+
+A turn can be forked where nothing is under way but what follows from one message: before a request to the
+model, and between a reply and its tool calls. `ForkRequest.at` names any message; the fork is at the last
+such place before it. The fork's trace repeats what comes before, so that it can be read, replayed, compared
+and forked without the other trace.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.actors.llm import LentConversation
+from grue.engine.answers import AnswerSpec, spec_of
+from grue.engine.conversations.earlier_results import EarlierResults
+from grue.engine.conversations.recorded_conversation import said_before
+from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
+from grue.engine.tool_servers import usable_servers
+from grue.engine.turn import EpisodeMemory, HostTurn, TurnSettings
+from grue.engine.turn_actors import TurnResources, TurnsPast
+from grue.engine.turn_request import TurnOutcome, TurnRequest
+from grue.engine.wiring import Wiring
+from grue.errors import ActorCrashed, ForkMissed, MCPConfigError, MCPError, TraceError
+from grue.policies import Budget, FailurePolicy, Misses
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.context.history import History
+from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
+from grue.protocol.tools import results as tool_results
+from grue.protocol.turn.connection import Disabled
+from grue.protocol.turn.resuming import can_fork_at
+from grue.protocol.turn.states import Idle, LiveState, TurnState
+from grue.runtime.actor import Note
+from grue.tool_sessions.connection import ToolConnection
+from grue.tracing.changes import merged
+from grue.tracing.reading import EpisodeEnvelope, open_episode
+from grue.transports.llm.endpoint import LlmSettings
+
+T = TypeVar("T")
+
+_MESSAGES = tuple(kind for kind in get_args(m.AnyMessage) if kind is not m.TextDelta)
+
+
+class ForkRequest(Struct, frozen=True, kw_only=True):
+    """A request to fork a turn; the attributes are the arguments of `Runner.fork`."""
+
+    trace: str | PathLike[str]
+    turn: int | None = None
+    at: int | None = None
+    system: str | None = None
+    changes: Mapping[str, object] = field(default_factory=dict)
+    tool_results: Mapping[str, object] = field(default_factory=dict)
+    tools: Mapping[str, Sequence[m.ToolDefinition]] = field(default_factory=dict)
+    misses: Misses = "fail"
+    answer: AnswerSpec[Any] | type | None = None
+    on_delta: Callable[[m.TextDelta], None] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what a field cannot be."""
+        if self.misses not in get_args(Misses):
+            known = ", ".join(map(repr, get_args(Misses)))
+            raise MCPConfigError(f"misses= wants one of {known}, not {self.misses!r:.60}.")
+
+
+class _Place(Struct, frozen=True):
+    """A place at which a turn can be forked.
+
+    Attributes:
+        event: The last message of the record that is repeated.
+        events: What the agent was told before it, from the last `RunTurn` on; none: the turn is run whole.
+        opened: The servers whose sessions are open after it.
+    """
+
+    event: EpisodeEnvelope
+    events: tuple[m.TurnEvent, ...]
+    opened: tuple[m.ServerName, ...] = ()
+
+
+class RecordedRun(Struct, frozen=True, kw_only=True):
+    """A turn of a trace with what is needed to fork it.
+
+    Attributes:
+        path: The trace.
+        episode: Its name.
+        envelopes: The messages of the turn, from the `RunTurn` that began it.
+        earlier: Those of the earlier turns, if the turn continues a conversation.
+    """
+
+    path: Path
+    episode: str
+    envelopes: tuple[EpisodeEnvelope, ...]
+    earlier: tuple[EpisodeEnvelope, ...] = ()
+
+    @property
+    def begun(self) -> m.RunTurn:
+        """The message that began the turn."""
+        body = self.envelopes[0].body
+        assert isinstance(body, m.RunTurn), "it is read from there"
+        return body
+
+    @property
+    def asks(self) -> m.ModelAsked | None:
+        """The model that was asked last; `None`: the trace does not say."""
+        told = (each.body.asks for each in self.envelopes if isinstance(each.body, m.RunTurn | m.TurnForked))
+        return next((asks for asks in reversed([*told]) if asks is not None), None)
+
+    def place(self, at: int | None) -> _Place:
+        """Return the last place before message `at` at which the turn can be forked; `None`: its beginning.
+
+        Raises:
+            TraceError: The turn cannot be replayed to this place.
+            MCPError: The turn has no such message.
+        """
+        begun, last = self.envelopes[0], self.envelopes[-1]
+        place = _Place(begun, ())
+        if at is None or at <= begun.seq:
+            return place
+        if at > last.seq:
+            raise MCPError(
+                f"Turn {self.begun.turn} of {self.path} has the messages {begun.seq} to {last.seq}, and no"
+                f" message {at}. `grue trace show` has their numbers."
+            )
+        return next(reversed([place, *self._places(at)]))
+
+    def _places(self, at: int) -> Iterator[_Place]:
+        state: TurnState = Idle()
+        events: list[m.TurnEvent] = []
+        for envelope in self.envelopes:
+            if envelope.seq >= at:
+                return
+            event: Any = envelope.body
+            if not (envelope.receiver == AGENT or isinstance(event, NOTED_EVENTS)):
+                continue
+            if isinstance(event, m.RunTurn):
+                state, events = Idle(), []
+            before = state
+            try:
+                state, commands = step(before, event)
+            except IllegalEvent as error:
+                raise TraceError(
+                    f"Turn {self.begun.turn} of {self.path} cannot be forked: {error}"
+                ) from error
+            if events and isinstance(state, LiveState) and can_fork_at(before, state, commands):
+                yield _Place(envelope, tuple(events), state.turn.open)
+            events.append(event)
+
+
+def read_run(path: str | PathLike[str], turn: int | None) -> RecordedRun:
+    """Read a turn; of one that was run again, the last run.
+
+    Raises:
+        TraceError: The trace cannot be read.
+        MCPError: It has no such turn; or several, and `turn` names none.
+    """
+    reader = open_episode(path)
+    begun: dict[int, int] = {}
+    for line in reader.lines():
+        number = line.line.turn
+        if line.tag == "RunTurn" and (turn in (None, number)):
+            body = line.envelope().body
+            if number not in begun or (isinstance(body, m.RunTurn) and body.resumed is None):
+                begun[number] = line.line.seq
+    if turn is None and len(begun) > 1:
+        raise MCPError(f"{reader.path} holds several turns: {_some(begun)}. Name one: turn=N.")
+    if not begun:
+        raise MCPError(f"{reader.path} holds no turn{'' if turn is None else f' {turn}'}.")
+    ((number, first),) = begun.items()
+    envelopes = [
+        line.envelope() for line in reader.lines() if line.line.turn == number and line.line.seq >= first
+    ]
+    run = RecordedRun(path=reader.path, episode=reader.header.episode, envelopes=tuple(envelopes))
+    past = run.begun.history
+    if past is None or not past.length:
+        return run
+    earlier = (line.envelope() for line in reader.lines() if line.line.turn > 0 and line.line.seq < first)
+    return replace(run, earlier=tuple(each for each in earlier if isinstance(each.body, _MESSAGES)))
+
+
+def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSettings:
+    """Return the settings of a recorded model, without its key.
+
+    Args:
+        asked: The model, with its settings.
+        base_url: Another endpoint; `None`: the recorded one.
+    """
+    known: dict[str, Any] = {
+        name: value for name, value in asked.sampling.items() if name in LlmSettings.__struct_fields__
+    }
+    extra = {name: value for name, value in asked.sampling.items() if name not in known}
+    wire: Any = asked.wire or None
+    return LlmSettings(
+        base_url=base_url or asked.address, model=asked.model, wire=wire, extra_body=extra, **known
+    )
+
+
+def _some(numbers: Mapping[int, int]) -> str:
+    shown = ", ".join(str(number) for number in [*numbers][:20])
+    return shown if len(numbers) <= 20 else f"{shown} and {len(numbers) - 20} more"
+
+
+class ForkedRun(HostTurn[T]):
+    """One fork of a turn.
+
+    Args:
+        asked: What the host asked for.
+        settings: The runner's settings.
+
+    Raises:
+        TraceError: The trace cannot be read, or a secret was removed from the turn.
+        ConversationError: It does not hold what was said before the turn.
+        MCPError: The turn cannot be forked as it is asked for. Nothing was started.
+    """
+
+    def __init__(self, asked: ForkRequest, settings: TurnSettings) -> None:
+        run = read_run(asked.trace, asked.turn)
+        settled = TurnRecord(run.envelopes, 0, {})
+        place = run.place(_fork_at(asked, run, settled))
+        self._changed = changed = _changed(asked, run.begun)
+        listings = {m.ServerName(name): tuple(tools) for name, tools in asked.tools.items()}
+        _refuse_unknown(listings, changed)
+        record = TurnRecord(run.envelopes, place.event.seq, listings)
+        _refuse_settled(asked, record, place, run)
+        fork = ForkSettings(
+            record=record,
+            misses=asked.misses,
+            results={name: _result(value) for name, value in asked.tool_results.items()},
+            where=f"turn {changed.turn} of {run.path}",
+            approve=settings.wiring.approval.approve,
+        )
+        history, offered = _said(run, place, changed)
+        rewrites = _new_system(asked, changed, history)
+        if rewrites and not place.events and changed.history is not None and history.ledger is not None:
+            self._changed = changed = replace(
+                changed, history=history.ledger.reference(changed.history.conversation)
+            )
+        wiring = _wiring(settings.wiring, changed, history, offered, fork)
+        memory = EpisodeMemory()
+        if not place.events:
+            memory.learn({name: Disabled(reason) for name, reason in record.disabled.items()})
+        turns = dict.fromkeys(each.turn for each in run.earlier)
+        self.earlier = EarlierResults((number, run.path) for number in turns)
+        self.record = _past(asked, run, place, changed, listings, rewrites, settings)
+        request: TurnRequest[T] = TurnRequest(
+            system=changed.system,
+            user=changed.user,
+            answer=_answer(asked, changed),
+            turn=changed.turn,
+            on_delta=asked.on_delta,
+            json_results=not changed.plain_results,
+        )
+        super().__init__(request, replace(settings, wiring=wiring), memory)
+
+    def command(
+        self,
+        number: int,
+        budget: Budget,
+        history: m.HistoryReference | None = None,
+        images: tuple[m.Attachment, ...] = (),
+    ) -> m.RunTurn:
+        """Return the message that starts the turn, as recorded, with what the fork changes."""
+        del number, budget, history, images
+        return self._changed
+
+    async def run(self, resources: TurnResources) -> TurnOutcome[T]:
+        """Run the turn as `HostTurn.run` does.
+
+        Raises:
+            ForkMissed: It made a call that the record has no result of.
+            MCPError: As `HostTurn.run`.
+        """
+        try:
+            return await super().run(resources)
+        except ActorCrashed as crashed:
+            if isinstance(crashed.__cause__, ForkMissed):
+                raise crashed.__cause__ from None
+            raise
+
+
+def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int | None:
+    """Return the message that the fork is before: by default the first result that is another one."""
+    unknown = [name for name in asked.tool_results if settled.call(name) is None]
+    if unknown:
+        known = ", ".join(settled.call_ids) or "none"
+        raise MCPError(
+            f"Turn {run.begun.turn} of {run.path} has no result of a call {unknown[0]!r}. It has: {known}."
+        )
+    if asked.at is not None or not asked.tool_results:
+        return asked.at
+    found = (settled.call(name) for name in asked.tool_results)
+    return min(call.seq for call in found if call is not None)
+
+
+def _refuse_settled(asked: ForkRequest, record: TurnRecord, place: _Place, run: RecordedRun) -> None:
+    for name in asked.tool_results:
+        call = record.call(name)
+        if call is not None and call.seq <= place.event.seq:
+            raise MCPError(
+                f"The call {name} of turn {run.begun.turn} was settled by message {call.seq}, before the"
+                f" fork: its result cannot be another one. Fork at message {call.seq} or before it."
+            )
+
+
+def _refuse_unknown(listings: Mapping[m.ServerName, object], run: m.RunTurn) -> None:
+    unknown = [name for name in listings if name not in run.servers]
+    if unknown:
+        known = ", ".join(run.servers) or "none"
+        raise MCPError(
+            f"Turn {run.turn} has no server {unknown[0]!r} that could list tools. It has: {known}."
+        )
+
+
+def _result(value: object) -> m.ToolCallResult:
+    return value if isinstance(value, m.ToolCallResult) else tool_results.success(value)
+
+
+def _changed(asked: ForkRequest, begun: m.RunTurn) -> m.RunTurn:
+    """Return the turn with the changes of the fork."""
+    policy = {key: value for key, value in asked.changes.items() if key in FailurePolicy.__struct_fields__}
+    limits: dict[str, Any] = {}
+    for key, value in asked.changes.items():
+        outer, _, inner = key.partition(".")
+        if key not in policy:
+            limits[outer] = {**limits.get(outer, {}), inner: value} if inner else value
+    try:
+        return replace(
+            begun,
+            system=begun.system if asked.system is None else asked.system,
+            policy=merged(begun.policy, policy),
+            limits=merged(begun.limits, limits),
+        )
+    except ValueError as error:
+        raise MCPConfigError(f"The fork cannot use these changes: {error}.") from error
+
+
+def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
+    """Return the description of the answer: the given one, or the recorded schema."""
+    if asked.answer is not None:
+        spec = spec_of(asked.answer)
+        if spec.schema != run.answer:
+            raise MCPError(
+                f"Turn {run.turn} was started with another form of answer. Fork it with the same `answer`,"
+                " or without one: then the answer is JSON."
+            )
+        return spec
+    if run.answer is None:
+        return AnswerSpec(str, fallback=run.fallback) if run.fallback is not None else None
+    schema = run.answer.schema
+
+    def parse(text: str) -> object:
+        from grue.protocol.tools.json_schema import fault_of  # it brings the validator
+
+        value: object = msgspec.json.decode(text)
+        fault = fault_of(schema, value)
+        if fault is not None:
+            raise ValueError(fault)
+        return value
+
+    name, told = run.answer.name, not run.states_answer
+    return AnswerSpec(parse, schema=schema, name=name, fallback=run.fallback, told=told)
+
+
+def _said(
+    run: RecordedRun, place: _Place, changed: m.RunTurn
+) -> tuple[History, tuple[m.ToolDefinition, ...]]:
+    """Return what was said up to the fork, and the tools that were offered last."""
+    until = [each for each in run.envelopes if each.seq <= place.event.seq]
+    redacted = next((each for each in (*run.earlier, *until) if each.redacted), None)
+    if redacted is not None:
+        raise TraceError(
+            f"Turn {changed.turn} of {run.path} cannot be forked: a secret was removed from message"
+            f" {redacted.seq}, which comes before the fork."
+        )
+    return said_before(run.path, (*run.earlier, *until), _conversation(changed))
+
+
+def _conversation(run: m.RunTurn) -> m.ConversationId:
+    return m.ConversationId(f"turn-{run.turn}") if run.history is None else run.history.conversation
+
+
+def _wiring(
+    wiring: Wiring,
+    run: m.RunTurn,
+    history: History,
+    offered: tuple[m.ToolDefinition, ...],
+    fork: ForkSettings,
+) -> Wiring:
+    """Return the parts of the turn: an LLM actor that knows what was said, and tools that are recorded."""
+    servers = wiring.servers
+    if fork.misses == "fail":
+        servers = usable_servers(dict.fromkeys(run.servers, _nothing))
+    missing = [name for name in run.servers if name not in servers]
+    if missing:
+        raise MCPError(
+            f'Turn {run.turn} uses servers that this runner lacks: {", ".join(missing)}. With misses="fail"'
+            " none is needed."
+        )
+    approval = RecordedApproval(fork=fork)
+    wiring = replace(wiring, servers=servers, approval=approval, presumed=None)
+    if not history.entries:
+        return wiring
+    lender = wiring.lender
+    encoded = Conversation(lender.profile, model=lender.model, history=history)
+    encoded.offer(offered)
+    return wiring.lending(LentConversation(_conversation(run), encoded))
+
+
+def _nothing(note: Note) -> ToolConnection:
+    del note
+    raise AssertionError("a fork that fails at misses opens no server")
+
+
+def _past(
+    asked: ForkRequest,
+    run: RecordedRun,
+    place: _Place,
+    changed: m.RunTurn,
+    listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]],
+    rewrites: tuple[m.HistoryRewritten, ...],
+    settings: TurnSettings,
+) -> TurnsPast:
+    """Return what the fork takes from the record."""
+    begun, seq = run.begun, place.event.seq
+    endpoint = settings.wiring.endpoint
+    forked = m.TurnForked(
+        trace=str(run.path.absolute()),
+        episode=run.episode,
+        turn=changed.turn,
+        at=seq,
+        misses=asked.misses,
+        changed=tuple(_names(asked)),
+        limits=None if changed.limits == begun.limits else changed.limits,
+        policy=None if changed.policy == begun.policy else changed.policy,
+        listings=listings,
+        asks=None if endpoint is None else endpoint.asked(),
+    )
+    if not place.events:
+        return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
+    told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
+    # What the agent has said about a message may come after the next message to it.
+    copied = [
+        each
+        for each in run.envelopes
+        if isinstance(each.body, _MESSAGES)
+        and (
+            each.seq < seq
+            or (each.sender == AGENT and each.cause in told and not isinstance(each.body, m.TurnEnd))
+        )
+    ]
+    opened = [each.body for each in copied if isinstance(each.body, m.OpenSession)]
+    return TurnsPast(
+        forked=forked,
+        copied=(*run.earlier, *copied),
+        events=place.events,
+        event=place.event,
+        rewrites=rewrites,
+        reopened={each.server: each for each in opened if each.server in place.opened},
+    )
+
+
+def _names(asked: ForkRequest) -> Iterator[str]:
+    """Yield what the fork changes, for people."""
+    if asked.system is not None:
+        yield "system"
+    yield from asked.changes
+    yield from (f"result of {name}" for name in asked.tool_results)
+    yield from (f"tools of {name}" for name in asked.tools)
+
+
+def _new_system(asked: ForkRequest, run: m.RunTurn, history: History) -> tuple[m.HistoryRewritten, ...]:
+    """Replace the system text in what was said, and return the note about it."""
+    first = history.entries[0] if history.entries else None
+    if asked.system is None or not isinstance(first, m.Said):
+        return ()
+    rest = tuple(item for item in first.items if not isinstance(item, m.SystemText))
+    given = (m.SystemText(asked.system),) if asked.system else ()
+    rewritten = m.Rewritten(0, 1, (replace(first, items=(*given, *rest)),))
+    history.rewrite(rewritten)
+    reason = "the fork has another system text"
+    return (m.HistoryRewritten(conversation=_conversation(run), rewrite=rewritten, reason=reason),)

@@ -1,0 +1,434 @@
+"""Answer the tool calls and questions of a fork from the record of the turn that it forks.
+
+`TurnRecord` holds what the record can answer. `RecordedConnection` stands between a session actor and its
+server: it answers calls that the record has a result of, and `ForkSettings.misses` says what happens to the
+others. By default they end the fork, because the effects of a call are real. `RecordedApproval` answers the
+questions of the policy as they were answered then.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.actors.approval import Answer
+from grue.engine.approval import Approval, Approve
+from grue.errors import ForkMissed
+from grue.policies import ApprovalDecision, ApprovalQuestion, Misses, ToolPolicy, ToolRule
+from grue.protocol.digest import digest
+from grue.protocol.tools.policy import hints_of, question_about
+from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.tool_sessions.connection import (
+    Connect,
+    ConnectionStatus,
+    Listing,
+    ToolConnection,
+    exclusive,
+    finish_task,
+    refusal,
+)
+from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+
+NOT_RECORDED = "it was not made when the turn was recorded"
+_DENIED = "the call was not made when the turn was recorded, and a person has denied it now"
+_INVALID_REQUEST = -32600  # as JSON-RPC numbers it
+
+_Key: TypeAlias = tuple[m.ServerName, str, str]
+_Question: TypeAlias = tuple[str, str]
+
+
+class RecordedCall(Struct):
+    """A tool call of the record.
+
+    Attributes:
+        seq: Number of the message that settled it; 0: none did.
+        settlement: How it was settled.
+        listed: The tools that its server listed after it, if they had changed.
+        redacted: A secret was removed from the result.
+    """
+
+    server: m.ServerName
+    call: m.ServerCall
+    seq: int = 0
+    settlement: m.Settlement | None = None
+    listed: tuple[m.ToolDefinition, ...] | None = None
+    redacted: bool = False
+
+    @property
+    def key(self) -> _Key:
+        """What a call has to be equal in: server, tool and arguments."""
+        return self.server, self.call.tool, digest(self.call.arguments)
+
+
+class TurnRecord:
+    """What the record of a turn answers in a fork of it.
+
+    Calls with the same tool and the same arguments get the recorded results in their order, those after the
+    fork first to last. When there are none left, only a tool that is read-only gets the last one again: any
+    other may have changed what it would answer.
+
+    Args:
+        envelopes: All messages of the turn.
+        after: Number of the message at which it is forked.
+        listings: The tools that servers list in the fork; those of other servers are as recorded.
+    """
+
+    def __init__(
+        self,
+        envelopes: Iterable[Envelope[Any]],
+        after: int,
+        listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]],
+    ) -> None:
+        self._after = after
+        self._listings = listings
+        self._opened: dict[m.ServerName, list[tuple[int, Listing]]] = {}
+        self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
+        self._questions: dict[str, _Question] = {}
+        self._decisions: dict[_Question, deque[ApprovalDecision]] = {}
+        self._postponed: set[_Question] = set()
+        self.disabled: dict[m.ServerName, str] = {}
+        for envelope in envelopes:
+            self._see(envelope)
+        self._left: dict[_Key, deque[RecordedCall]] = {}
+        self._last: dict[_Key, RecordedCall] = {}
+        for call in sorted(self._calls.values(), key=lambda each: each.seq):
+            if call.settlement is None or call.redacted:
+                continue
+            if call.seq > after:
+                self._left.setdefault(call.key, deque()).append(call)
+            else:
+                self._last[call.key] = call
+
+    def call(self, call_id: str) -> RecordedCall | None:
+        """Return the call of the record with this id; `None`: its server has settled no such call."""
+        found = (each for each in self._calls.values() if each.call.call_id == call_id and each.seq)
+        return next(found, None)
+
+    @property
+    def call_ids(self) -> list[str]:
+        """The ids of the calls that were settled, in order."""
+        return [each.call.call_id for each in self._calls.values() if each.seq]
+
+    def listing(self, server: m.ServerName) -> Listing | None:
+        """Return what a server lists when the fork opens it; `None`: the record does not say."""
+        known = self._opened.get(server, [])
+        before = [each for seq, each in known if seq <= self._after]
+        listing = before[-1] if before else known[0][1] if known else None
+        tools = self._listings.get(server)
+        if tools is None:
+            return listing
+        return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
+
+    def next(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
+        """Return the recorded call that answers this one, without using it up."""
+        key = server, tool, digest(arguments)
+        left = self._left.get(key)
+        if left:
+            return left[0]
+        again = self._last.get(key)
+        return again if again is not None and self._is_read_only(server, tool) else None
+
+    def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
+        """Return the recorded call that answers this one, and use it up."""
+        found = self.next(server, tool, arguments)
+        if found is not None and self._left.get(found.key):
+            self._last[found.key] = self._left[found.key].popleft()
+        return found
+
+    def of_task(self, task: m.ToolTask) -> RecordedCall | None:
+        """Return the recorded call whose server made this task of it."""
+        tasks = (each for each in self._calls.values() if each.seq and each.call.task == task)
+        return next(tasks, None)
+
+    def decision(self, question: ApprovalQuestion) -> ApprovalDecision | None:
+        """Return how a person has answered this question, and use the answer up; `None`: nobody has."""
+        left = self._decisions.get(_asked(question))
+        return _bound(left.popleft(), question) if left else None
+
+    def was_postponed(self, question: ApprovalQuestion) -> bool:
+        """Return whether the turn was parked at this question."""
+        return _asked(question) in self._postponed
+
+    def _is_read_only(self, server: m.ServerName, tool: str) -> bool:
+        listing = self.listing(server)
+        definitions = listing.tools if listing else ()
+        return any(hints_of(each.annotations).read_only for each in definitions if each.tool == tool)
+
+    def _see(self, envelope: Envelope[Any]) -> None:
+        match envelope.body:
+            case m.RunTurn(resumed=m.Resumption(decisions=decisions)):
+                self._decide(decisions)
+            case m.SessionOpened() as opened:
+                listing = Listing(
+                    tools=opened.tools,
+                    protocol_version=opened.protocol_version,
+                    serves_unlisted=opened.serves_unlisted,
+                )
+                self._opened.setdefault(opened.server, []).append((envelope.seq, listing))
+            case m.McpDisabled(server=server, reason=reason):
+                self.disabled[server] = reason
+            case m.CallTools(server=server, batch=batch, calls=calls):
+                self._calls |= {(batch, call.call_id): RecordedCall(server, call) for call in calls}
+            case m.ToolsChanged(server=server, tools=tools):
+                self._relist(server, tools, envelope.seq)
+            case m.AskApproval(questions=questions):
+                self._questions |= {each.call_id: _asked(each) for each in questions}
+                self._postponed |= {_asked(each) for each in questions}
+            case m.CallsDecided(decisions=decisions):
+                self._decide(decisions)
+            case _:
+                self._settle(envelope)
+
+    def _settle(self, envelope: Envelope[Any]) -> None:
+        settlement = envelope.body
+        if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
+            return
+        call = self._calls.get((settlement.batch, settlement.call_id))
+        # A call that was skipped for the sake of another one is no answer to a later call.
+        if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
+            call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
+
+    def _relist(self, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], seq: int) -> None:
+        before = self._opened.get(server)
+        if before:
+            before.append((seq, replace(before[-1][1], tools=tools)))
+        settled = [each for each in self._calls.values() if each.server == server and each.seq]
+        if settled:
+            max(settled, key=lambda each: each.seq).listed = tools
+
+    def _decide(self, decisions: Iterable[ApprovalDecision]) -> None:
+        for decision in decisions:
+            question = self._questions.get(decision.call_id)
+            if question is not None:
+                self._decisions.setdefault(question, deque()).append(decision)
+                self._postponed.discard(question)
+
+
+def _asked(question: ApprovalQuestion) -> _Question:
+    return question.name, question.arguments_digest
+
+
+def _bound(decision: ApprovalDecision, question: ApprovalQuestion) -> ApprovalDecision:
+    """Return a recorded decision as the answer to a question of the fork."""
+    ids = {name: getattr(question, name) for name in ("call_id", "name", "definition_digest")}
+    return replace(decision, **ids)
+
+
+class ForkSettings(Struct, frozen=True, kw_only=True):
+    """How the calls and questions of a fork are answered.
+
+    Attributes:
+        record: What the record answers.
+        misses: What happens to the others.
+        results: Other results, by the ids of the recorded calls.
+        where: The record's file and turn, for errors.
+        approve: Who can be asked; `None`: nobody.
+    """
+
+    record: TurnRecord
+    misses: Misses
+    results: Mapping[str, m.ToolCallResult]
+    where: str
+    approve: Approve | None
+
+    def missed(self, what: str) -> ForkMissed:
+        """Return the error for a call or a question that the record does not answer."""
+        more = ' or with misses="ask" and somebody to ask,' if self.misses == "ask" else ""
+        return ForkMissed(
+            f"The fork of {self.where} left the record: {what}, and the record has no answer to that."
+            f' Nothing was called. Fork it with misses="call"{more} if the effects of the call are wanted.'
+        )
+
+
+class RecordedApproval(Approval, frozen=True, kw_only=True):
+    """Answers the questions of a fork as they were answered in the record."""
+
+    fork: ForkSettings
+
+    def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
+        """Return the function that answers the questions of the turn; `None`: its policy never asks."""
+        fork, ask = self.fork, Approval(self.fork.approve).answerer(command, recorder)
+        if ask is None:
+            return None
+
+        async def answer(questions: tuple[ApprovalQuestion, ...]) -> m.CallsDecided | m.ApprovalPostponed:
+            known = [fork.record.decision(question) for question in questions]
+            decided = tuple(each for each in known if each is not None)
+            rest = tuple(question for question, each in zip(questions, known, strict=True) if each is None)
+            if rest and all(fork.record.was_postponed(question) for question in rest):
+                return m.ApprovalPostponed()
+            if rest and (fork.misses == "fail" or (fork.misses == "ask" and fork.approve is None)):
+                raise fork.missed(f"it asks whether to call {rest[0].name}")
+            answered = await ask(rest) if rest else m.CallsDecided(decisions=())
+            if isinstance(answered, m.ApprovalPostponed):
+                return answered
+            return m.CallsDecided(decisions=(*decided, *answered.decisions))
+
+        return answer
+
+    def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
+        """Return connections that answer from the record."""
+        fork = self.fork
+        live = None if fork.misses == "fail" else connect
+        asking = _Asking(fork, command) if fork.misses == "ask" and fork.approve is not None else None
+        return lambda note: RecordedConnection(server, fork, None if live is None else live(note), asking)
+
+
+class _Asking:
+    """Asks a person about calls that the record does not answer."""
+
+    def __init__(self, fork: ForkSettings, command: m.RunTurn) -> None:
+        policy = ToolPolicy(rules=(ToolRule(tools=("*",), verdict="ask"),))
+        self._ask = Approval(fork.approve).answerer(replace(command, tool_policy=policy), Recorder())
+        self._asked = 0
+
+    async def arguments(self, definition: m.ToolDefinition, arguments: m.JsonObject) -> m.JsonObject | None:
+        """Return the arguments to call the tool with; `None`: the person denies the call."""
+        assert self._ask is not None, "its policy asks"
+        self._asked += 1
+        question = question_about(f"miss-{self._asked}", definition, arguments, NOT_RECORDED)
+        answer = await self._ask((question,))
+        decisions = answer.decisions if isinstance(answer, m.CallsDecided) else ()
+        decision = next((each for each in decisions if each.call_id == question.call_id), None)
+        if decision is None or decision.verdict == "deny":
+            return None
+        return arguments if decision.arguments is None else decision.arguments
+
+
+class RecordedConnection:
+    """A `ToolConnection` that answers from the record of a turn.
+
+    Args:
+        server: The server whose connection it is.
+        fork: What the record answers, and what happens to other calls.
+        live: The server itself; `None`: it is not started, and calls that the record does not answer fail.
+        asking: Asks about such calls before they are made; `None`: they are made.
+    """
+
+    def __init__(
+        self, server: m.ServerName, fork: ForkSettings, live: ToolConnection | None, asking: _Asking | None
+    ) -> None:
+        self._server = server
+        self._fork = fork
+        self._live = live
+        self._asking = asking
+        self._down: ServerFailed | None = None
+        self._entered = False
+        self._tools: tuple[m.ToolDefinition, ...] = ()
+        self._relisted: tuple[m.ToolDefinition, ...] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._live is not None:
+            try:
+                await self._live.__aenter__()
+                self._entered = True
+            except ServerFailed as failed:
+                # The record may answer every call, so this matters only to a call that it does not.
+                self._down = failed
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._live is not None and self._entered:
+            await self._live.__aexit__(exc_type, exc, tb)
+
+    async def open(self, timeout_s: float) -> Listing:
+        """Return the recorded listing; one that the record lacks comes from the server."""
+        listing = self._fork.record.listing(self._server)
+        if self._live is not None and self._entered:
+            try:
+                live = await self._live.open(timeout_s)
+                listing = listing or live
+            except ServerFailed as failed:
+                self._down = failed
+        if listing is None and self._down is not None:
+            raise self._down
+        if listing is None:
+            raise self._fork.missed(f"it opens the server {self._server}, which had listed no tools yet")
+        self._tools = listing.tools
+        return listing
+
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
+        """Return the recorded result of this call, or deal with a call that has none.
+
+        Raises:
+            ForkMissed: The record has no result, and the tool is not to be called.
+            ToolRefusedError: A person has denied the call; also as the server itself raises it.
+            ToolTimedOutError: It timed out when it was recorded; also as the server itself raises it.
+            ServerFailed: The server died then; or it is called, and could not be started.
+        """
+        found = self._fork.record.take(self._server, tool, arguments)
+        if found is not None:
+            self._relisted = found.listed
+            return self._as_recorded(found, tool)
+        return await self._miss(tool, arguments, timeout_s)
+
+    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
+        """Return why the call was not sent then; for a call that was not made then, why it would not be."""
+        found = self._fork.record.next(self._server, tool, arguments)
+        if found is not None and isinstance(found.settlement, m.ToolSkipped):
+            self._fork.record.take(self._server, tool, arguments)
+            return found.settlement.reason
+        if found is None and self._live is not None and self._down is None:
+            return await refusal(self._live, tool, arguments)
+        return None
+
+    async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
+        """Return the recorded result of a task."""
+        found = self._fork.record.of_task(task)
+        if found is not None:
+            return self._as_recorded(found, tool)
+        if self._live is None or self._down is not None:
+            raise self._fork.missed(f"it asks {self._server} for the result of a task of {tool}")
+        return await finish_task(self._live, tool, task, timeout_s)
+
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
+        """Return the tools that were listed after the call that was answered last, if they had changed."""
+        del timeout_s
+        relisted, self._relisted = self._relisted, None
+        return relisted
+
+    def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Keep other users of the server's session waiting, if it has any."""
+        return exclusive(self._live)
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """The server's state; that of a server without a process if it is not started."""
+        return ConnectionStatus() if self._live is None or not self._entered else self._live.status
+
+    def _as_recorded(self, found: RecordedCall, tool: str) -> m.ToolCallResult:
+        other = self._fork.results.get(found.call.call_id)
+        if other is not None:
+            return other
+        match found.settlement:
+            case m.ToolReturned(result=result):
+                return result
+            case m.ToolTimedOut(timeout_s=timeout_s):
+                raise ToolTimedOutError(tool, timeout_s)
+            case m.ServerDied(failure=failure):
+                raise ServerFailed(failure)
+            case _:
+                raise AssertionError("a refused call is not made, and other calls have a result")
+
+    async def _miss(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
+        shown = f"it calls {self._server}.{tool} with {msgspec.json.encode(arguments).decode():.200}"
+        if self._live is None or (self._fork.misses == "ask" and self._asking is None):
+            raise self._fork.missed(shown)
+        if self._asking is not None:
+            named = (each for each in self._tools if each.tool == tool)
+            definition = next(named, m.ToolDefinition(server=self._server, tool=tool, input_schema={}))
+            agreed = await self._asking.arguments(definition, arguments)
+            if agreed is None:
+                raise ToolRefusedError(_DENIED, code=_INVALID_REQUEST)
+            arguments = agreed
+        if self._down is not None:
+            raise self._down
+        return await self._live.call(tool, arguments, timeout_s)

@@ -1,0 +1,342 @@
+"""What a fork changes, what it refuses, and that it calls no tool unless it is told to."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import grue
+from forked_turns import ASKS, Box, model, runner
+
+from grue import (
+    ApprovalPending,
+    FunctionTools,
+    LlmSettings,
+    MCPConfigError,
+    MCPError,
+    NothingToResume,
+    Runner,
+    ToolAnnotations,
+    ToolCallResult,
+    ToolPolicy,
+    ToolRule,
+    TurnRequest,
+    tool,
+)
+from grue.errors import ForkMissed, TraceError
+from grue.messages import ModelAsked, SessionOpened, ToolDefinition, TurnForked, TurnParked
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tracing.diff import diff
+from grue.tracing.reading import open_episode, read_episode
+from grue.tracing.replay import replay
+
+WIRE = "chat_completions"
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedLlmServer]:
+    with ScriptedLlmServer(model) as server:
+        yield server
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, server: ScriptedLlmServer) -> Path:
+    with runner(server, WIRE, tmp_path / "a.jsonl", servers=Box().servers()) as each:
+        each.run_turn(TurnRequest(user="Tidy up.", system="Be brief."))
+    server.requests.clear()
+    return tmp_path / "a.jsonl"
+
+
+def other(request: LlmRequest) -> LlmReply:
+    """Call something that the record does not have."""
+    if any(message["role"] == "tool" for message in request.messages):
+        return text_reply(f"It said: {request.messages[-1]['content']}")
+    return tool_calls_reply(("box.delete", {"name": "everything"}), ids=("x1",))
+
+
+def seq_of(trace: Path, kind: str, number: int = 1) -> int:
+    found = [each.seq for each in read_episode(trace).envelopes if type(each.body).__name__ == kind]
+    return found[number - 1]
+
+
+def bodies(trace: Path, kind: Any) -> list[Any]:
+    return [each.body for each in read_episode(trace).envelopes if isinstance(each.body, kind)]
+
+
+def sound(trace: Path) -> None:
+    assert all(each.divergence is None for each in replay(open_episode(trace)))
+
+
+def test_another_model_another_system_text_and_other_limits(
+    tmp_path: Path, server: ScriptedLlmServer, recorded: Path
+) -> None:
+    llm = LlmSettings(base_url=server.base_url, model="other", api_key="key", temperature=0.0)
+    with Runner(llm=llm, trace=tmp_path / "b.jsonl") as each:
+        outcome = each.fork(
+            recorded,
+            at=seq_of(recorded, "RequestCompletion", 2),
+            system="Be long.",
+            changes={"max_tool_iterations": 1, "after_timeout": "force"},
+        )
+    assert (outcome.kind, outcome.requests) == ("forced", 2)
+    (request,) = server.requests
+    assert (request.body["model"], request.body["temperature"]) == ("other", 0.0)
+    assert request.messages[0] == {"role": "system", "content": "Be long."}
+    assert [message["role"] for message in request.messages].count("tool") == 2
+    assert "tools" not in request.body, "one iteration is over"
+    (forked,) = bodies(tmp_path / "b.jsonl", TurnForked)
+    assert forked.changed == ("system", "max_tool_iterations", "after_timeout")
+    assert isinstance(forked.asks, ModelAsked)
+    assert forked.asks.model == "other"
+    sound(tmp_path / "b.jsonl")
+    first = next(iter(diff(open_episode(recorded), open_episode(tmp_path / "b.jsonl"))))
+    assert first.right is not None
+    assert first.right.seq > seq_of(tmp_path / "b.jsonl", "TurnForked"), "they are equal up to the fork"
+
+
+def test_another_result_of_a_call_is_told_the_model(
+    tmp_path: Path, server: ScriptedLlmServer, recorded: Path
+) -> None:
+    with runner(server, WIRE, tmp_path / "b.jsonl") as each:
+        outcome = each.fork(recorded, tool_results={"b1": "door: a troll"})
+    assert [call.result.content for call in outcome.tool_calls][:2] == ["lamp: dust", "door: a troll"]
+    assert len(server.requests) == 2, "the reply with the call is from the record"
+    assert server.requests[0].messages[-1]["content"] == "door: a troll"
+    with runner(server, WIRE, tmp_path / "c.jsonl") as each:
+        failed = ToolCallResult(is_error=True, error_message="it is locked")
+        each.fork(recorded, tool_results={"b1": failed})
+    assert server.requests[2].messages[-1]["content"] == "Error: it is locked"
+    sound(tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize("number", [None, 2])
+def test_other_tools_are_offered(
+    tmp_path: Path, server: ScriptedLlmServer, recorded: Path, number: int | None
+) -> None:
+    (opened,) = [each for each in bodies(recorded, SessionOpened) if each.server == "box"]
+    tools = [each for each in opened.tools if each.tool != "page"]
+    tools[0] = ToolDefinition(
+        server=tools[0].server, tool=tools[0].tool, description="Look.", input_schema=tools[0].input_schema
+    )
+    at = None if number is None else seq_of(recorded, "RequestCompletion", number)
+    with runner(server, WIRE, tmp_path / "b.jsonl") as each:
+        each.fork(recorded, at=at, tools={"box": tools})
+    offered = {each["function"]["name"]: each["function"] for each in server.requests[0].body["tools"]}
+    assert sorted(offered) == ["box.delete", "box.look", "shed.look"]
+    assert offered["box.look"]["description"] == "Look."
+    sound(tmp_path / "b.jsonl")
+
+
+def test_a_call_that_the_record_lacks_fails_the_fork_and_is_not_made(tmp_path: Path, recorded: Path) -> None:
+    box = Box()
+    with (
+        ScriptedLlmServer(other) as server,
+        runner(server, WIRE, tmp_path / "b.jsonl", servers=box.servers()) as each,
+        pytest.raises(ForkMissed, match=r'calls box\.delete with \{"name":"everything"\}.*misses="call"'),
+    ):
+        each.fork(recorded)
+    assert box.effects == []
+    sound(tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize(("agreed", "effects"), [(True, ["everything"]), (False, [])])
+def test_a_person_is_asked_about_a_call_that_the_record_lacks(
+    tmp_path: Path, recorded: Path, agreed: bool, effects: list[str]
+) -> None:
+    box, asked = Box(), []
+
+    def approve(questions: Any) -> bool:
+        asked.extend(questions)
+        return agreed
+
+    with (
+        ScriptedLlmServer(other) as server,
+        runner(server, WIRE, tmp_path / "b.jsonl", servers=box.servers(), approve=approve) as each,
+    ):
+        response = each.fork(recorded, misses="ask").response
+    assert [(each.name, each.arguments) for each in asked] == [("box.delete", {"name": "everything"})]
+    assert asked[0].reason == "it was not made when the turn was recorded"
+    assert box.effects == effects
+    assert ("everything is gone" in response) is agreed
+    with (
+        ScriptedLlmServer(other) as server,
+        runner(server, WIRE, tmp_path / "c.jsonl", servers=box.servers()) as each,
+        pytest.raises(ForkMissed),
+    ):
+        each.fork(recorded, misses="ask")  # nobody can be asked
+    assert box.effects == effects
+
+
+def test_a_call_that_the_record_lacks_is_made_if_that_is_wanted(tmp_path: Path, recorded: Path) -> None:
+    box = Box()
+    with (
+        ScriptedLlmServer(other) as server,
+        runner(server, WIRE, tmp_path / "b.jsonl", servers=box.servers()) as each,
+    ):
+        assert each.fork(recorded, misses="call").response == "It said: everything is gone"
+    assert box.effects == ["everything"]
+    with (
+        ScriptedLlmServer(other) as server,
+        runner(server, WIRE, tmp_path / "c.jsonl") as each,
+        pytest.raises(MCPError, match="uses servers that this runner lacks: box, shed"),
+    ):
+        each.fork(recorded, misses="call")
+
+
+def here() -> str:
+    return "a lamp"
+
+
+@tool(annotations=ToolAnnotations(read_only=True))
+def read_only() -> str:
+    return "a lamp"
+
+
+def _results(each: Runner, trace: Path) -> list[Any]:
+    """Return the results of a fork's calls; none if it left the record."""
+    try:
+        return [call.result.content for call in each.fork(trace).tool_calls]
+    except ForkMissed:
+        return []
+
+
+@pytest.mark.parametrize("function", [here, read_only])
+def test_a_call_is_answered_again_only_if_its_tool_is_read_only(tmp_path: Path, function: Any) -> None:
+    wanted = [1]
+
+    def counting(request: LlmRequest) -> LlmReply:
+        told = [message for message in request.messages if message["role"] == "tool"]
+        if len(told) == wanted[0]:
+            return text_reply("done")
+        return tool_calls_reply((request.tool_names[0], {}), ids=(f"n{len(told)}",))
+
+    trace = tmp_path / "a.jsonl"
+    with ScriptedLlmServer(counting) as server:
+        with runner(server, WIRE, trace, servers={"box": FunctionTools([function])}) as each:
+            each.run_turn(TurnRequest(user="Go."))
+        wanted[0] = 2
+        with runner(server, WIRE, tmp_path / "b.jsonl") as each:
+            results = _results(each, trace)
+    assert results == (["a lamp"] * 2 if function is read_only else [])
+
+
+def test_answers_of_a_person_are_taken_from_the_record(tmp_path: Path, server: ScriptedLlmServer) -> None:
+    for name, agreed in (("yes", True), ("no", False)):
+        trace, asked = tmp_path / f"{name}.jsonl", []
+        with runner(
+            server, WIRE, trace, servers=Box().servers(), tool_policy=ASKS, approve=lambda _, a=agreed: a
+        ) as each:
+            recorded = each.run_turn(TurnRequest(user="Tidy up."))
+        with runner(server, WIRE, tmp_path / f"{name}-fork.jsonl", approve=asked.append) as each:
+            forked = each.fork(trace)
+        assert (asked, forked.response) == ([], recorded.response)
+        assert [call.settlement for call in forked.tool_calls] == [
+            call.settlement for call in recorded.tool_calls
+        ]
+
+
+def test_a_turn_that_nobody_has_answered_is_parked_again_and_its_fork_cannot_be_resumed(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    parks = ToolPolicy(rules=(ToolRule(tools=("box.delete",), verdict="ask"),), parking=True)
+    trace, forked = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    with (
+        runner(server, WIRE, trace, servers=Box().servers(), tool_policy=parks) as each,
+        pytest.raises(ApprovalPending),
+    ):
+        each.run_turn(TurnRequest(user="Tidy up."))
+    with runner(server, WIRE, forked) as each, pytest.raises(ApprovalPending) as pending:
+        each.fork(trace)
+    assert [question.name for question in pending.value.questions] == ["box.delete"]
+    assert len(bodies(forked, TurnParked)) == 1
+    box = Box()
+    llm = LlmSettings(base_url=server.base_url, model="m")
+    with (
+        Runner(llm=llm, servers=box.servers(), tool_policy=parks) as each,
+        pytest.raises(NothingToResume, match="is a fork"),
+    ):
+        each.resume(forked, [question.approve() for question in pending.value.questions])
+    assert box.effects == []
+
+
+def test_a_fork_can_be_forked(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) -> None:
+    at = seq_of(recorded, "RequestCompletion", 2)
+    with runner(server, WIRE, tmp_path / "b.jsonl") as each:
+        first = each.fork(recorded, at=at, system="Be long.").response
+    server.requests.clear()
+    with runner(server, WIRE, tmp_path / "c.jsonl") as each:
+        again = each.fork(tmp_path / "b.jsonl", at=seq_of(tmp_path / "b.jsonl", "RequestCompletion", 3))
+    assert again.response == first
+    assert server.requests[0].messages[0]["content"] == "Be long."
+    sound(tmp_path / "c.jsonl")
+
+
+def test_what_cannot_be_forked_is_refused_before_anything_starts(
+    tmp_path: Path, server: ScriptedLlmServer, recorded: Path
+) -> None:
+    last = read_episode(recorded).envelopes[-1].seq
+    end = seq_of(recorded, "ToolReturned", 3) + 1
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"turn": 9}, "holds no turn 9"),
+        ({"at": last + 1}, f"has the messages 1 to {last}, and no message {last + 1}"),
+        ({"tool_results": {"zz": 1}}, "has no result of a call 'zz'. It has: a1, b1, c1"),
+        ({"tool_results": {"a1": 1}, "at": end}, "was settled by message .*, before the fork"),
+        ({"tools": {"attic": []}}, "has no server 'attic'"),
+        ({"changes": {"speed": 1}}, "there is no field speed"),
+        ({"misses": "maybe"}, "misses= wants one of 'fail', 'call', 'ask'"),
+        ({"answer": int}, "another form of answer"),
+    ]
+    with runner(server, WIRE, tmp_path / "b.jsonl") as each:
+        for how, text in rows:
+            with pytest.raises(MCPError, match=text):
+                each.fork(recorded, **how)
+    assert server.requests == []
+
+
+def test_a_turn_of_which_a_secret_was_removed_cannot_be_forked(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    trace = tmp_path / "a.jsonl"
+    with runner(server, WIRE, trace, servers=Box().servers()) as each:
+        each.recorder.hide("word", "xyzzy-plugh-42")
+        each.run_turn(TurnRequest(user="Say xyzzy-plugh-42."))
+    with runner(server, WIRE, tmp_path / "b.jsonl") as each, pytest.raises(TraceError, match="a secret was"):
+        each.fork(trace, at=seq_of(trace, "RequestCompletion", 2))
+
+
+def test_the_command(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) -> None:
+    (tmp_path / "system.txt").write_text("Be long.")
+    (tmp_path / "door.json").write_text(json.dumps({"seen": "a troll"}))
+    done = grue(
+        "fork", str(recorded), "--model", "other", "--system", "system.txt", "--set", "llm.temperature=0.5",
+        "--set", "max_tool_iterations=5", "--tool-result", "b1=door.json", "--run-dir", "forked",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "After 3" in done.stdout
+    assert "trace diff" in done.stderr
+    request = server.requests[0]
+    assert (request.body["model"], request.body["temperature"]) == ("other", 0.5)
+    assert "troll" in request.messages[-1]["content"]
+    compared = grue("trace", "diff", str(recorded), "forked", cwd=tmp_path)
+    assert "differ from turn 1 on" in compared.stdout
+    assert "another system text" in compared.stdout
+    shown = grue("trace", "show", "forked", cwd=tmp_path)
+    assert "a fork of turn 1 of a" in shown.stdout
+    page = grue("trace", "html", str(recorded), "forked", "--out", "page.html", cwd=tmp_path)
+    assert "differ from turn 1 on" in page.stdout
+    refused = grue("fork", str(recorded), "--set", "llm.speed=1", cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "no setting llm.speed" in refused.stderr
+
+
+def test_a_setting_of_the_wrong_type_is_refused(recorded: Path) -> None:
+    from grue.cli.fork import ForkOptions, change_of, model_for
+
+    change = change_of(ForkOptions(trace=recorded, settings=("llm.temperature=hot",)))
+    asked = ModelAsked(model="m", address="http://127.0.0.1:9/v1")
+    with pytest.raises(MCPConfigError, match="temperature"):
+        model_for(asked, change.llm, None, None)
+    with pytest.raises(MCPConfigError, match="--set wants PATH=VALUE, not 'x'"):
+        change_of(ForkOptions(trace=recorded, settings=("x",)))
