@@ -5,6 +5,7 @@
 mkdocs checks the links in Markdown. This also checks what themes, plugins and generated pages add.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -41,6 +42,9 @@ class Page(HTMLParser):
 def problems(site: Path) -> Iterator[str]:
     """Yield a sentence for each broken link and each file that would be loaded from the network."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.glob("**/*.html"))}
+    for address in re.findall(r"\]\((\S+?)\): ", (site / "llms.txt").read_text(encoding="utf-8")):
+        if not (site / address).exists():
+            yield f"llms.txt refers to {address}, which is not there"
     for path, page in pages.items():
         name = path.relative_to(site)
         if path.name == "404.html":

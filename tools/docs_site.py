@@ -3,6 +3,7 @@
 - README.md, CHANGELOG.md, CONTRIBUTING.md and the benchmarks' pages, which lie outside docs/.
 - The reference of the API, from the list of public names, and of the command line, from the program.
 - A real trace: an episode that is played offline while the site is built.
+- `llms.txt` and `llms-full.txt`: the list of pages, and their text in one file, for coding agents.
 """
 
 import posixpath
@@ -46,6 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
+    for path, text in for_agents(config.nav or [], pages).items():
+        files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, "traces/example.html", content=example_trace()))
     files.append(
         File.generated(config, "license.txt", content=(ROOT / "LICENSE").read_text(encoding="utf-8"))
@@ -65,6 +68,65 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return posixpath.relpath(on_site, posixpath.dirname(made) or ".")
 
     return _LINK.sub(moved, markdown)
+
+
+_NOT_FOR_AGENTS = (
+    "performance.md",
+    "requirements.md",
+    "provider-errors.md",
+    "compatibility.md",
+    "changelog.md",
+)
+
+
+def for_agents(nav: list[Any], made: dict[str, str]) -> dict[str, str]:
+    """Return `llms.txt`, which lists the pages, and `llms-full.txt`, the text of those that explain.
+
+    Args:
+        nav: The site's navigation, as mkdocs.yml has it.
+        made: The pages that are made while the site is built, by path.
+    """
+    listed = ["# grue\n", "> Drive an LLM agent that uses MCP tools from ordinary, synchronous Python.\n"]
+    whole: list[str] = []
+    for title, path in _pages(nav):
+        # Headings of doors have no page.
+        if not path:
+            listed.append(f"\n## {title}\n")
+            continue
+        text = made[path] if path in made else (ROOT / "docs" / path).read_text(encoding="utf-8")
+        listed.append(f"- [{title}]({_on_site(path)}): {_first_sentence(text)}")
+        if path not in _NOT_FOR_AGENTS and not path.startswith(("reference/", "benchmarks")):
+            whole.append(text)
+    skill = (ROOT / "docs" / "skills" / "grue" / "SKILL.md").read_text(encoding="utf-8")
+    return {"llms.txt": "\n".join(listed) + "\n", "llms-full.txt": "\n\n".join([skill, *whole])}
+
+
+def _on_site(path: str) -> str:
+    return f"{path.removesuffix('.md')}.html".replace("README.html", "index.html")
+
+
+def _pages(nav: list[Any]) -> Iterator[tuple[str, str]]:
+    for entry in nav:
+        for title, value in entry.items():
+            if isinstance(value, str):
+                yield title, value
+            else:
+                yield title, ""
+                yield from _pages(value)
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of a page that is no heading, table, list, picture or block."""
+    if text.startswith("---"):
+        return re.search(r"^description: (.*)$", text, re.MULTILINE)[1]  # type: ignore[index]  # a skill has one
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    for paragraph in prose.split("\n\n"):
+        lines = [
+            line for line in paragraph.splitlines() if not line.startswith(("#", "|", "-", "!", "<", ">"))
+        ]
+        if lines:
+            return " ".join(lines).partition(". ")[0].rstrip(".:") + "."
+    return ""
 
 
 def api_page() -> str:

@@ -10,8 +10,12 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 from case_tables import each_case
+
+from grue import errors
+from grue.policies import FailureReason
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -137,3 +141,14 @@ def test_what_the_guide_to_hosts_lists_can_be_imported() -> None:
     names = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert len(names) > 20
     assert [name for name in names if not _exists(f"grue.hosting.{name}")] == []
+
+
+def test_every_error_and_every_reason_has_a_row_in_the_page_of_errors() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/errors.md").read_text(encoding="utf-8"), re.MULTILINE)
+    classes = {
+        name
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, errors.MCPError) and each is not errors.MCPError
+    }
+    reasons = set(get_args(FailureReason))
+    assert sorted(rows) == sorted([*classes, *reasons, "reason"])

@@ -5,6 +5,18 @@ import sys
 from grue.cli import quit_at_once
 
 
+FIRST_STEPS = """\
+grue {version}: drive an LLM agent that uses MCP tools from ordinary Python.
+
+  grue play --offline   watch an agent play a game: no key, no network
+  grue init my-agent    write a program, its test and mcp_config.json
+  grue doctor           check the model and the tool servers of this folder
+
+All commands: grue --help
+"""
+"""Printed for `grue` alone."""
+
+
 def main() -> None:
     """Run the command line and exit with its status: 0 finished, 1 failed, 2 usage, 130 interrupted.
 
@@ -16,6 +28,9 @@ def main() -> None:
 
         if sys.argv[1:] == ["--version"]:
             sys.stdout.write(f"grue {__version__}\n")
+            return
+        if not sys.argv[1:]:
+            sys.stdout.write(FIRST_STEPS.format(version=__version__))
             return
         from grue.runtime.loading import load
 

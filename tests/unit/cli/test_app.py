@@ -1,6 +1,9 @@
 """The commands, run in this process: what they print and how they exit."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,3 +114,13 @@ def test_the_doctor_says_what_is_wrong_and_exits_with_one(run: CliRunner) -> Non
     ill = run.invoke(app, ["doctor", "--no-network", "--mcp-config", "mcp_config.json"])
     assert ill.exit_code == 1
     assert "no disk" in ill.output
+
+
+def test_grue_alone_names_three_commands_that_exist(run: CliRunner) -> None:
+    code = "import sys; sys.argv = ['grue']; from grue.cli.main import main; main()"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    named = re.findall(r"^  grue (\w+)", said, re.MULTILINE)
+    assert named == ["play", "init", "doctor"]
+    assert max(map(len, said.splitlines())) <= 80
+    for name in named:
+        assert run.invoke(app, [name, "--help"]).exit_code == 0
