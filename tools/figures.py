@@ -10,6 +10,7 @@ entered if one of its functions runs; it is loaded if it was imported.
 
 import collections
 import re
+import signal
 import sys
 import threading
 import tomllib
@@ -184,4 +185,5 @@ def _reached(name: str, imports: Imports) -> set[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` closes the pipe early
     main()

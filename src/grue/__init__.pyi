@@ -10,7 +10,7 @@ from grue.engine.runner import Runner as Runner
 from grue.engine.runner import TurnOutcome as TurnOutcome
 from grue.engine.runner import TurnRequest as TurnRequest
 from grue.engine.terminal_approval import ask_at_terminal as ask_at_terminal
-from grue.engine.turn_handle import TurnHandle as TurnHandle
+from grue.engine.turn import TurnHandle as TurnHandle
 from grue.errors import ActorCrashed as ActorCrashed
 from grue.errors import AnswerError as AnswerError
 from grue.errors import AnswerStopped as AnswerStopped

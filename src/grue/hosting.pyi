@@ -82,8 +82,6 @@ from grue.protocol.chat_wire.failures import MAX_WORDS as MAX_WORDS
 from grue.protocol.chat_wire.failures import Fault as Fault
 from grue.protocol.chat_wire.failures import reason_of_fault as reason_of_fault
 from grue.protocol.chat_wire.failures import shown_endpoint as shown_endpoint
-from grue.protocol.chat_wire.json_text import from_json as from_json
-from grue.protocol.chat_wire.json_text import to_json as to_json
 from grue.protocol.chat_wire.model_support import ToolSupportPolicy as ToolSupportPolicy
 from grue.protocol.chat_wire.model_support import checked_support as checked_support
 from grue.protocol.chat_wire.model_support import supports_tool_calling as supports_tool_calling
@@ -91,6 +89,9 @@ from grue.protocol.chat_wire.profile import ModelSettings as ModelSettings
 from grue.protocol.chat_wire.profile import WireProfile as WireProfile
 from grue.protocol.chat_wire.reply import Reply as Reply
 from grue.protocol.chat_wire.wire_format import Choice as Choice
+from grue.protocol.json_text import from_json as from_json
+from grue.protocol.json_text import json_object as json_object
+from grue.protocol.json_text import to_json as to_json
 from grue.protocol.retry import retry_after as retry_after
 from grue.protocol.tools import results as results
 from grue.protocol.tools.lock import ToolLock as ToolLock

@@ -26,9 +26,8 @@ from grue.protocol.chat_wire.model_list import find_model, read_models
 from grue.protocol.chat_wire.model_support import rule_for
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.function_tools import FunctionTools
-from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, key_names, needs_key
 from grue.transports.llm.exchange import Answered
-from grue.transports.llm.keys import key_names, needs_key
 
 _SHORT, _ROOM = 16, 400
 """Token limits: for a short reply, the smallest that every endpoint accepts; and for a call or an object."""

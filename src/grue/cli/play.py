@@ -31,7 +31,7 @@ from grue.hosts.zork.past import Past, read_past
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import RunFolder, new_run_path
-from grue.transports.llm.keys import api_key, require_key
+from grue.transports.llm.endpoint import api_key, require_key
 
 
 def play_episode(options: PlayOptions) -> EpisodeResult:

@@ -25,8 +25,7 @@ from grue.testing.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedMode
 from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import new_run_path
-from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
-from grue.transports.llm.keys import require_key
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, require_key
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "skill_agent" / "agent.yaml"
 STATUSES = {"finished": 0, "parked": 3, "turn_limit": 4, "step_limit": 4, "time_limit": 4, "budget": 4}

@@ -15,8 +15,7 @@ from grue.protocol.retry import RetryPolicy
 from grue.protocol.tools.lock import ToolLock
 from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import McpServer
-from grue.transports.llm.endpoint import LlmSettings
-from grue.transports.llm.keys import api_key
+from grue.transports.llm.endpoint import LlmSettings, api_key
 
 
 class Configured(Struct, frozen=True):

@@ -27,13 +27,11 @@ from grue.engine.current_episode import CurrentEpisode
 from grue.engine.episode import Episode, SpawnAhead, sessions_of
 from grue.engine.fork import ForkedRun, ForkRequest
 from grue.engine.llm_factories import LlmFactory
-from grue.engine.outside_turns.server_sessions import OutsideTurns, SessionWork
-from grue.engine.outside_turns.tool_access import AsyncToolAccess
+from grue.engine.outside_turns.server_sessions import AsyncToolAccess, OutsideTurns, SessionWork
 from grue.engine.presumed_listings import PresumedListings
 from grue.engine.tool_servers import load_sessions, usable_policy
-from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnSettings
+from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnHandle, TurnSettings
 from grue.engine.turn_actors import TurnResources
-from grue.engine.turn_handle import TurnHandle
 from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
 from grue.engine.wiring import OwnTrace, wire
 from grue.policies import (

@@ -20,8 +20,7 @@ from grue.fleet.folder import MANIFEST, TRACE
 from grue.fleet.work import Episode
 from grue.hosting import GameConfiguration
 from grue.testing.offline import MODEL
-from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
-from grue.transports.llm.keys import api_key, require_key
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, api_key, require_key
 
 LEFT_OUT = ("attempt.json", "result.json", "output.txt")
 """Files of an attempt that do not belong to the attempt that goes on from it."""

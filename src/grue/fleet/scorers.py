@@ -234,7 +234,7 @@ def _judged(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, c
     known = _cached(file)
     if known is not None:
         return Given(score=known.score, reason=known.reason)
-    from grue.engine.runner import Runner
+    from grue import Runner
 
     with Runner(llm=msgspec.structs.replace(settings, max_tokens=scorer.max_tokens)) as runner:
         outcome = runner.run_turn(_request(scorer.judge or "", finished))

@@ -27,8 +27,7 @@ from grue.fleet.work import Episode, work
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_to_task
-from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
-from grue.transports.llm.keys import require_key
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, require_key
 
 _WORKSPACE = "workspace"
 _MOST_FILE_BYTES = 2**20

@@ -22,7 +22,7 @@ from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, playbook_for
-from grue.transports.llm.keys import api_key
+from grue.transports.llm.endpoint import api_key
 
 
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

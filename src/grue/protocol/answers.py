@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from grue.protocol.tools.results import is_deep
+from grue.protocol.json_text import is_deep
 
 SCHEMA_IN_WORDS = (
     "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"

@@ -16,6 +16,26 @@ what programs commonly need. `none`: nothing.
 Source: R3.2
 """
 
+OWN_KEYS = frozenset(
+    (
+        "GRUE_API_KEY",
+        "ANTHROPIC_API_KEY",
+        "DEEPSEEK_API_KEY",
+        "GEMINI_API_KEY",
+        "GROQ_API_KEY",
+        "MISTRAL_API_KEY",
+        "OPENAI_API_KEY",
+        "OPENROUTER_API_KEY",
+        "XAI_API_KEY",
+        "LANGFUSE_PUBLIC_KEY",
+        "LANGFUSE_SECRET_KEY",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+    )
+)
+"""The variables whose values grue itself uses, for model endpoints and observers. It has the key of every
+provider in the table of endpoints (`chat_wire/profiles.py`), because grue uses whichever fits."""
+
 _SAFE = frozenset(("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"))
 _SAFE_PREFIX = "LC_"
 _SHELL_FUNCTION = "()"
@@ -36,7 +56,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
         case "all":
             return dict(environ)
         case "no_keys":
-            keys, values = own_keys(), _own_values(environ)
+            keys, values = OWN_KEYS, _own_values(environ)
             return {
                 name: value
                 for name, value in environ.items()
@@ -59,7 +79,7 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
         environment: What a process would get.
         host: The host's environment.
     """
-    keys, values = own_keys(), _own_values(host)
+    keys, values = OWN_KEYS, _own_values(host)
     return tuple(
         sorted(
             name
@@ -71,19 +91,11 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
     """Return whether a variable holds one of grue's own keys."""
-    return name in own_keys() or environment[name].strip() in _own_values(host)
-
-
-def own_keys() -> frozenset[str]:
-    """Return the names of the variables whose values grue itself uses."""
-    # Imported here, because an ordinary start does not need the table of providers.
-    from grue.protocol.chat_wire.own_keys import OWN_KEYS
-
-    return OWN_KEYS
+    return name in OWN_KEYS or environment[name].strip() in _own_values(host)
 
 
 def _own_values(environ: Mapping[str, str]) -> set[str]:
-    found = {environ[name].strip() for name in own_keys() if name in environ}
+    found = {environ[name].strip() for name in OWN_KEYS if name in environ}
     return {value for value in found if len(value) >= MIN_CHARS}
 
 

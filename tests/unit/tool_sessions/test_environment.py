@@ -15,10 +15,10 @@ from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.processes.server_process import ServerProcess
 from grue.testing.leftovers import assert_nothing_left
-from grue.tool_sessions.environment import inherited, is_own_key, own_keys, visible_keys
+from grue.tool_sessions.environment import OWN_KEYS, inherited, is_own_key, visible_keys
 from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.observers import langfuse
-from grue.transports.llm.keys import key_names
+from grue.transports.llm.endpoint import key_names
 from grue.transports.mcp.process_wire import ProcessWire
 
 HOST = {
@@ -63,20 +63,20 @@ def test_p7_what_is_inherited(how: str, expected: set[str]) -> None:
     assert found.items() <= HOST.items()
 
 
-@given(st.dictionaries(names | st.sampled_from(sorted(own_keys())), st.text(max_size=20)))
+@given(st.dictionaries(names | st.sampled_from(sorted(OWN_KEYS)), st.text(max_size=20)))
 def test_without_keys_nothing_else_is_lost_and_no_key_is_left(environ: dict[str, str]) -> None:
     found = inherited(environ, "no_keys")
-    assert not own_keys() & set(found)
-    secrets = {environ[key].strip() for key in own_keys() & set(environ)}
+    assert not OWN_KEYS & set(found)
+    secrets = {environ[key].strip() for key in OWN_KEYS & set(environ)}
     assert all(
-        name in found for name in environ if name not in own_keys() and environ[name].strip() not in secrets
+        name in found for name in environ if name not in OWN_KEYS and environ[name].strip() not in secrets
     )
 
 
 def test_every_key_that_grue_reads_is_one_of_its_own() -> None:
-    assert set(langfuse._KEYS) <= own_keys()
+    assert set(langfuse._KEYS) <= OWN_KEYS
     for host in PROFILES:
-        assert set(key_names(f"https://{host}/v1")) <= own_keys()
+        assert set(key_names(f"https://{host}/v1")) <= OWN_KEYS
 
 
 def test_another_part_is_refused() -> None:

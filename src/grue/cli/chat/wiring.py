@@ -15,8 +15,7 @@ from grue.protocol.tools.lock import ToolLock
 from grue.testing.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_in_chat
 from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import McpServer
-from grue.transports.llm.endpoint import LlmEndpoint
-from grue.transports.llm.keys import require_key
+from grue.transports.llm.endpoint import LlmEndpoint, require_key
 
 
 class ChatWiring(Struct, frozen=True, kw_only=True):

@@ -18,8 +18,7 @@ import anyio
 
 from grue import messages as m
 from grue.engine.argument_checks import refuse_other_kinds, settings_or_default
-from grue.engine.outside_turns.server_sessions import ServerSessions, SessionSources, SessionWork
-from grue.engine.outside_turns.tool_access import ToolAccess
+from grue.engine.outside_turns.server_sessions import ServerSessions, SessionSources, SessionWork, ToolAccess
 from grue.engine.tool_servers import connect_to, hide_secrets, startup_limits, usable_servers
 from grue.errors import MCPError, TurnCancelled
 from grue.policies import TurnLimits

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from grue import FunctionTools, MCPConfigError
 from grue import messages as m
-from grue.hosting import Listing, Note, ToolConnection, WrappedConnection
+from grue.hosting import Listing, Note, ToolConnection, WrappedConnection, json_object
 from grue.hosting import results as tool_results
 
 InvokeMcpTool: TypeAlias = Callable[[str, m.JsonObject], Any]
@@ -128,7 +128,7 @@ def _result(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     answer = dump(mode="json", by_alias=True) if callable(dump) else value
     if isinstance(answer, Mapping) and _is_blocks(answer.get("content")):
-        return tool_results.from_mcp(tool_results.json_object(answer))
+        return tool_results.from_mcp(json_object(answer))
     return value
 
 

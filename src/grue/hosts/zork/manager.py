@@ -31,6 +31,7 @@ from grue.hosting import (
     connect_to,
     error_for,
     hide_secrets,
+    json_object,
     on_tool_drift,
     openai_tool,
     pinning,
@@ -236,7 +237,7 @@ class MCPManager:
         timeout_s = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         _, tool = self._parse_tool_name(tool_name)
         try:
-            return await self._session.call(tool, tool_results.json_object(arguments), timeout_s)
+            return await self._session.call(tool, json_object(arguments), timeout_s)
         except MCPError as error:
             return tool_results.call_failed(str(error))
 

@@ -6,7 +6,6 @@ from typing import assert_never
 from grue import messages as m
 from grue.protocol.chat_wire.chat_stream import ChatAssembler
 from grue.protocol.chat_wire.failures import Fault, error_words, fault_of_error
-from grue.protocol.chat_wire.json_text import json_object, to_json
 from grue.protocol.chat_wire.media import (
     SHOWN_NEXT,
     Shown,
@@ -49,6 +48,7 @@ from grue.protocol.chat_wire.wire_format import (
     non_blank,
     shortened,
 )
+from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import WireNames
 from grue.protocol.tools.schemas import openai_tool
 
@@ -215,7 +215,7 @@ def _part(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _called(call: m.ToolCall, names: WireNames) -> m.JsonObject:
-    arguments = call.arguments if json_object(call.arguments) is not None else "{}"
+    arguments = call.arguments if strict_object(call.arguments) is not None else "{}"
     function = {"name": names.to_wire(call.name), "arguments": arguments}
     return {"id": call.call_id, "type": "function", "function": function}
 

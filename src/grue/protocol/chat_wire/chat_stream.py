@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from msgspec import Struct, field
 
 from grue import messages as m
-from grue.protocol.chat_wire.json_text import json_object, to_json
 from grue.protocol.chat_wire.reply import MAX_CALLS, as_object, as_text, listed, text_of, weight
 from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent, intact
 from grue.protocol.chat_wire.wire_format import Delta
+from grue.protocol.json_text import strict_object, to_json
 
 _THOUGHTS = ("reasoning_content", "reasoning")
 _TEXTS = ("content", "refusal", *_THOUGHTS)
@@ -59,7 +59,7 @@ class _Call(Struct):
     @property
     def complete(self) -> bool:
         """Whether its arguments are a whole object."""
-        return self.whole is not None or json_object(self.written) is not None
+        return self.whole is not None or strict_object(self.written) is not None
 
     def as_json(self) -> m.JsonObject:
         arguments = self.written if self.whole is None else self.whole

@@ -7,8 +7,8 @@ few parts only. It also moves the cache markers from message to message.
 
 from collections.abc import Sequence
 
-from grue.protocol.chat_wire.json_text import to_json
 from grue.protocol.chat_wire.wire_format import EPHEMERAL
+from grue.protocol.json_text import to_json
 from grue.runtime.large_data import STEP
 
 MARK = b',"cache_control":' + to_json(EPHEMERAL)

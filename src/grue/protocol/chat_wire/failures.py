@@ -16,8 +16,8 @@ from grue import messages as m
 from grue.policies import FailureKind, FailureReason
 from grue.protocol.chat_wire.context_overflow import overflow_in
 from grue.protocol.chat_wire.failure_reasons import kind_of, reason_of, reason_of_kind
-from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.profile import WireProfile
+from grue.protocol.json_text import from_json, to_json
 from grue.protocol.retry import wait_in
 from grue.runtime.safe_text import beginning, printable
 

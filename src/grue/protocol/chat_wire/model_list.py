@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from grue.protocol.chat_wire.json_text import from_json
 from grue.protocol.chat_wire.reply import as_object, listed
+from grue.protocol.json_text import from_json
 
 
 class ListedModel(Struct, frozen=True):

@@ -1,8 +1,12 @@
 """The table of known endpoints. What is not in it is learned from refusals (`profile_adaptation.py`).
 
-To add a provider, add a row.
+To add a provider, add a row, and the name of its key to `OWN_KEYS` in `tool_sessions/environment.py`.
+
+The names of providers are those of OpenTelemetry's conventions for GenAI (`gen_ai.provider.name`). A provider
+that the conventions do not name gets its own name here.
 """
 
+import functools
 import re
 from urllib.parse import urlsplit
 
@@ -10,6 +14,49 @@ import msgspec
 
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireProfile
+
+_BY_HOST = {
+    "aiplatform.googleapis.com": "gcp.vertex_ai",
+    "amazonaws.com": "aws.bedrock",
+    "api.anthropic.com": "anthropic",
+    "api.cohere.ai": "cohere",
+    "api.cohere.com": "cohere",
+    "api.deepseek.com": "deepseek",
+    "api.groq.com": "groq",
+    "api.mistral.ai": "mistral_ai",
+    "api.moonshot.ai": "moonshot_ai",
+    "api.moonshot.cn": "moonshot_ai",
+    "api.openai.com": "openai",
+    "api.perplexity.ai": "perplexity",
+    "api.x.ai": "x_ai",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+    "ml.cloud.ibm.com": "ibm.watsonx.ai",
+    "openai.azure.com": "azure.ai.openai",
+    "openrouter.ai": "openrouter",
+    "services.ai.azure.com": "azure.ai.inference",
+}
+
+
+@functools.lru_cache(maxsize=64)
+def provider_name(base_url: str, wire: str) -> str:
+    """Return the provider's name.
+
+    An unknown host has the name of the provider whose wire format it speaks: the conventions use the name to
+    tell which further attributes a span may have, and leave the provider itself to `server.address`.
+
+    Args:
+        base_url: The endpoint's base URL. Subdomains of a known host match too.
+        wire: The name of the wire format.
+    """
+    host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
+    known = (name for suffix, name in _BY_HOST.items() if host == suffix or _ends(host, suffix))
+    return next(known, FORMATS[wire].provider)
+
+
+def _ends(host: str, suffix: str) -> bool:
+    # Vertex AI's regions stand before its host with a dash: europe-west4-aiplatform.googleapis.com.
+    return host.endswith((f".{suffix}", f"-{suffix}"))
+
 
 _OPENAI_SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "stop"})
 

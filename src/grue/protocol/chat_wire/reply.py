@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.json_text import from_json, json_object, to_json
+from grue.protocol.json_text import from_json, strict_object, to_json
 from grue.protocol.tools.arguments import CUT_MARK
 from grue.protocol.tools.names import WireNames
 
@@ -140,7 +140,7 @@ def _without_copies(text: str) -> str:
     if several is None:
         return text
     first = text[: several.start() + 1]
-    if not text.replace(first, "").strip() and json_object(first) is not None:
+    if not text.replace(first, "").strip() and strict_object(first) is not None:
         return first
     if len(text) > _MOST_COMPARED:
         return text

@@ -13,7 +13,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from grue import messages as m
-from grue.protocol.chat_wire.json_text import from_json
+from grue.protocol.json_text import from_json
 
 MAX_LINE_BYTES = 16 * 2**20
 """Longest line that is accepted; a longer one is an error."""

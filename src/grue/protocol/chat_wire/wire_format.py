@@ -17,11 +17,11 @@ from msgspec import Struct
 from grue import messages as m
 from grue.policies import MediaKind
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.json_text import to_json
 from grue.protocol.chat_wire.media import WireItem
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import ServerEvent
+from grue.protocol.json_text import to_json
 from grue.protocol.tools.names import WireNames
 from grue.runtime.large_data import joined
 

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from grue import messages as m
-from grue.protocol.chat_wire.json_text import strict_value, to_json
+from grue.protocol.json_text import strict_value, to_json
 
 MAX_CHARS = 2 * 2**20
 """Longest text that is searched for calls."""

@@ -7,21 +7,13 @@ the event loop.
 
 import json
 import math
-import re
-from itertools import islice
 
 import msgspec
 
 from grue import messages as m
-from grue.protocol.tools import results as tool_results
+from grue.protocol.json_text import MAX_CHARS, MAX_DEPTH, MAX_VALUES, is_crowded, is_deep, json_object
 from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import plain_text
-
-MAX_CHARS = 8 * 2**20
-"""Most characters in the arguments of all calls of one reply together."""
-
-MAX_VALUES = 100_000
-"""Most lists, objects, strings and commas in the arguments of one call."""
 
 CUT_MARK = " [cut at the length limit]"
 """Marks the end of arguments that may be incomplete, because the reply was cut."""
@@ -29,26 +21,9 @@ CUT_MARK = " [cut at the length limit]"
 _MAX_ODD_VALUES = 10_000
 """The limit for arguments that are not strict JSON, which take longer to parse."""
 
-_STRUCTURE = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
-_IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
-_IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _WORDS = 300
-_DEEP = f"the arguments are nested more than {tool_results.MAX_DEPTH} deep: make a flatter call"
+_DEEP = f"the arguments are nested more than {MAX_DEPTH} deep: make a flatter call"
 _DIGITS = 40
-
-
-def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
-    """Return whether JSON text contains more than `most` values; stops counting when it does."""
-    if len(text) <= most or _marks(text) <= most:
-        return False
-    found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)
-    # Counted in Python code and not in one call into C, so that other threads can run meanwhile.
-    return sum(1 for _ in islice(found, most + 1)) > most
-
-
-def _marks(text: str | bytes) -> int:
-    """Return an upper bound of the number of values: quotes, brackets and commas, also inside strings."""
-    return count_of(text, '"[{,')
 
 
 def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
@@ -78,7 +53,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
     if not isinstance(value, dict):
         return f"the arguments must be a JSON object, not {type(value).__name__}"
     # A value cannot be nested deeper than its number of brackets, so most need no walk.
-    deep = count_of(text, "{[") > tool_results.MAX_DEPTH and tool_results.is_deep(value)
+    deep = count_of(text, "{[") > MAX_DEPTH and is_deep(value)
     return _DEEP if deep else value
 
 
@@ -93,8 +68,8 @@ def _lenient(text: str) -> object:
     if is_crowded(text, _MAX_ODD_VALUES):
         raise ValueError("it cannot be read, and is too long to say why")
     value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
-    if isinstance(value, dict) and not tool_results.is_deep(value):
-        return tool_results.json_object(value)
+    if isinstance(value, dict) and not is_deep(value):
+        return json_object(value)
     return value
 
 

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import SettlementKind
+from grue.protocol.json_text import MAX_CHARS
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.arguments import MAX_CHARS, read_arguments
+from grue.protocol.tools.arguments import read_arguments
 from grue.protocol.tools.built_in import READ_RESULT
 from grue.protocol.tools.media import MediaRoom
 from grue.protocol.tools.names import split_name, split_unlisted

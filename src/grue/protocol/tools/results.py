@@ -30,23 +30,17 @@ in the same way.
 Source: P43, P44
 """
 
-import base64
 import bisect
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.json_text import json_object, json_value
 from grue.protocol.tools.media import MediaRoom, known_bytes, text_in
 from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import well_formed
-
-MAX_DEPTH = 100
-"""Deepest nesting of a JSON value; encoding a deeper one would exhaust the stack."""
 
 MAX_JSON_CHARS = 2_000_000
 MAX_JSON_VALUES = 50_000
@@ -79,61 +73,6 @@ class JsonText(str):
     """The JSON text of a value that was not decoded because it contains too many values."""
 
     __slots__ = ()
-
-
-def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
-    """Return `value` as a JSON value, with replacements for what JSON cannot express.
-
-    NaN and infinities become `None`, lone surrogates U+FFFD, bytes base64 text, and keys text. Integers with
-    more digits than Python writes become hexadecimal text. Values nested more than `depth` deep become a text
-    that says so. Any other object becomes its `str`.
-    """
-    match value:
-        case None | bool():
-            return value
-        case int():
-            return int(value) if value.bit_length() <= _MAX_INT_BITS else hex(value)
-        case float():
-            return float(value) if math.isfinite(value) else None
-        case str():
-            return well_formed(str(value))
-        case bytes() | bytearray() | memoryview():
-            return base64.b64encode(bytes(value)).decode("ascii")
-        case Mapping() | Sequence() | set() | frozenset() if depth < 1:
-            return _TOO_DEEP
-        case Mapping():
-            return json_object(value, depth=depth)
-        case Sequence() | set() | frozenset():
-            return [json_value(item, depth=depth - 1) for item in value]
-        case _:
-            return well_formed(str(value))
-
-
-def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> m.JsonObject:
-    """Return a mapping as a JSON object, with the replacements of `json_value`."""
-    return {well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
-
-
-def is_deep(value: object, depth: int = MAX_DEPTH) -> bool:
-    """Say whether a parsed JSON value is nested more than `depth` deep."""
-    level = [value]
-    for _ in range(depth):
-        level = [child for item in level for child in _children(item)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
-_MAX_INT_BITS = 14_000
-"""Python writes at most 4,300 decimal digits, and JSON readers accept about as many."""
-
-_TOO_DEEP = "[nested too deeply]"
 
 
 def success(content: object) -> m.ToolCallResult:

@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from grue import messages as m
-from grue.protocol.tools.results import json_object
+from grue.protocol.json_text import json_object
 from grue.runtime.safe_text import well_formed
 
 TaskForm: TypeAlias = Literal["experimental", "extension"]

@@ -6,6 +6,9 @@ Come here for URLs, headers and what an endpoint supports; TLS, proxies and the 
 An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves
 it closes them. The LLM actor of each turn enters it; the runner enters it too if connections are kept between
 turns. Each event loop has its own connections.
+
+The API key is chosen from the environment here, by one rule for code, configuration and commands. A key is
+only ever sent to the provider that it belongs to.
 """
 
 import os
@@ -14,7 +17,7 @@ from collections.abc import Callable, Mapping
 from random import random
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import anyio
 import anyio.to_thread
@@ -32,8 +35,7 @@ from grue.protocol.chat_wire.model_list import ListedModel, find_model, read_mod
 from grue.protocol.chat_wire.model_support import checked_support
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, with_inputs
 from grue.protocol.chat_wire.profile_adaptation import adapt_profile
-from grue.protocol.chat_wire.profiles import profile_for
-from grue.protocol.chat_wire.provider_names import provider_name
+from grue.protocol.chat_wire.profiles import PROFILES, profile_for, provider_name
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.prices import Price, price_of
 from grue.runtime.safe_text import printable
@@ -41,7 +43,82 @@ from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_names import looks_secret, secrets_in
 from grue.transports.llm.connections import Connection, Connections, timeouts_of
 from grue.transports.llm.exchange import LONG_BYTES, Answered, Streamed, exchange
-from grue.transports.llm.keys import api_key, key_sentence
+
+OWN_KEY = "GRUE_API_KEY"
+_PROVIDER_KEYS = {host: rows[0].key_variable for host, rows in PROFILES.items()}
+
+
+def key_names(base_url: str) -> tuple[str, ...]:
+    """Return the environment variables whose key may be sent to `base_url`, in the order to try them.
+
+    A provider's key is sent only to that provider, and only over https. `GRUE_API_KEY` is sent to any
+    endpoint that the user configures, because it is set for grue.
+    """
+    parts = urlsplit(base_url)
+    provider_key = next((key for host, key in _PROVIDER_KEYS.items() if _is_host(parts, host)), None)
+    return (OWN_KEY, provider_key) if provider_key and parts.scheme == "https" else (OWN_KEY,)
+
+
+def needs_key(base_url: str) -> bool:
+    """Return whether the endpoint belongs to a known provider, all of which refuse requests without a key."""
+    return any(_is_host(urlsplit(base_url), host) for host in _PROVIDER_KEYS)
+
+
+def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
+    """Return the key for `base_url`, or `None` if the environment has none for that host.
+
+    Args:
+        base_url: The endpoint's base URL.
+        environ: The environment; an empty variable counts as not set.
+
+    Raises:
+        MCPConfigError: The key cannot be sent in a header. The error names the variable and never its value.
+    """
+    for name in key_names(base_url):
+        key = environ.get(name, "").strip()
+        if not key:
+            continue
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise MCPConfigError(
+                f"The environment variable {name} does not contain a usable API key: it has a space, a"
+                " control character or a character outside ASCII. Set it again."
+            )
+        return key
+    return None
+
+
+def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
+    """Check that there is a key for an endpoint that needs one.
+
+    Args:
+        base_url: The endpoint's base URL.
+        key: The key that was found; `None` or empty: none.
+        otherwise: What the user can do instead, as the end of the error's sentence.
+
+    Raises:
+        MCPConfigError: The endpoint needs a key, and `key` is empty. The error names the variables to set.
+    """
+    if not key and needs_key(base_url):
+        names = " or ".join(key_names(base_url))
+        raise MCPConfigError(
+            f"There is no key for {shown_endpoint(base_url)}: set {names} in the environment{otherwise}."
+        )
+
+
+def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
+    """Return a sentence about where the key was looked for, for an error about a refused key."""
+    names = key_names(base_url)
+    used = next((name for name in names if environ.get(name, "").strip()), None)
+    if used is not None:
+        return f"The key was that of {used}."
+    looked_for = " and ".join(names)
+    return f"No key was sent: {looked_for} {'are' if len(names) > 1 else 'is'} not set."
+
+
+def _is_host(parts: SplitResult, host: str) -> bool:
+    actual = (parts.hostname or "").rstrip(".")
+    return actual == host or actual.endswith("." + host)
+
 
 _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0

@@ -20,15 +20,9 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import NoticeKind, ServerPhase
+from grue.protocol.json_text import json_object, json_value
 from grue.protocol.tools.lock import screen
-from grue.protocol.tools.results import (
-    content_blocks,
-    from_mcp,
-    is_kept_as_text,
-    is_small,
-    json_object,
-    json_value,
-)
+from grue.protocol.tools.results import content_blocks, from_mcp, is_kept_as_text, is_small
 from grue.runtime.loading import is_loaded, load, load_all
 from grue.runtime.loops.aside import aside
 from grue.runtime.loops.background_tasks import leaves_no_time

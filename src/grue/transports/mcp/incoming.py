@@ -16,6 +16,7 @@ import mcp_types as types
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from grue.protocol.json_text import MAX_DEPTH, json_value
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.results import JsonText
 from grue.runtime.large_data import count_of
@@ -30,7 +31,7 @@ _SHOWN_CHARS = 200
 _MAX_BLOCKS = 1000
 _MAX_DIGITS = 4300
 _CHECK_DEPTH_FROM = 100
-_DEPTH = tool_results.MAX_DEPTH + 20
+_DEPTH = MAX_DEPTH + 20
 """Deepest nesting of a decoded message. The content of a message may be `MAX_DEPTH` deep itself."""
 
 _ID = rb'"id"\s*:\s*(-?[0-9]{1,18}|"[^"\\]{1,100}")'
@@ -145,7 +146,7 @@ def _decode(line: bytes) -> object:
             return None
     # Limit the nesting: code that walks the value later recurses once a level.
     if count_of(line, "[{") > _CHECK_DEPTH_FROM:
-        return tool_results.json_value(value, depth=_DEPTH)
+        return json_value(value, depth=_DEPTH)
     return value
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.policies import ToolAnnotations
-from grue.protocol.tools.results import json_object
+from grue.protocol.json_text import json_object
 from grue.runtime.safe_text import well_formed
 from grue.tool_sessions.notices import Notify
 

@@ -27,7 +27,7 @@ from msgspec import Struct
 from pydantic import BaseModel
 
 from grue import messages as m
-from grue.protocol.tools import results as tool_results
+from grue.protocol.json_text import json_object, json_value
 from grue.protocol.tools.server_tasks import TaskForm
 from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task
 from grue.runtime.version import __version__
@@ -165,7 +165,7 @@ class Link:
         wanted = params.model_dump(by_alias=True, mode="json", exclude_none=True)
         message = "\n".join(str(wanted[key]) for key in ("message", "url") if key in wanted)
         schema = wanted.get("requestedSchema")
-        schema = None if schema is None else tool_results.json_object(schema)
+        schema = None if schema is None else json_object(schema)
         async with self._free_slots:
             answer = await self._ask_user(ElicitationRequest(message, schema))
         if isinstance(answer, Declined):
@@ -358,7 +358,7 @@ class Link:
 
     async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
         data = params.data
-        text = data if isinstance(data, str) else json.dumps(tool_results.json_value(data))
+        text = data if isinstance(data, str) else json.dumps(json_value(data))
         self._notify("log", f"{params.level}: {text}")
 
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from case_tables import each_case
 
-import grue.protocol.chat_wire.anthropic_stream as anthropic_stream
+import grue.protocol.chat_wire.anthropic_messages as anthropic_messages
 import grue.protocol.chat_wire.chat_stream as chat_stream
-import grue.protocol.chat_wire.responses_stream as responses_stream
-from grue.protocol.chat_wire.anthropic_stream import AnthropicAssembler
+import grue.protocol.chat_wire.responses as responses_stream
+from grue.protocol.chat_wire.anthropic_messages import AnthropicAssembler
 from grue.protocol.chat_wire.chat_stream import ChatAssembler
-from grue.protocol.chat_wire.responses_stream import ResponsesAssembler
+from grue.protocol.chat_wire.responses import ResponsesAssembler
 from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler
 
@@ -336,7 +336,7 @@ def test_responses_that_are_odd_and_sound(events: list[object]) -> None:
 
 def test_more_calls_than_any_reply_has_end_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_stream, "MAX_CALLS", 2)
-    monkeypatch.setattr(anthropic_stream, "MAX_CALLS", 2)
+    monkeypatch.setattr(anthropic_messages, "MAX_CALLS", 2)
     calls = [call(index=number, id=str(number), name="s.t") for number in range(3)]
     feed(ChatAssembler(), *calls[:2])
     with pytest.raises(OversizedStream, match="more than 2 tool calls"):

@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grue.messages import ToolCallResult
+from grue.protocol.json_text import json_value
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.results import (
     content_blocks,
@@ -24,7 +25,6 @@ from grue.protocol.tools.results import (
     from_mcp,
     history_text,
     is_small,
-    json_value,
     success,
 )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grue.protocol.chat_wire.provider_names import provider_name
+from grue.protocol.chat_wire.profiles import provider_name
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.protocol.tools import arguments as tool_arguments
-from grue.protocol.tools.arguments import is_crowded
+from grue.protocol import json_text
+from grue.protocol.json_text import is_crowded
 
 VALUES = st.recursive(
     st.none() | st.integers() | st.text('",[]{}\\ax'),
@@ -26,5 +26,5 @@ def test_punctuation_in_texts_is_not_counted(value: object, most: int) -> None:
 
 
 def test_a_long_text_is_not_searched_character_by_character(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_arguments, "_IN_TEXT", None)  # it would be an error to use it
+    monkeypatch.setattr(json_text, "_IN_TEXT", None)  # it would be an error to use it
     assert not is_crowded(json.dumps({"text": "x" * 1_000_000}))

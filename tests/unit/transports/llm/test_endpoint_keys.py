@@ -6,8 +6,7 @@ from case_tables import each_case
 from grue import LlmSettings, Runner
 from grue.errors import MCPConfigError
 from grue.protocol.chat_wire.failures import Fault
-from grue.transports.llm.endpoint import LlmEndpoint
-from grue.transports.llm.keys import api_key, key_names, needs_key
+from grue.transports.llm.endpoint import LlmEndpoint, api_key, key_names, needs_key
 
 KEYS = {"OPENROUTER_API_KEY": "sk-router", "OPENAI_API_KEY": "sk-openai"}
 OWN = {"GRUE_API_KEY": "sk-own"}

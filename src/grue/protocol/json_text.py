@@ -1,0 +1,189 @@
+"""Encode and decode JSON: what endpoints and models write in its place, and what Python has beside it.
+
+Whatever is nested too deeply, or holds too many values, is refused: encoding it would exhaust the stack, and
+decoding it cannot be interrupted.
+"""
+
+import base64
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from grue import messages as m
+from grue.runtime.large_data import count_of, encode
+from grue.runtime.safe_text import well_formed
+
+MAX_DEPTH = 100
+"""Deepest nesting of a JSON value; encoding a deeper one would exhaust the stack."""
+
+MAX_CHARS = 8 * 2**20
+"""Most characters in the arguments of all calls of one reply together."""
+
+MAX_VALUES = 100_000
+"""Most lists, objects, strings and commas in the arguments of one call."""
+
+_ENCODER = msgspec.json.Encoder()
+_ARGUMENTS = frozenset({"arguments", "input"})
+_STRUCTURE = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
+_IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
+_IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
+_LONG_BYTES = 256 * 2**10
+_MOST_VALUES = 500_000
+"""Most values in what is long: decoding cannot be interrupted, and nothing else runs meanwhile."""
+
+
+def to_json(value: object) -> bytes:
+    """Encode any value; what JSON cannot express (NaN, lone surrogates) is replaced."""
+    try:
+        return encode(_ENCODER, value)
+    except (UnicodeEncodeError, TypeError):
+        return msgspec.json.encode(json_value(value))
+
+
+def from_json(body: bytes) -> object:
+    """Decode JSON, and the near-JSON that some endpoints send: NaN, lone surrogates, a byte order mark.
+
+    Raises:
+        ValueError: It is not even that, or nested more than `MAX_DEPTH` deep, or holds too many values.
+    """
+    if len(body) > _LONG_BYTES and is_crowded(body, _MOST_VALUES):
+        raise ValueError(f"it holds more than {_MOST_VALUES} values")
+    try:
+        value = _decode(body)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    # What has few brackets need not be looked through.
+    if count_of(body, "{[") > MAX_DEPTH and is_deep(value):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _decode(body: bytes) -> object:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        # Bytes that are not UTF-8 are an error: with replaced characters, a call would have other arguments.
+        import json
+
+        return _readable(json.loads(body.decode("utf-8-sig")))
+
+
+def _readable(value: object, depth: int = MAX_DEPTH, *, exact: bool = False) -> object:
+    """Return a value that Python's lenient reader gave as a JSON value.
+
+    `NaN` and infinities become `null`, except in the arguments of a call: with `null` it would be another
+    call. There the number is kept, so that the code that reads the arguments refuses it.
+    """
+    match value:
+        case dict() | list() if depth < 1:
+            raise ValueError("nested too deeply")
+        case dict():
+            return {
+                well_formed(key): _readable(item, depth - 1, exact=exact or key in _ARGUMENTS)
+                for key, item in value.items()
+            }
+        case list():
+            return [_readable(item, depth - 1, exact=exact) for item in value]
+        case float() if exact:
+            return value
+        case _:
+            return json_value(value)
+
+
+def strict_value(text: str) -> object:
+    """Return the value of `text`, read as strict JSON.
+
+    Raises:
+        ValueError: It is not JSON, is too large, or is nested more than `MAX_DEPTH` deep.
+    """
+    if len(text) > MAX_CHARS or is_crowded(text):
+        raise ValueError("too large")
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if is_deep(value):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def strict_object(text: str) -> m.JsonObject | None:
+    """Return the object in `text`, read as strict JSON; `None` if it is not an object, or is too large."""
+    try:
+        value = strict_value(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
+    """Return `value` as a JSON value, with replacements for what JSON cannot express.
+
+    NaN and infinities become `None`, lone surrogates U+FFFD, bytes base64 text, and keys text. Integers with
+    more digits than Python writes become hexadecimal text. Values nested more than `depth` deep become a text
+    that says so. Any other object becomes its `str`.
+    """
+    match value:
+        case None | bool():
+            return value
+        case int():
+            return int(value) if value.bit_length() <= _MAX_INT_BITS else hex(value)
+        case float():
+            return float(value) if math.isfinite(value) else None
+        case str():
+            return well_formed(str(value))
+        case bytes() | bytearray() | memoryview():
+            return base64.b64encode(bytes(value)).decode("ascii")
+        case Mapping() | Sequence() | set() | frozenset() if depth < 1:
+            return _TOO_DEEP
+        case Mapping():
+            return json_object(value, depth=depth)
+        case Sequence() | set() | frozenset():
+            return [json_value(item, depth=depth - 1) for item in value]
+        case _:
+            return well_formed(str(value))
+
+
+def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> m.JsonObject:
+    """Return a mapping as a JSON object, with the replacements of `json_value`."""
+    return {well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
+
+
+def is_deep(value: object, depth: int = MAX_DEPTH) -> bool:
+    """Say whether a parsed JSON value is nested more than `depth` deep."""
+    level = [value]
+    for _ in range(depth):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+_MAX_INT_BITS = 14_000
+"""Python writes at most 4,300 decimal digits, and JSON readers accept about as many."""
+
+_TOO_DEEP = "[nested too deeply]"
+
+
+def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
+    """Return whether JSON text contains more than `most` values; stops counting when it does."""
+    if len(text) <= most or _marks(text) <= most:
+        return False
+    found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)
+    # Counted in Python code and not in one call into C, so that other threads can run meanwhile.
+    return sum(1 for _ in islice(found, most + 1)) > most
+
+
+def _marks(text: str | bytes) -> int:
+    """Return an upper bound of the number of values: quotes, brackets and commas, also inside strings."""
+    return count_of(text, '"[{,')
