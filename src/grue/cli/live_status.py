@@ -17,7 +17,7 @@ from grue.cli.live_progress import Doing, Progress
 from grue.cli.live_story import CYAN
 from grue.runtime.safe_text import ELLIPSIS
 from grue.tracing.columns import cells, cut
-from grue.tracing.presentation import DIM, YELLOW
+from grue.tracing.message_words import DIM, YELLOW
 
 Row: TypeAlias = tuple[tuple[str, str], ...]
 """Pieces of text, each with its ANSI attributes."""

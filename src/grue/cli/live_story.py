@@ -15,7 +15,7 @@ from grue.hosts.zork.facts import Decided, EpisodeStarted, McpInitialized, Obser
 from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells
 from grue.tracing.facts import EpisodeResumed, Severity, counted
-from grue.tracing.presentation import COLOURS, DIM, GREEN, RED, YELLOW, problem_in, severity_of
+from grue.tracing.message_words import COLOURS, DIM, GREEN, RED, YELLOW, problem_in, severity_of
 from grue.tracing.stats_table import duration
 
 BOLD, CYAN = "1", "36"

@@ -16,7 +16,7 @@ from grue.hosts.skill_agent.facts import FACTS, RunEnded, RunStarted
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeResumed, EventFact, Fact
-from grue.tracing.presentation import DIM, GREEN
+from grue.tracing.message_words import DIM, GREEN
 from grue.tracing.stats_table import duration
 
 _TEXT_CHARS = 300

@@ -32,8 +32,8 @@ from grue.protocol.turn.budget import Spent
 from grue.protocol.turn.connection import Disabled, Proven, Settled
 from grue.runtime.safe_open import read_regular
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.message_words import kind_of
 from grue.tracing.observers.run_folder import RESULT_FILE
-from grue.tracing.presentation import kind_of
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 __all__ = ["FINAL_STATUSES", "Past", "TurnEnd", "ends_episode", "has_result", "read_past"]

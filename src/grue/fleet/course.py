@@ -14,7 +14,7 @@ from grue import messages as m
 from grue.errors import TraceError
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import EpisodeEnded
-from grue.tracing.presentation import summarize
+from grue.tracing.message_words import summarize
 from grue.tracing.reading import open_episode
 
 _MOST_BYTES = 512 * 2**20

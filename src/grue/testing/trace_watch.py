@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.tracing.presentation import summarize
+from grue.tracing.message_words import summarize
 from grue.tracing.reading import read_episode
 
 _MOST_SHOWN = 60

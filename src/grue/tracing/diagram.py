@@ -12,7 +12,7 @@ from grue import messages as m
 from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
 from grue.tracing.facts import Severity
-from grue.tracing.presentation import kind_of, severity_of, summarize
+from grue.tracing.message_words import kind_of, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, split_turns
 

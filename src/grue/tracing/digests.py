@@ -5,7 +5,7 @@ from msgspec import Struct
 from grue import messages
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import Fact
-from grue.tracing.presentation import summarize
+from grue.tracing.message_words import summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
 from grue.tracing.turn_slices import turn_of
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from grue.runtime.safe_text import printable
 from grue.tracing.differences import ABSENT, Difference
-from grue.tracing.presentation import kind_of, summarize
+from grue.tracing.message_words import kind_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
 
 LAST_CAUSES = 12

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from grue.errors import MCPConfigError
 from grue.runtime.trace.reader import RecordedLine
-from grue.tracing.presentation import kind_of, kind_of_line, name_of
+from grue.tracing.message_words import kind_of, kind_of_line, name_of
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, known_kinds
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.runtime.trace.reader import LinePlace
-from grue.tracing.presentation import kind_of
+from grue.tracing.message_words import kind_of
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import TurnSlice, TurnSplitter
 

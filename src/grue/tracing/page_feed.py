@@ -16,10 +16,10 @@ from grue.runtime.safe_text import printable
 from grue.runtime.trace.format import TraceHeader
 from grue.tracing.digests import DigestWriter
 from grue.tracing.facts import Severity
+from grue.tracing.message_words import kind_of, mark_of, severity_of, summarize
 from grue.tracing.overview import Overview
 from grue.tracing.page_media import ImageTable
 from grue.tracing.page_turns import PageTurn, TurnTotals
-from grue.tracing.presentation import kind_of, mark_of, severity_of, summarize
 from grue.tracing.prompt_cache import CachedPrompts, told
 from grue.tracing.reading import NOTES, EpisodeEnvelope
 from grue.tracing.spans import Span, SpanFinder

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from grue import messages
 from grue.tracing.facts import Fact, Severity
-from grue.tracing.presentation import severity_of
+from grue.tracing.message_words import severity_of
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.steps import Step, StepBegan, StepEnded, StepTracker
 

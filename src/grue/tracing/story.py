@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import Fact
-from grue.tracing.presentation import mark_of
+from grue.tracing.message_words import mark_of
 from grue.tracing.reading import EpisodeEnvelope
 
 PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end"]

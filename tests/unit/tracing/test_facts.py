@@ -10,8 +10,8 @@ from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.facts import EpisodeStarted, Fact, LogLine, Severity, register_facts, registered_facts
 from grue.tracing.filters import Filter
+from grue.tracing.message_words import kind_of, mark_of, severity_of, summarize
 from grue.tracing.observers.events import EventFeed
-from grue.tracing.presentation import kind_of, mark_of, severity_of, summarize
 from grue.tracing.reading import read_episode
 from grue.tracing.spans import SpanFinder
 

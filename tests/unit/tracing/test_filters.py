@@ -14,7 +14,7 @@ from grue.errors import MCPConfigError
 from grue.hosts.zork import facts
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.filters import EVERYTHING, Filter, turn_of
-from grue.tracing.presentation import name_of
+from grue.tracing.message_words import name_of
 from grue.tracing.reading import known_kinds
 
 

@@ -20,7 +20,7 @@ from grue.runtime.supervisor import ActorFailed
 from grue.tracing.columns import cells
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.filters import Filter
-from grue.tracing.presentation import summarize
+from grue.tracing.message_words import summarize
 from grue.tracing.reading import EpisodeReader, known_kinds, open_episode
 from grue.tracing.show import json_line, render, render_live
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from grue.errors import TraceError
 from grue.runtime.trace.format import FORMAT
 from grue.tracing.facts import EpisodeEnded, EpisodeStarted, Fact
-from grue.tracing.presentation import kind_of, summarize
+from grue.tracing.message_words import kind_of, summarize
 from grue.tracing.reading import read_episode
 from grue.tracing.show import json_line
 from grue.tracing.turn_slices import turn_of

@@ -12,7 +12,7 @@ from grue.cli.live_story import CYAN, Line
 from grue.cli.saying import GRUE, shown_path
 from grue.errors import MCPError
 from grue.runtime.safe_text import printable
-from grue.tracing.presentation import DIM, GREEN
+from grue.tracing.message_words import DIM, GREEN
 
 COMMANDS = {
     "/tools": "[WORD]: list the tools; a whole name shows its schema",

@@ -16,7 +16,7 @@ from grue.policies import ApprovalQuestion
 from grue.protocol.turn.budget import Spent
 from grue.runtime.safe_text import ELLIPSIS, printable
 from grue.tracing.facts import counted
-from grue.tracing.presentation import DIM, GREEN, RED, YELLOW
+from grue.tracing.message_words import DIM, GREEN, RED, YELLOW
 from grue.tracing.stats_table import duration
 
 _NAME_CHARS = 80

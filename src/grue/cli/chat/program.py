@@ -26,7 +26,7 @@ from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_names import secrets_in
 from grue.tracing.facts import counted
-from grue.tracing.presentation import DIM
+from grue.tracing.message_words import DIM
 
 
 def chat(options: ChatOptions) -> bool:

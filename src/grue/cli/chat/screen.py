@@ -22,7 +22,7 @@ from grue.runtime.safe_text import printable, written_out
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.text_pieces import TextPieces
 from grue.tracing.columns import cut
-from grue.tracing.presentation import DIM
+from grue.tracing.message_words import DIM
 
 _TICK_S = 0.1
 _WIDEST = 100

@@ -27,6 +27,7 @@ from typing import Any, assert_never
 from grue import messages as m
 from grue.errors import MissingDependencyError
 from grue.tracing.facts import EpisodeStarted
+from grue.tracing.message_words import Verdict
 from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
 from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.span_sink import (
@@ -54,7 +55,6 @@ from grue.tracing.observers.spans import (
     Subject,
     ToolSession,
     ToolUse,
-    Verdict,
 )
 
 INSTALL = "Langfuse is not installed: pip install 'grue[langfuse]'"

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from grue import messages as m
+from grue.tracing.message_words import Verdict
 from grue.tracing.observers.otel_content import answered, replied, said, tool_definitions, value_text
 from grue.tracing.observers.span_sink import DETAIL_LIMIT, Capture, clipped_text, shown_history
 from grue.tracing.observers.spans import (
@@ -26,7 +27,6 @@ from grue.tracing.observers.spans import (
     SpanOpened,
     ToolSession,
     ToolUse,
-    Verdict,
 )
 
 Attributes: TypeAlias = dict[str, Any]

@@ -32,6 +32,7 @@ from grue.protocol.tools.calls import record_settlement
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.message_words import Verdict, crash_verdict, note_of
 from grue.tracing.observers.conversations import AsSent, Conversations
 from grue.tracing.observers.span_scope import SpanScope
 from grue.tracing.observers.spans import (
@@ -49,9 +50,6 @@ from grue.tracing.observers.spans import (
     Subject,
     ToolSession,
     ToolUse,
-    Verdict,
-    crash_verdict,
-    note_of,
     verdict_of,
 )
 from grue.tracing.steps import StepBegan

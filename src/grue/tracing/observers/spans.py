@@ -16,20 +16,17 @@ Many spans and outcomes hold the trace message itself.
 Source: P31
 """
 
-from typing import Literal, NamedTuple, NewType, TypeAlias, assert_never
+from typing import NewType, TypeAlias, assert_never
 
 from msgspec import Struct
 
 from grue import messages as m
-from grue.protocol.tools.lock import drift_text
-from grue.runtime.supervisor import ActorFailed
 from grue.tracing.facts import EpisodeEnded, EpisodeStarted
+from grue.tracing.message_words import Verdict, failure_words
 from grue.tracing.observers.conversations import AsSent
 
 SpanId = NewType("SpanId", int)
 """Number of a span in its feed, from 1."""
-
-SpanLevel = Literal["default", "warning", "error"]
 
 
 class Episode(Struct, frozen=True, kw_only=True):
@@ -128,19 +125,6 @@ Outcome: TypeAlias = (
 )
 
 
-class Verdict(Struct, frozen=True):
-    """A judgement of how a span ended.
-
-    Attributes:
-        error_type: One of a few fixed words, suitable for metrics; empty unless something failed.
-        detail: A description for people; it may quote the model, a tool or a person.
-    """
-
-    level: SpanLevel = "default"
-    error_type: str = ""
-    detail: str = ""
-
-
 class SpanOpened(Struct, frozen=True, kw_only=True):
     """A span begins.
 
@@ -193,11 +177,6 @@ DROPPED = Verdict("warning", "reply_dropped", "its tools were not as they were p
 CUT_OFF = Verdict("warning", "cut_off", "its turn or episode ended first")
 
 
-def crash_verdict(crash: ActorFailed) -> Verdict:
-    """Return the verdict on a turn whose actor crashed."""
-    return Verdict("error", "actor_crashed", f"{crash.actor}: {crash.error}")
-
-
 def verdict_of(
     outcome: EpisodeEnded
     | m.TurnCompleted
@@ -219,7 +198,8 @@ def verdict_of(
         case m.TurnCompleted(kind=kind, reason=reason):
             return Verdict("warning" if kind in ("fallback", "degraded") else "default", detail=reason)
         case m.TurnFailed(failure=failure):
-            return _failed(failure)
+            words = failure_words(failure)
+            return Verdict("error", words.error_type, words.detail)
         case EpisodeEnded(reason=reason, detail=detail) as ended:
             if ended.failed:
                 return Verdict("error", reason, detail)
@@ -229,93 +209,3 @@ def verdict_of(
 
 
 _FAILED_CALLS = {"returned": "tool_error", "timed_out": "timeout", "died": "server_died"}
-
-
-def _failed(failure: m.TurnFailure) -> Verdict:
-    match failure:
-        case m.ServerFailure(cause=cause):
-            return Verdict("error", "server_failed", cause)
-        case m.LlmFailure(kind=kind, message=message):
-            return Verdict("error", kind, message)
-        case m.ToolsUnsupported(reason=reason):
-            return Verdict("error", "tools_unsupported", reason)
-        case m.DeadlineMissed(limit_s=limit_s, doing=doing):
-            return Verdict("error", "timeout", f"out of time after {limit_s:g}s, {doing}")
-        case m.Interrupted(reason=reason):
-            return Verdict("error", "interrupted", reason)
-        case m.NoAnswer(reason=reason):
-            return Verdict("error", "no_answer", reason)
-        case never:
-            assert_never(never)
-
-
-class Note(NamedTuple):
-    """The name, verdict and facts of a note."""
-
-    name: str
-    verdict: Verdict
-    facts: m.JsonObject
-
-
-def note_of(body: object) -> Note | None:
-    """Return the note that a message adds to its span; `None`: no note."""
-    return _of_calls(body) or _of_model(body) or _of_turn(body)
-
-
-def _of_calls(body: object) -> Note | None:
-    match body:
-        case m.ToolSkipped(reason=reason, call_id=call_id, refused=True):
-            return Note("tool_rejected", Verdict("warning", "rejected", reason), {"call_id": call_id})
-        case m.ToolSkipped(reason=reason, call_id=call_id):
-            return Note("tool_skipped", Verdict("warning", detail=reason), {"call_id": call_id})
-        case m.ToolRejected(name=name, error=error, call_id=call_id):
-            facts: m.JsonObject = {"call_id": call_id, "tool_name": name}
-            return Note("tool_rejected", Verdict("warning", "rejected", error), facts)
-        case m.ToolDenied(name=name, reason=reason, call_id=call_id):
-            facts = {"call_id": call_id, "tool_name": name}
-            return Note("tool_denied", Verdict("warning", "denied", reason), facts)
-        case m.ToolDrifted(server=server, tool=tool, change=change):
-            facts = {"tool_name": f"{server}.{tool}", "change": change, "refused": body.refused}
-            return Note("tool_drifted", Verdict("warning", detail=drift_text(body)), facts)
-        case m.ConnectFailed(server=server, attempt=attempt, failure=failure, then=then):
-            facts = {"server_name": server, "attempt": attempt, "phase": failure.phase, "then": then}
-            return Note("connect_failed", Verdict("warning", "server_failed", failure.cause), facts)
-        case m.McpDisabled(server=server, reason=reason, newly=newly):
-            facts = {"server_name": server, "newly": newly}
-            return Note("mcp_disabled", Verdict("warning", detail=reason), facts)
-        case _:
-            return None
-
-
-def _of_model(body: object) -> Note | None:
-    match body:
-        case m.CompletionRetried(attempt=attempt, delay_s=delay_s, failure=failure):
-            facts: m.JsonObject = {"attempt": attempt, "delay_s": delay_s, "status": failure.status}
-            return Note("completion_retried", Verdict("warning", failure.kind, failure.message), facts)
-        case m.ReplyCut(limit_tokens=limit, retried_with=retried_with):
-            facts = {"limit_tokens": limit, "retried_with": retried_with}
-            return Note("reply_cut", Verdict("warning"), facts)
-        case m.ReplyUnusable(finish_reason=finish_reason, seen=seen):
-            return Note("reply_unusable", Verdict("warning", detail=seen), {"finish_reason": finish_reason})
-        case m.FinalForced(reason=reason, iterations=iterations):
-            return Note("final_forced", Verdict(), {"reason": reason, "iterations": iterations})
-        case m.RepairRequested(reason=reason):
-            return Note("repair_requested", Verdict("warning", detail=reason), {})
-        case m.DropCompletion(reason=reason):
-            return Note("reply_dropped", Verdict("warning", "reply_dropped", reason), {})
-        case m.FellBack(reason=reason):
-            return Note("fell_back", Verdict("warning", detail=reason), {})
-        case _:
-            return None
-
-
-def _of_turn(body: object) -> Note | None:
-    match body:
-        case m.DeadlinePassed(limit_s=limit_s):
-            return Note("deadline_passed", Verdict("warning", "timeout"), {"limit_s": limit_s})
-        case m.TurnInterrupted(reason=reason):
-            return Note("turn_interrupted", Verdict("warning", "interrupted", reason), {})
-        case ActorFailed(actor=actor):
-            return Note("actor_failed", crash_verdict(body), {"actor": actor})
-        case _:
-            return None

@@ -28,7 +28,7 @@ from grue.messages import (
     TurnFailed,
 )
 from grue.runtime.supervisor import ActorFailed
-from grue.tracing.presentation import mark_of, problem_in, severity_of, summarize
+from grue.tracing.message_words import mark_of, problem_in, severity_of, summarize
 
 SERVER = ServerFailure(server="s", phase="spawn", command="c", cause="none")
 LLM = LlmFailure(kind="refused", endpoint="e", model="m", message="no")

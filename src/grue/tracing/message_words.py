@@ -1,11 +1,16 @@
-"""The presentation of each kind of message: its severity, a word that marks it, and a line of text.
+"""What people read of each kind of message: a row of words for each, in one table.
 
-`grue trace show`, the viewer, the diagrams and the live view of `grue play` all use this one table. A kind
-that the table does not know is presented by its fields.
+A row has a line of text with its severity and a word that marks it, for `grue trace show`, the viewer, the
+diagrams and the live view of `grue play`; what the logs write, if that does not depend on other messages; and
+the note that a span gets. A kind without a row is presented by its fields, and is neither logged nor noted.
+To add a kind of message, add its row here. What depends on the messages before it is in
+`observers/events.py` and `observers/span_feed.py`. The texts of the logs are those of the requirements.
+
+Source: R7.1-3, P31
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, assert_never, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, assert_never, get_args
 
 import msgspec
 from msgspec import Struct
@@ -15,7 +20,7 @@ from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.tools.lock import drift_text
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace.reader import RecordedLine
-from grue.tracing.facts import Fact, Severity, counted
+from grue.tracing.facts import Fact, LogLevel, LogLine, Severity, counted
 
 RED, GREEN, YELLOW, DIM = "31", "32", "33", "2"
 COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "quiet": DIM, "": ""}
@@ -24,8 +29,50 @@ COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "qui
 _SHORT = 80
 _LONG = 200
 _LONGEST_FACT = 1000
+SpanLevel = Literal["default", "warning", "error"]
+
+
+class Verdict(Struct, frozen=True):
+    """A judgement of how a span ended.
+
+    Attributes:
+        error_type: One of a few fixed words, suitable for metrics; empty unless something failed.
+        detail: A description for people; it may quote the model, a tool or a person.
+    """
+
+    level: SpanLevel = "default"
+    error_type: str = ""
+    detail: str = ""
+
+
+class Note(NamedTuple):
+    """The name, verdict and facts of a note that a message adds to its span."""
+
+    name: str
+    verdict: Verdict
+    facts: m.JsonObject
+
+
+class FailureWords(NamedTuple):
+    """Why a turn has no answer; parts of it are untrusted text.
+
+    Attributes:
+        short: For a line of the trace.
+        sentence: For the logs.
+        error_type: One of a few fixed words, suitable for metrics.
+        detail: For a span that has the error type beside it.
+    """
+
+    short: str
+    sentence: str
+    error_type: str
+    detail: str
+
+
 _Words: TypeAlias = Callable[[Any], str]
 _Judge: TypeAlias = Callable[[Any], tuple[Severity, str]]
+_Logged: TypeAlias = Callable[[Any], LogLine | tuple[LogLine, ...]]
+_Noted: TypeAlias = Callable[[Any], Note]
 
 
 class _Row(Struct, frozen=True):
@@ -38,6 +85,8 @@ class _Row(Struct, frozen=True):
         judge: Returns severity and mark if they depend on the message.
         subject: What `words` is about, where a reader sees many messages: a call's id, a tool's name.
         live: Whether the live view shows `words` of this message as a problem.
+        logged: Its events in the logs, as far as they do not depend on other messages.
+        noted: The note in its span.
     """
 
     words: _Words
@@ -46,6 +95,8 @@ class _Row(Struct, frozen=True):
     judge: _Judge | None = None
     subject: _Words | None = None
     live: Callable[[Any], bool] | None = None
+    logged: _Logged | None = None
+    noted: _Noted | None = None
 
 
 def summarize(body: Struct) -> str:
@@ -91,6 +142,21 @@ def problem_in(body: Struct) -> str:
     return row.words(body) if row.live and row.live(body) else ""
 
 
+def log_lines(body: Struct) -> tuple[LogLine, ...]:
+    """Return what the logs write of a message without knowing those before it; its text is untrusted."""
+    if isinstance(body, Fact):
+        return body.log_lines()
+    logged = _row(body).logged
+    lines = () if logged is None else logged(body)
+    return (lines,) if isinstance(lines, LogLine) else lines
+
+
+def note_of(body: Struct) -> Note | None:
+    """Return the note that a message adds to its span; `None`: no note."""
+    noted = _row(body).noted
+    return None if noted is None else noted(body)
+
+
 def _judged(body: Struct) -> tuple[Severity, str]:
     row = _row(body)
     return row.judge(body) if row.judge else (row.severity, row.mark)
@@ -105,12 +171,12 @@ def _always(body: object) -> bool:
     return True
 
 
-def _fail(mark: str, words: _Words, subject: _Words | None = None, live: Any = None) -> _Row:
-    return _Row(words, "fail", mark, subject=subject, live=live)
+def _fail(mark: str, words: _Words, subject: _Words | None = None, **more: Any) -> _Row:
+    return _Row(words, "fail", mark, subject=subject, **more)
 
 
-def _warn(mark: str, words: _Words, subject: _Words | None = None, live: Any = None) -> _Row:
-    return _Row(words, "warn", mark, subject=subject, live=live)
+def _warn(mark: str, words: _Words, subject: _Words | None = None, **more: Any) -> _Row:
+    return _Row(words, "warn", mark, subject=subject, **more)
 
 
 def _if(condition: Callable[[Any], bool], severity: Severity, mark: str) -> _Judge:
@@ -119,6 +185,32 @@ def _if(condition: Callable[[Any], bool], severity: Severity, mark: str) -> _Jud
 
 def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
     return body.call_id
+
+
+def failure_words(failure: m.TurnFailure) -> FailureWords:
+    """Return what is said of a failed turn."""
+    match failure:
+        case m.ServerFailure(server=server, phase=phase, cause=cause):
+            sentence = f"Failed to start MCP server '{server}': {cause}"
+            return FailureWords(f"{server}, {phase}: {cause}", sentence, "server_failed", cause)
+        case m.LlmFailure(model=model, kind=kind, message=message, status=status):
+            short = f"{kind}{f' {status}' if status is not None else ''}: {message}"
+            return FailureWords(short, f"no completion from model '{model}': {message}", kind, message)
+        case m.ToolsUnsupported(model=model, reason=reason):
+            sentence = f"model '{model}' cannot call tools: {reason}"
+            short = f"{model} cannot call tools: {reason}"
+            return FailureWords(short, sentence, "tools_unsupported", reason)
+        case m.DeadlineMissed(limit_s=limit_s, doing=doing):
+            sentence = f"out of time after {limit_s:g}s, {doing}"
+            return FailureWords(f"out of time after {limit_s:g} s, {doing}", sentence, "timeout", sentence)
+        case m.Interrupted(reason=reason):
+            sentence = f"interrupted: {reason}"
+            return FailureWords(sentence, sentence, "interrupted", reason)
+        case m.NoAnswer(reason=reason):
+            sentence = f"no acceptable answer: {reason}"
+            return FailureWords(f"no answer: {reason}", sentence, "no_answer", reason)
+        case never:
+            assert_never(never)
 
 
 # --- Words that take more than a line ---
@@ -272,7 +364,7 @@ def _reply(body: m.CompletionReceived) -> str:
 
 def _retried(body: m.CompletionRetried) -> str:
     again = f"attempt {body.attempt + 1} in {body.delay_s:.1f} s"
-    return f"the model did not answer ({_failure(body.failure)}); {again}"
+    return f"the model did not answer ({failure_words(body.failure).short}); {again}"
 
 
 def _cut(body: m.ReplyCut) -> str:
@@ -320,6 +412,163 @@ def _any_fields(body: Struct) -> str:
     )
 
 
+# --- What the logs and the spans get ---
+
+_FORCED = {
+    "max_iterations": "the last tool iteration",
+    "no_content": "a reply without content",
+    "tool_timeout": "tool timeout",
+    "server_died": "the server's death",
+    "budget": "reaching the budget",
+}
+
+
+def _line(level: LogLevel, event: str, message: str, **fields: object) -> LogLine:
+    return LogLine(level, event, message, fields)
+
+
+def _problem(event: str, message: str, **fields: object) -> LogLine:
+    return LogLine("warning", event, message, fields)
+
+
+def _noted_call(name: str, error_type: str, body: m.ToolRejected | m.ToolDenied, reason: str) -> Note:
+    facts: m.JsonObject = {"call_id": body.call_id, "tool_name": body.name}
+    return Note(name, Verdict("warning", error_type, reason), facts)
+
+
+def _unparsed(reason: str, raw: str | None) -> LogLine:
+    return _line("error", "agent_parse_error", f"Failed to parse agent response: {reason}", raw_response=raw)
+
+
+def _log_forced(body: m.FinalForced) -> tuple[LogLine, ...]:
+    message = f"Agent exited tool loop without content after {body.iterations} iterations"
+    forcing = f"Forcing final action after {_FORCED[body.reason]}"
+    return (
+        _problem("mcp_no_content", message, iterations=body.iterations),
+        _line("info", "mcp_forced_final", forcing, reason=body.reason, iterations=body.iterations),
+    )
+
+
+def _log_unusable(body: m.ReplyUnusable) -> LogLine:
+    reason = body.finish_reason
+    message = f"LLM returned {body.seen or 'no content'} and no tool_calls, finish_reason={reason}"
+    return _problem("mcp_unexpected_state", message, finish_reason=reason, iteration=body.iteration)
+
+
+def _log_failed(body: m.TurnFailed) -> tuple[LogLine, ...]:
+    failure, sentence = body.failure, failure_words(body.failure).sentence
+    message = f"Turn failed: {sentence}"
+    failed = _line("error", "turn_failed", message, failure=type(failure).__name__, error=sentence)
+    return (_unparsed(failure.reason, failure.raw), failed) if isinstance(failure, m.NoAnswer) else (failed,)
+
+
+def _log_crashed(body: ActorFailed) -> LogLine:
+    message = f"Actor '{body.actor}' crashed: {body.error}"
+    facts: m.JsonObject = {"actor": body.actor, "error": body.error, "where": list(body.where)}
+    return LogLine("error", "actor_failed", message, facts)
+
+
+def crash_verdict(crash: ActorFailed) -> Verdict:
+    """Return the verdict on a turn whose actor crashed."""
+    return Verdict("error", "actor_crashed", f"{crash.actor}: {crash.error}")
+
+
+def _log_not_connected(body: m.ConnectFailed) -> tuple[LogLine, ...]:
+    if body.then != "retry":
+        return ()
+    error = body.failure.cause
+    message = f"MCP session connect failed, retrying: {error}"
+    return (_problem("mcp_connect_retry", message, server_name=body.server, error=error),)
+
+
+def _note_not_connected(body: m.ConnectFailed) -> Note:
+    facts: m.JsonObject = {"server_name": body.server, "attempt": body.attempt}
+    facts |= {"phase": body.failure.phase, "then": body.then}
+    return Note("connect_failed", Verdict("warning", "server_failed", body.failure.cause), facts)
+
+
+def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
+    match body.kind:
+        case "bad_tool":
+            message = f"MCP server '{body.server}' lists a tool that cannot be used: {body.text}"
+        case "bad_schema":
+            message = f"MCP server '{body.server}' gives results that are not checked: {body.text}"
+        case _:
+            return ()
+    return (_problem(f"mcp_{body.kind}", message, server_name=body.server, error=body.text),)
+
+
+def _log_drift(body: m.ToolDrifted) -> LogLine:
+    return _problem(
+        "mcp_tool_drift",
+        f"MCP tool drift: {drift_text(body)}",
+        tool_name=f"{body.server}.{body.tool}",
+        server_name=body.server,
+        change=body.change,
+        parts=list(body.parts),
+        refused=body.refused,
+    )
+
+
+def _note_drift(body: m.ToolDrifted) -> Note:
+    facts = {"tool_name": f"{body.server}.{body.tool}", "change": body.change, "refused": body.refused}
+    return Note("tool_drifted", Verdict("warning", detail=drift_text(body)), facts)
+
+
+def _log_lost(body: m.PrewarmLost) -> LogLine:
+    message = f"MCP session prepared ahead was lost, opening another one: {body.cause}"
+    return _problem("mcp_spare_lost", message, server_name=body.server, error=body.cause)
+
+
+def _log_dropped(body: m.DropCompletion) -> LogLine:
+    message = f"Reply to presumed tools dropped: {body.reason}"
+    return _problem("mcp_reply_dropped", message, request=body.request, reason=body.reason)
+
+
+def _log_retried(body: m.CompletionRetried) -> LogLine:
+    error = body.failure.message
+    message = f"LLM request failed, trying again in {body.delay_s:.1f}s: {error}"
+    return _problem("llm_retry", message, attempt=body.attempt, delay_s=body.delay_s, error=error)
+
+
+def _note_retried(body: m.CompletionRetried) -> Note:
+    failure = body.failure
+    facts: m.JsonObject = {"attempt": body.attempt, "delay_s": body.delay_s, "status": failure.status}
+    return Note("completion_retried", Verdict("warning", failure.kind, failure.message), facts)
+
+
+def _log_cut(body: m.ReplyCut) -> LogLine:
+    limit, larger = body.limit_tokens, body.retried_with
+    at = "its length limit" if limit is None else f"{limit} tokens"
+    then = "" if larger is None else f", asking once more with {larger}"
+    return _problem(
+        "llm_reply_cut", f"LLM reply was cut at {at}{then}", limit_tokens=limit, retried_with=larger
+    )
+
+
+def _log_thoughts(body: m.ThoughtsDropped) -> LogLine:
+    message = f"LLM {body.model} is not sent the thoughts of {body.replies} replies: it cannot read them"
+    return _problem("llm_thoughts_dropped", message, replies=body.replies, wire=body.wire)
+
+
+def _log_uncounted(body: m.CostUncounted) -> LogLine:
+    message = (
+        f"The cost limit of {body.limit_usd:g} USD has no effect: {body.endpoint} does not report what"
+        f" {body.model} costs. Set its price under budget.prices"
+    )
+    return _problem("llm_cost_uncounted", message, limit_usd=body.limit_usd)
+
+
+def _log_schema(body: m.SchemaIgnored) -> LogLine:
+    message = f"LLM {body.model} ({body.endpoint}) ignored the answer's schema: prompts state it now"
+    return _problem("llm_schema_ignored", message, request=body.request)
+
+
+def _log_left_out(body: m.SettingsLeftOut) -> LogLine:
+    message = f"LLM {body.model} ({body.endpoint}) does not take {' and '.join(body.settings)}: not sent"
+    return _problem("llm_settings_left_out", message, settings=list(body.settings))
+
+
 _GENERIC = _Row(_any_fields)
 _FACT = _Row(
     lambda fact: _short(fact.summary(), _LONGEST_FACT),
@@ -337,8 +586,23 @@ _TABLE: dict[type, _Row] = {
     m.CheckAnswer: _Row(lambda body: _quoted(body.content)),
     m.AnswerAccepted: _Row(lambda body: _json(body.answer)),
     m.AnswerRefused: _warn("refused", lambda body: body.reason),
-    m.RepairRequested: _warn("repair", lambda body: f"asked once more, because {body.reason}", live=_always),
-    m.FellBack: _warn("fallback", lambda body: f"{body.reason}; got {_quoted(body.raw_response or '')}"),
+    m.RepairRequested: _warn(
+        "repair",
+        lambda body: f"asked once more, because {body.reason}",
+        live=_always,
+        logged=lambda body: _problem(
+            "agent_repair_requested",
+            f"Agent response refused, asking once more: {body.reason}",
+            reason=body.reason,
+        ),
+        noted=lambda body: Note("repair_requested", Verdict("warning", detail=body.reason), {}),
+    ),
+    m.FellBack: _warn(
+        "fallback",
+        lambda body: f"{body.reason}; got {_quoted(body.raw_response or '')}",
+        logged=lambda body: _unparsed(body.reason, body.raw_response),
+        noted=lambda body: Note("fell_back", Verdict("warning", detail=body.reason), {}),
+    ),
     m.FinalForced: _warn(
         "forced",
         lambda body: (
@@ -346,9 +610,18 @@ _TABLE: dict[type, _Row] = {
             f"({body.reason.replace('_', ' ')})"
         ),
         live=_always,
+        logged=_log_forced,
+        noted=lambda body: Note(
+            "final_forced", Verdict(), {"reason": body.reason, "iterations": body.iterations}
+        ),
     ),
     m.ReplyUnusable: _warn(
-        "unusable", lambda body: ", ".join(filter(None, (f"finish_reason {body.finish_reason}", body.seen)))
+        "unusable",
+        lambda body: ", ".join(filter(None, (f"finish_reason {body.finish_reason}", body.seen))),
+        logged=_log_unusable,
+        noted=lambda body: Note(
+            "reply_unusable", Verdict("warning", detail=body.seen), {"finish_reason": body.finish_reason}
+        ),
     ),
     m.TurnCompleted: _Row(
         _completed, judge=lambda body: ("good", "") if body.kind == "answered" else ("warn", body.kind)
@@ -363,10 +636,23 @@ _TABLE: dict[type, _Row] = {
             + (f": {', '.join(body.changed)}" if body.changed else "")
         )
     ),
-    m.TurnFailed: _fail("failed", lambda body: _failure(body.failure)),
-    m.DeadlinePassed: _fail("deadline", lambda body: f"limit {body.limit_s:g} s"),
-    m.TurnInterrupted: _fail("interrupted", lambda body: body.reason),
-    ActorFailed: _fail("crashed", _crashed),
+    m.TurnFailed: _fail("failed", lambda body: failure_words(body.failure).short, logged=_log_failed),
+    m.DeadlinePassed: _fail(
+        "deadline",
+        lambda body: f"limit {body.limit_s:g} s",
+        noted=lambda body: Note("deadline_passed", Verdict("warning", "timeout"), {"limit_s": body.limit_s}),
+    ),
+    m.TurnInterrupted: _fail(
+        "interrupted",
+        lambda body: body.reason,
+        noted=lambda body: Note("turn_interrupted", Verdict("warning", "interrupted", body.reason), {}),
+    ),
+    ActorFailed: _fail(
+        "crashed",
+        _crashed,
+        logged=_log_crashed,
+        noted=lambda body: Note("actor_failed", crash_verdict(body), {"actor": body.actor}),
+    ),
     # Sessions
     m.OpenSession: _Row(lambda body: f"{body.server}, within {body.timeout_s:g} s"),
     m.SessionOpened: _Row(_opened),
@@ -374,9 +660,20 @@ _TABLE: dict[type, _Row] = {
         _not_connected,
         judge=lambda body: ("warn", "retry") if body.then == "retry" else ("fail", "no start"),
         live=lambda body: body.then == "retry",
+        logged=_log_not_connected,
+        noted=_note_not_connected,
     ),
-    m.McpDisabled: _warn("disabled", _disabled, live=lambda body: body.newly),
-    m.StartupFailed: _fail("no start", lambda body: _failure(body.failure)),
+    m.McpDisabled: _warn(
+        "disabled",
+        _disabled,
+        live=lambda body: body.newly,
+        noted=lambda body: Note(
+            "mcp_disabled",
+            Verdict("warning", detail=body.reason),
+            {"server_name": body.server, "newly": body.newly},
+        ),
+    ),
+    m.StartupFailed: _fail("no start", lambda body: failure_words(body.failure).short),
     m.ToolsChanged: _Row(
         lambda body: (
             f"{body.server} now lists {counted(len(body.tools), 'tool')}: "
@@ -391,6 +688,7 @@ _TABLE: dict[type, _Row] = {
         judge=lambda body: (
             ("warn", body.kind.replace("_", " ")) if body.kind.startswith("bad_") else ("", "")
         ),
+        logged=_log_noted,
     ),
     m.TaskCreated: _Row(
         lambda body: (
@@ -401,9 +699,9 @@ _TABLE: dict[type, _Row] = {
         lambda body: f"{body.server} {body.method} {_json(body.params)}{': ' * bool(body.error)}{body.error}",
         judge=_if(lambda body: bool(body.error), "warn", "refused"),
     ),
-    m.ToolDrifted: _warn("drift", drift_text, live=_always),
+    m.ToolDrifted: _warn("drift", drift_text, live=_always, logged=_log_drift, noted=_note_drift),
     m.SessionPrewarmed: _Row(lambda body: f"{body.server}{_process(body.pid)}, {_time(body.elapsed_s)}"),
-    m.PrewarmLost: _warn("spare lost", lambda body: f"{body.server}: {body.cause}"),
+    m.PrewarmLost: _warn("spare lost", lambda body: f"{body.server}: {body.cause}", logged=_log_lost),
     # Calls
     m.AskApproval: _Row(lambda body: _asked_about(body.questions)),
     m.CallsDecided: _Row(_decisions),
@@ -425,12 +723,25 @@ _TABLE: dict[type, _Row] = {
         subject=_call_id,
         judge=lambda body: ("warn", "rejected" if body.refused else "skipped"),
         live=_always,
+        noted=lambda body: Note(
+            "tool_rejected" if body.refused else "tool_skipped",
+            Verdict("warning", "rejected" if body.refused else "", body.reason),
+            {"call_id": body.call_id},
+        ),
     ),
     m.ToolRejected: _warn(
-        "rejected", lambda body: body.error, lambda body: f"{body.call_id} {body.name}", live=_always
+        "rejected",
+        lambda body: body.error,
+        lambda body: f"{body.call_id} {body.name}",
+        live=_always,
+        noted=lambda body: _noted_call("tool_rejected", "rejected", body, body.error),
     ),
     m.ToolDenied: _warn(
-        "denied", lambda body: body.reason, lambda body: f"{body.call_id} {body.name}", live=_always
+        "denied",
+        lambda body: body.reason,
+        lambda body: f"{body.call_id} {body.name}",
+        live=_always,
+        noted=lambda body: _noted_call("tool_denied", "denied", body, body.reason),
     ),
     # The model
     m.CheckToolSupport: _Row(lambda _: "can the model call tools?"),
@@ -439,42 +750,40 @@ _TABLE: dict[type, _Row] = {
     m.ToolsVerified: _Row(_verified),
     m.RequestCompletion: _Row(_asked),
     m.DropCompletion: _warn(
-        "dropped", lambda body: body.reason, lambda body: f"request {body.request}", live=_always
+        "dropped",
+        lambda body: body.reason,
+        lambda body: f"request {body.request}",
+        live=_always,
+        logged=_log_dropped,
+        noted=lambda body: Note("reply_dropped", Verdict("warning", "reply_dropped", body.reason), {}),
     ),
     m.ReplyDropped: _Row(_reply_dropped),
     m.CompletionReceived: _Row(_reply),
-    m.CompletionFailed: _fail("no reply", lambda body: _failure(body.failure)),
-    m.CompletionRetried: _warn("retry", _retried, live=_always),
-    m.ReplyCut: _warn("cut", _cut, lambda body: f"request {body.request}", live=_always),
+    m.CompletionFailed: _fail("no reply", lambda body: failure_words(body.failure).short),
+    m.CompletionRetried: _warn("retry", _retried, live=_always, logged=_log_retried, noted=_note_retried),
+    m.ReplyCut: _warn(
+        "cut",
+        _cut,
+        lambda body: f"request {body.request}",
+        live=_always,
+        logged=_log_cut,
+        noted=lambda body: Note(
+            "reply_cut",
+            Verdict("warning"),
+            {"limit_tokens": body.limit_tokens, "retried_with": body.retried_with},
+        ),
+    ),
     m.TextDelta: _Row(_delta, "quiet"),
     m.HistoryRewritten: _warn("rewritten", _rewritten),
     m.RewriteHistory: _Row(_rewrite, judge=_if(lambda body: body.reason == "overflow", "warn", "overflow")),
     m.SummaryFailed: _warn("no summary", lambda body: body.reason, live=_always),
-    m.ThoughtsDropped: _warn("thoughts", _thoughts, live=_always),
-    m.CostUncounted: _warn("cost", _uncounted, live=_always),
+    m.ThoughtsDropped: _warn("thoughts", _thoughts, live=_always, logged=_log_thoughts),
+    m.CostUncounted: _warn("cost", _uncounted, live=_always, logged=_log_uncounted),
     m.OfferChanged: _warn("other tools", _offer_changed),
     m.FormAdapted: _Row(_form_adapted, judge=_if(lambda body: body.rewritten, "warn", "adapted")),
-    m.SchemaIgnored: _warn("schema ignored", _schema_ignored, live=_always),
-    m.SettingsLeftOut: _warn("left out", _left_out, live=_always),
+    m.SchemaIgnored: _warn("schema ignored", _schema_ignored, live=_always, logged=_log_schema),
+    m.SettingsLeftOut: _warn("left out", _left_out, live=_always, logged=_log_left_out),
 }
-
-
-def _failure(failure: m.TurnFailure) -> str:
-    match failure:
-        case m.ServerFailure(server=server, phase=phase, cause=cause):
-            return f"{server}, {phase}: {cause}"
-        case m.LlmFailure(kind=kind, message=message, status=status):
-            return f"{kind}{f' {status}' if status is not None else ''}: {message}"
-        case m.ToolsUnsupported(model=model, reason=reason):
-            return f"{model} cannot call tools: {reason}"
-        case m.DeadlineMissed(limit_s=limit_s, doing=doing):
-            return f"out of time after {limit_s:g} s, {doing}"
-        case m.Interrupted(reason=reason):
-            return f"interrupted: {reason}"
-        case m.NoAnswer(reason=reason):
-            return f"no answer: {reason}"
-        case never:
-            assert_never(never)
 
 
 def _tools_from(servers: tuple[str, ...]) -> str:
