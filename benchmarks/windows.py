@@ -9,7 +9,7 @@ from measuring import Bar, Effort, Section, figure
 from scaling import NEAR_LINEAR
 
 from grue import ContextPolicy, FunctionTools, LlmSettings, Runner, TurnLimits, TurnRequest
-from grue.testing.llm_window import ContextWindow
+from grue.testing.llm_server import ContextWindow
 from grue.transports.llm.endpoint import LlmEndpoint
 
 WINDOW_TOKENS = 32_000

@@ -1,7 +1,11 @@
-"""`grue play`: play an episode with the given options and print its result."""
+"""`grue play`: play an episode with the given options and print its result.
+
+`--pace` makes a pause before each move, for people who watch a scripted model play.
+"""
 
 import os
 import sys
+import time
 from contextlib import ExitStack, chdir, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -9,10 +13,8 @@ from typing import Any
 from msgspec import structs
 
 from grue.cli.backends import Backends
-from grue.cli.live import LiveView
-from grue.cli.live_json import JsonLines
+from grue.cli.live import JsonLines, LiveView
 from grue.cli.live_terminal import Terminal
-from grue.cli.pace import PacedGame
 from grue.cli.play_options import PlayOptions, as_started, recorded
 from grue.cli.project import declines_mcp
 from grue.cli.runs import RUNS
@@ -24,7 +26,7 @@ from grue.errors import MCPConfigError, TraceError
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.games.catalogue import open_game
-from grue.hosts.zork.games.game import Game
+from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.games.zmachine import ZMachineGame
 from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
@@ -32,6 +34,53 @@ from grue.runtime.trace.recorder import Recorder
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import RunFolder, new_run_path
 from grue.transports.llm.endpoint import api_key, require_key
+
+
+class PacedGame:
+    """A game that waits before each move is played. Ctrl-C ends the wait; the decision is on file by then.
+
+    Args:
+        game: The game.
+
+    Attributes:
+        pace_s: Seconds to wait before a move. 0 at first: an episode that is resumed repeats its moves.
+    """
+
+    def __init__(self, game: Game) -> None:
+        self._game = game
+        self.pace_s = 0.0
+
+    @property
+    def name(self) -> str:
+        """The game's title."""
+        return self._game.name
+
+    @property
+    def fingerprint(self) -> str:
+        """An identifier of exactly this game."""
+        return self._game.fingerprint
+
+    def reset(self, seed: int = 0) -> Observation:
+        """Start a new game."""
+        return self._game.reset(seed)
+
+    def step(self, command: str) -> Observation:
+        """Wait, then play one command."""
+        if self.pace_s:
+            time.sleep(self.pace_s)
+        return self._game.step(command)
+
+    def snapshot(self) -> bytes:
+        """Return the game's state."""
+        return self._game.snapshot()
+
+    def restore(self, snapshot: bytes) -> Observation:
+        """Go back to a state."""
+        return self._game.restore(snapshot)
+
+    def close(self) -> None:
+        """Close the game."""
+        self._game.close()
 
 
 def play_episode(options: PlayOptions) -> EpisodeResult:

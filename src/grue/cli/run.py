@@ -1,8 +1,14 @@
-"""`grue run`: run a task with the skill agent and print how it went."""
+"""`grue run`: run a task with the skill agent and print how it went.
 
+The story of a run, in lines or as JSON, has its turns, its steps, and what the agent tells the user.
+"""
+
+import json
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any, TextIO
 
 import msgspec
 from msgspec import Struct, structs
@@ -10,22 +16,117 @@ from msgspec import Struct, structs
 from grue import messages as m
 from grue.cli.backends import Backends
 from grue.cli.live import LiveView
+from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
 from grue.cli.recorded_options import started_options
-from grue.cli.run_story import RunLines, RunStory
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
+from grue.engine.action_facts import ActionsPlanned, StepEnded
+from grue.engine.actions import StepExecutionResult
 from grue.engine.terminal_approval import ask_at_terminal
 from grue.errors import MCPConfigError
-from grue.hosting import ToolServer
+from grue.hosting import McpServersConnected, ToolServer
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
+from grue.hosts.skill_agent.facts import FACTS, RunEnded, RunStarted
 from grue.hosts.skill_agent.past import read_run
-from grue.runtime.trace.recorder import Recorder
+from grue.runtime.safe_text import printable
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_to_task
 from grue.tool_sessions.server_specs import StdioServer
-from grue.tracing.facts import counted
+from grue.tracing.facts import EpisodeResumed, EventFact, Fact, counted
+from grue.tracing.message_words import DIM, GREEN
 from grue.tracing.observers.run_folder import new_run_path
+from grue.tracing.stats_table import duration
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, require_key
+
+_TEXT_CHARS = 300
+_PRINTED: tuple[type[Fact], ...] = (*FACTS, RunStarted, EpisodeResumed, RunEnded)
+
+
+class RunStory(Story):
+    """Turn the messages of a run into lines.
+
+    Args:
+        beside_status: A status line shows what is under way.
+    """
+
+    def __init__(self, *, beside_status: bool = False) -> None:
+        super().__init__(beside_status=beside_status)
+        self._printers: dict[type[Struct], Callable[[Any], Iterator[Line]]] = {
+            RunStarted: self._run_started,
+            EpisodeResumed: self._resumed,
+            McpServersConnected: self._connected,
+            ActionsPlanned: self._planned,
+            StepEnded: self._step_ended,
+            m.ServerNoted: self._noted,
+        }
+
+    def lines(self, body: Struct) -> Iterator[Line]:
+        """Return the lines for a message; most messages have none."""
+        printer = self._printers.get(type(body))
+        if printer is not None:
+            return printer(body)
+        if isinstance(body, EventFact) and body.level != "info":
+            return iter((complaint(body.summary()),))
+        return super().lines(body)
+
+    def _run_started(self, body: RunStarted) -> Iterator[Line]:
+        yield Line(printable(body.task, _TEXT_CHARS), BOLD)
+        yield Line(printable(f"model {body.model}"), DIM)
+        if body.scripted:
+            yield Line("The model is a script that comes with grue. No LLM is used.", DIM)
+
+    def _connected(self, body: McpServersConnected) -> Iterator[Line]:
+        yield Line(printable(body.summary(), _TEXT_CHARS), DIM)
+
+    def _planned(self, body: ActionsPlanned) -> Iterator[Line]:
+        yield Line("")
+        yield Line(f"Turn {body.turn}", BOLD)
+        if body.thought:
+            yield Line(f"  {printable(body.thought, _TEXT_CHARS)}", DIM, "  ")
+
+    def _step_ended(self, body: StepEnded) -> Iterator[Line]:
+        result = body.result
+        if result.action == "respond" and result.status == "completed":
+            yield Line(f"  {printable(result.output, _TEXT_CHARS)}", "", "  ")
+        elif result.action == "finish" and result.status == "completed":
+            yield Line(f"> {printable(result.output, _TEXT_CHARS)}", GREEN, "  ")
+        else:
+            yield _step_line(result)
+        if result.status != "completed":
+            yield complaint(result.error or result.status)
+
+
+def _step_line(result: StepExecutionResult) -> Line:
+    name = printable(f"{result.action} {result.target}".rstrip(), 80)
+    said = printable(" ".join(result.output.split()), _TEXT_CHARS)
+    lasted = f" ({duration(result.duration_s)})" if result.duration_s >= 0.1 else ""
+    return Line(f"{lasted}{': ' if said else ''}{said}", DIM, "    ", f"  {name}", CYAN)
+
+
+class RunLines:
+    """Print a run as JSON, one object a line: each event of the host, and the result at the end.
+
+    Args:
+        out: Where to print.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Print the events of an envelope."""
+        del line
+        body = envelope.body
+        if isinstance(body, _PRINTED):
+            for event in body.log_lines():
+                self.write({"type": event.event, "turn": envelope.turn, **event.fields})
+
+    def write(self, entry: dict[str, object]) -> None:
+        """Print one object."""
+        self._out.write(f"{json.dumps(msgspec.to_builtins(entry))}\n")
+        self._out.flush()
+
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "skill_agent" / "agent.yaml"
 STATUSES = {"finished": 0, "parked": 3, "turn_limit": 4, "step_limit": 4, "time_limit": 4, "budget": 4}

@@ -131,7 +131,7 @@ def trace_diagram(
 ) -> None:
     """Draw the messages of an episode as a sequence diagram."""
     with plain_errors():
-        from grue.cli.trace_diagram import diagram
+        from grue.cli.trace_views import diagram
 
         take_interrupts()
         diagram(_chosen(file), turn=turn, as_mermaid=mermaid)
@@ -145,7 +145,7 @@ def trace_diff(
 ) -> None:
     """Show the first difference of two episodes, ignoring ids and times. The status is 1 if they differ."""
     with plain_errors():
-        from grue.cli.trace_diff import diff
+        from grue.cli.trace_views import diff
 
         take_interrupts()
         if not diff(left, right, every=every):
@@ -165,7 +165,7 @@ def trace_html(
 ) -> None:
     """Write an episode as one HTML page that works offline, without a server; or two, side by side."""
     with plain_errors():
-        from grue.cli.trace_html import comparison, html
+        from grue.cli.trace_views import comparison, html
 
         take_interrupts()
         if file is not None and other is not None:
@@ -185,7 +185,7 @@ def trace_serve(
     The server listens on this machine only, and its address holds a random word.
     """
     with plain_errors():
-        from grue.cli.trace_serve import serve
+        from grue.cli.trace_views import serve
 
         take_interrupts()
         serve(_chosen(file), port, open_browser)
@@ -227,7 +227,7 @@ def trace_replay(
 def trace_schema() -> None:
     """Print the JSON Schema of a trace file: its header, its lines and every message."""
     with plain_errors():
-        from grue.cli.trace_schema import schema
+        from grue.cli.trace_views import schema
 
         take_interrupts()
         schema()

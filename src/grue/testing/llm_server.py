@@ -11,20 +11,25 @@ assert llm.requests[1].messages[-1]["role"] == "tool"
 
 The script is a list of replies, served in order, or a function from request to reply. One script serves every
 format: chat completions, OpenAI's Responses and Anthropic's Messages, whole or streamed. Each reply is sent
-in the format of its request (`grue.testing.providers`). Replies that fail during transmission
-are in `llm_faults.py`.
+in the format of its request (`grue.testing.providers`). Replies that fail during transmission are in
+`llm_faults.py`.
 
 Each request is first checked against the rules of strict providers: they refuse a tool call without a result,
 empty texts, `tools: []` or too many cache markers. A request that fails the check gets a 400 and does not use
 up a reply of the list, so that a malformed request fails the test that sends it.
+
+With a `ContextWindow` it counts each request, and refuses one that is too long.
 """
 
 import contextlib
 import json
+import os
 import socket
+import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import responses as _REASONS  # noqa: N812 - a table
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -32,7 +37,6 @@ from typing import Any, Self, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.testing.llm_delivery import deliver, share
 from grue.testing.llm_replies import (
     LlmReply,
     Pace,
@@ -45,10 +49,131 @@ from grue.testing.llm_replies import (
     text_reply,
     tool_calls_reply,
 )
-from grue.testing.llm_window import ContextWindow
 from grue.testing.providers.chat_rules import ProviderRules
 from grue.testing.providers.chat_shapes import Json
 from grue.testing.providers.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
+
+_FRAME_TOKENS = 4
+
+
+class ContextWindow(Struct, frozen=True):
+    """How long a request may be.
+
+    Attributes:
+        tokens: Longest request, with the tokens of the reply that it asks for.
+        bytes_per_token: How many bytes of JSON count as one token.
+    """
+
+    tokens: int
+    bytes_per_token: float = 4.0
+
+    def count(self, chat: dict[str, Any]) -> int:
+        """Return the tokens of a request in chat completions."""
+        parts = [*chat.get("messages", ()), *chat.get("tools", ())]
+        return sum(_FRAME_TOKENS + int(len(json.dumps(part)) / self.bytes_per_token) for part in parts)
+
+    def refusal(self, chat: dict[str, Any]) -> LlmReply | None:
+        """Return the refusal of a request that is too long, in OpenAI's words; `None`: it fits."""
+        prompt = self.count(chat)
+        reply = chat.get("max_completion_tokens") or chat.get("max_tokens") or 0
+        if prompt + reply <= self.tokens:
+            return None
+        return error_reply(
+            400,
+            f"This model's maximum context length is {self.tokens} tokens. However, you requested "
+            f"{prompt + reply} tokens ({prompt} in the messages, {reply} in the completion). Please reduce "
+            "the length of the messages or completion.",
+            type="invalid_request_error",
+            code="context_length_exceeded",
+        )
+
+    def counted(self, reply: LlmReply, chat: dict[str, Any]) -> LlmReply:
+        """Return a completion with the tokens of its request in its `usage`; any other reply is unchanged."""
+        try:
+            body = json.loads(reply.body)
+            usage = body["usage"]
+        except (ValueError, KeyError, TypeError):
+            return reply
+        prompt = self.count(chat)
+        usage |= {"prompt_tokens": prompt, "total_tokens": prompt + usage.get("completion_tokens", 0)}
+        return replace(reply, body=json.dumps(body).encode())
+
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""Value of SO_LINGER that makes closing a connection send RST instead of FIN."""
+
+
+def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event) -> bool:
+    """Send a reply, and return whether to keep the connection.
+
+    Args:
+        reply: The reply; a stream has `events`.
+        connection: Closed here only by a reset; otherwise the caller closes it.
+        closing: Set when the server closes; ends every pause.
+
+    Raises:
+        OSError: The client has closed the connection.
+    """
+    for piece in _pieces(reply):
+        connection.sendall(piece)
+        if reply.pace is not None and closing.wait(reply.pace.every_s):
+            return False
+    if reply.then == "hang":
+        closing.wait()
+    if reply.then == "reset":
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        # close() is not enough: the request handler has a file object on the socket, which keeps it open.
+        os.close(connection.detach())
+    return reply.then == "keep"
+
+
+def _pieces(reply: LlmReply) -> Iterator[bytes]:
+    """Yield the pieces to send, each with a write of its own."""
+    if reply.then != "keep" and reply.after is None:
+        yield reply.body
+        return
+    head, *body = _chunked(reply) if reply.events else _whole(reply)
+    if reply.pace is not None:
+        yield head
+        yield from _cut(b"".join(body), reply.pace)
+    elif reply.events:
+        yield head
+        yield from body
+    else:
+        # One write: a body in a second packet could be delayed until the first one is acknowledged.
+        yield head + b"".join(body)
+
+
+def _whole(reply: LlmReply) -> Iterator[bytes]:
+    body = reply.body if reply.after is None else reply.body[: int(len(reply.body) * reply.after)]
+    promised = body if reply.then == "keep" else reply.body
+    yield _head(reply, {"Content-Length": str(len(promised))})
+    yield body
+
+
+def _chunked(reply: LlmReply) -> Iterator[bytes]:
+    yield _head(reply, {"Transfer-Encoding": "chunked"})
+    for event in reply.events[: share(len(reply.events), reply.after)]:
+        yield b"%x\r\n%b\r\n" % (len(event), event)
+    if reply.then == "keep":
+        yield b"0\r\n\r\n"
+
+
+def share(count: int, after: float | None) -> int:
+    """Return the number of events in the fraction `after` of `count`; at least one, and not all of them."""
+    return count if after is None else max(1, min(count - 1, int(count * after)))
+
+
+def _cut(body: bytes, pace: Pace) -> Iterator[bytes]:
+    for start in range(0, len(body), pace.size):
+        yield body[start : start + pace.size]
+
+
+def _head(reply: LlmReply, framing: dict[str, str]) -> bytes:
+    lines = [f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Unknown')}"]
+    lines += [f"{name}: {value}" for name, value in {**reply.headers, **framing}.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
 
 __all__ = [
     "ContextWindow",

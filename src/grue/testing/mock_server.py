@@ -7,11 +7,9 @@ features that can be switched off, one protocol era or both, and a way to serve 
 ```python
 server = MockServer("shop")
 
-
 @server.tool()
 def price(article: str) -> int:
     return 12
-
 
 with server.serve_http() as url:
     ...
@@ -20,6 +18,12 @@ with server.serve_http() as url:
 Tools, resources and prompts are functions, added with the SDK's decorators (`tool`, `resource`, `prompt`,
 `completion`). The SDK validates their arguments. `reference_server` in `mock_features.py` has one of
 everything. `grue mock-server` runs it, or a server of yours, as a program.
+
+The events of HTTP streams are kept, so that a client can resume a stream that broke off.
+
+A server over stdio can be one that does not know `initialize`. The SDK's server chooses the protocol's era of
+a connection by the client's first request, and `initialize` would choose the older one, even if it is
+refused. So it is refused here, before the server has seen it.
 """
 
 import logging
@@ -27,9 +31,123 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar, get_args
+
+import anyio
+from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
+from mcp.shared.message import SessionMessage
+from mcp_types import UNSUPPORTED_PROTOCOL_VERSION, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCRequest
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from grue.errors import MissingDependencyError
+
+
+class _Reads(Protocol):
+    async def receive(self) -> SessionMessage | Exception: ...
+    async def aclose(self) -> None: ...
+
+
+class _Writes(Protocol):
+    async def send(self, item: SessionMessage, /) -> None: ...
+
+
+class WithoutInitialize:
+    """A stream of a client's messages, without its `initialize` requests; each is answered by an error.
+
+    Args:
+        read: All messages of the client.
+        write: Takes the server's messages.
+    """
+
+    def __init__(self, read: _Reads, write: _Writes) -> None:
+        self._read = read
+        self._write = write
+
+    @property
+    def last_context(self) -> Any:
+        """The context in which the last message was sent."""
+        return getattr(self._read, "last_context", None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next message.
+
+        Raises:
+            anyio.EndOfStream: The client has closed its side.
+        """
+        while True:
+            item = await self._read.receive()
+            request = item.message if isinstance(item, SessionMessage) else None
+            if not isinstance(request, JSONRPCRequest) or request.method != "initialize":
+                return item
+            await self._write.send(SessionMessage(message=_refusal(request)))
+
+    async def aclose(self) -> None:
+        """Close the stream of all messages."""
+        await self._read.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+def _refusal(request: JSONRPCRequest) -> JSONRPCError:
+    requested = (request.params or {}).get("protocolVersion")
+    versions = {"supported": list(MODERN_PROTOCOL_VERSIONS), "requested": requested}
+    error = ErrorData(
+        code=UNSUPPORTED_PROTOCOL_VERSION, message="Unsupported protocol version", data=versions
+    )
+    return JSONRPCError(jsonrpc="2.0", id=request.id, error=error)
+
+
+_MOST_EVENTS = 10_000
+
+
+class MemoryEventStore(EventStore):
+    """Holds the newest 10,000 events in memory. Event ids are numbers that count up over all streams."""
+
+    def __init__(self) -> None:
+        self._events: dict[int, tuple[str, JSONRPCMessage | None]] = {}
+        self._last = 0
+
+    async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
+        """Keep an event and return its id."""
+        self._last += 1
+        self._events[self._last] = (stream_id, message)
+        self._events.pop(self._last - _MOST_EVENTS, None)
+        return str(self._last)
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
+        """Send the later events of the same stream, and return its id; `None` if the event is unknown."""
+        if not last_event_id.isdecimal() or int(last_event_id) not in self._events:
+            return None
+        stream, _ = self._events[int(last_event_id)]
+        later = [
+            (number, message)
+            for number, (of_stream, message) in self._events.items()
+            if of_stream == stream and number > int(last_event_id)
+        ]
+        for number, message in later:
+            if message is not None:
+                await send_callback(EventMessage(message, str(number)))
+        return stream
+
 
 try:
     import anyio
@@ -58,8 +176,6 @@ except ImportError as error:
         "The mock server needs the package 'mcp', version 2 or later: pip install 'grue[mcp]'"
     ) from error
 
-from grue.testing.event_store import MemoryEventStore
-from grue.testing.stateless_stdio import WithoutInitialize
 
 if TYPE_CHECKING:
     from mcp.server.context import CallNext, HandlerResult, ServerRequestContext

@@ -3,7 +3,7 @@
 import io
 import json
 
-from grue.cli.live_json import JsonLines
+from grue.cli.live import JsonLines
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import CallId, ToolCallRecord, ToolCallResult, TurnCompleted
 from grue.runtime.trace.recorder import Recorder

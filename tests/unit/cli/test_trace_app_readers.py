@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from episode_scenes import SCENES
 
-from grue.cli.trace_diagram import diagram
-from grue.cli.trace_diff import diff
 from grue.cli.trace_replay import changes_from, replay
+from grue.cli.trace_views import diagram, diff
 from grue.errors import MCPConfigError
 from grue.tracing.changes import Changes
 from grue.tracing.columns import cells

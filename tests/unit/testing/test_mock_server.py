@@ -24,9 +24,8 @@ from mcp_types import (
 )
 from promises import GUARD_S
 
-from grue.testing.event_store import MemoryEventStore
 from grue.testing.mock_features import CITIES, reference_server
-from grue.testing.mock_server import FEATURES, MockServer
+from grue.testing.mock_server import FEATURES, MemoryEventStore, MockServer
 
 ERAS = ("legacy", "auto")
 pytestmark = pytest.mark.anyio
@@ -266,7 +265,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
 async def test_the_event_store_replays_one_stream_and_forgets_old_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("grue.testing.event_store._MOST_EVENTS", 3)
+    monkeypatch.setattr("grue.testing.mock_server._MOST_EVENTS", 3)
     store, sent = MemoryEventStore(), []
 
     async def send(event: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from viewer_traces import EpisodeTape, begin, plain_turn, small_episode
 
-from grue.cli.trace_html import comparison
+from grue.cli.trace_views import comparison
 from grue.errors import TraceError
 from grue.tracing import comparison as page_of_two
 from grue.tracing.comparison import write_comparison

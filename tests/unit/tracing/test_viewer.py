@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from viewer_traces import EpisodeTape, TurnTape, begin, small_episode
 
-from grue.cli.trace_html import html
+from grue.cli.trace_views import html
 from grue.errors import TraceError
 from grue.hosts.zork.facts import Observed
 from grue.tracing.reading import read_episode

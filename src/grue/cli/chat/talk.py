@@ -4,10 +4,12 @@ The run folder holds what that of `grue play` holds, and the conversation itself
 turn begins with a fact that says how long that file was. To take a turn back, the beginning of the file is
 copied to a new one, and the conversation goes on there. So `/undo` also works for the turns of an earlier run
 of the program, and the trace keeps what was taken back.
+
+`/save FILE.md` writes a conversation as a text for people.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -35,9 +37,38 @@ from grue.hosts.agent_loop import AgentLoop
 from grue.policies import ContextPolicy
 from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.protocol.turn.budget import Spent
+from grue.runtime.safe_text import written_out
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.facts import ConditionChanged, EpisodeEnded, EpisodeResumed, changed_conditions
 from grue.tracing.observers.run_folder import RunFolder, new_run_path
+
+
+def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:
+    """Return the conversation as Markdown. The system text is left out."""
+    parts: list[str] = []
+    for item in history:
+        match item:
+            case m.UserText(text=text):
+                parts.append(f"## User\n\n{text}")
+            case m.AssistantReply(content=content, tool_calls=calls):
+                lines = [content] if content else []
+                lines += [f"- called `{call.name}` with `{call.arguments}`" for call in calls]
+                if lines:
+                    parts.append("## Assistant\n\n" + "\n".join(lines))
+            case m.ToolMessage(content=content):
+                parts.append(f"### Result\n\n{_fenced(content)}")
+            case _:
+                pass
+    return written_out("\n\n".join(parts)) + "\n"
+
+
+def _fenced(text: str) -> str:
+    """Return a text in a code block whose fence is longer than any in the text."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}\n{text}\n{fence}"
+
 
 FIRST_FILE = "conversation.jsonl"
 
@@ -218,7 +249,6 @@ class Talk:
             copy.save(path)
             copy.close()
             return
-        from grue.cli.chat.transcript import transcript
 
         try:
             with path.open("x", encoding="utf-8") as file:

@@ -22,8 +22,8 @@ from grue.testing.offline.chat_request import (
     JsonSchemaFormat,
     text_of,
 )
-from grue.testing.offline.exploring import explore
 from grue.testing.offline.playbook import Playbook, Step
+from grue.testing.offline.repertoire import explore
 from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
 from grue.testing.offline.situation import Situation, read_standing
 from grue.testing.offline.thinking import ThinkingTool, thinking_tool

@@ -12,10 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from grue.testing.providers import messages_dialect, messages_rules, responses_dialect, responses_rules
+from grue.testing.providers import messages_dialect, responses_dialect
 from grue.testing.providers.chat_rules import ProviderRules, refusal_of
-from grue.testing.providers.chat_shapes import Json, Owed, first_choice, given
-from grue.testing.providers.reply_streams import chat_error, chat_events
+from grue.testing.providers.chat_shapes import Json, Owed, chat_error, chat_events, first_choice, given
 
 DialectName: TypeAlias = Literal["chat", "responses", "messages"]
 
@@ -147,7 +146,7 @@ RESPONSES = Dialect(
     to_chat=responses_dialect.to_chat,
     from_chat=responses_dialect.from_chat,
     error=responses_dialect.error,
-    refusals=responses_rules.refusals,
+    refusals=responses_dialect.refusals,
     owed=responses_dialect.owed,
     events=responses_dialect.events,
     broken_off=responses_dialect.broken_off,
@@ -159,11 +158,11 @@ MESSAGES = Dialect(
     to_chat=messages_dialect.to_chat,
     from_chat=messages_dialect.from_chat,
     error=messages_dialect.error,
-    refusals=messages_rules.refusals,
+    refusals=messages_dialect.refusals,
     owed=messages_dialect.owed,
     events=messages_dialect.events,
     broken_off=messages_dialect.broken_off,
-    admission=messages_rules.admission,
+    admission=messages_dialect.admission,
 )
 
 

@@ -10,7 +10,7 @@ from grue import Conversation, LlmSettings, Runner
 from grue.cli.chat.facts import EpisodeStarted, ModelChanged, TakenBack, UserSaid
 from grue.errors import ConversationError, TraceError
 from grue.messages import UserText
-from grue.testing.trace_watch import TraceWatch
+from grue.testing.actor_harness import TraceWatch
 
 CALL = "call mcp.cave.look {}"
 RECALL = "what did I say?"

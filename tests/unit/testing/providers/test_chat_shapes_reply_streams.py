@@ -17,8 +17,8 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
+from grue.testing.providers.chat_shapes import PIECES, pieces
 from grue.testing.providers.dialects import CHAT, MESSAGES, RESPONSES, Dialect
-from grue.testing.providers.reply_streams import PIECES, pieces
 
 Json = dict[str, Any]
 ALL = pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES], ids=lambda dialect: dialect.name)

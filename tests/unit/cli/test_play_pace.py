@@ -2,7 +2,7 @@
 
 import pytest
 
-from grue.cli.pace import PacedGame
+from grue.cli.play import PacedGame
 from grue.hosts.zork.games.catalogue import open_game
 
 

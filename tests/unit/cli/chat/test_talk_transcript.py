@@ -1,6 +1,6 @@
 """A conversation as a text."""
 
-from grue.cli.chat.transcript import transcript
+from grue.cli.chat.talk import transcript
 from grue.messages import AssistantReply, SystemText, ToolMessage, UserText
 
 

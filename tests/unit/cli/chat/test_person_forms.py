@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grue.cli.chat.forms import Field, fields_of, value_of
+from grue.cli.chat.person import Field, fields_of, value_of
 
 
 def test_fields_have_what_the_schema_says() -> None:

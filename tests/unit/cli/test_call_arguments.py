@@ -8,7 +8,7 @@ from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.cli.arguments import read_arguments
+from grue.cli.call import read_arguments
 from grue.cli.tools import described, kind_of
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, SessionOpened, ToolDefinition

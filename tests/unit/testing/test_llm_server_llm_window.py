@@ -5,7 +5,7 @@ import json
 import httpx
 
 from grue.testing.llm_server import ContextWindow, ScriptedLlmServer, error_reply, hang_up, text_reply
-from grue.testing.llm_window import ContextWindow as Window
+from grue.testing.llm_server import ContextWindow as Window
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}]}
 

@@ -1,0 +1,127 @@
+"""Show a trace in another form: `grue trace diagram`, `diff`, `html`, `serve` and `schema`."""
+
+import json
+import shutil
+import sys
+import threading
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from grue.cli.saying import say, say_page, shown_path
+from grue.errors import MCPConfigError
+from grue.tracing.comparison import write_comparison
+from grue.tracing.diagram import WIDTH, mermaid, plain
+from grue.tracing.diff import diff as diff_traces
+from grue.tracing.diff import render
+from grue.tracing.divergence import Divergence
+from grue.tracing.live_feed import LiveFeed
+from grue.tracing.live_server import serving
+from grue.tracing.reading import EpisodeEnvelope, open_episode
+from grue.tracing.schema import trace_schema
+from grue.tracing.turn_slices import split_turns
+from grue.tracing.viewer import write_html
+
+
+def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> bool:
+    """Print a sequence diagram of a trace; return whether there was anything to draw.
+
+    Args:
+        file: A trace file or a run folder.
+        turn: Only this one.
+        as_mermaid: In Mermaid's language, not as text.
+
+    Raises:
+        MCPConfigError: The trace has no such turn.
+    """
+    drawn = False
+    envelopes = _chosen(file, turn)
+    for line in mermaid(envelopes) if as_mermaid else plain(envelopes, width=_width()):
+        say(line)
+        drawn = True
+    if turn is not None and not drawn:
+        raise MCPConfigError(f"{file} has no turn {turn}.")
+    return drawn
+
+
+def _chosen(file: Path, turn: int | None) -> Iterator[EpisodeEnvelope]:
+    for turn_slice in split_turns(open_episode(file)):
+        if turn in (None, turn_slice.turn):
+            yield from turn_slice.envelopes
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+
+
+def diff(left: Path, right: Path, *, every: bool = False) -> bool:
+    """Print where two traces differ; return whether they are identical.
+
+    Args:
+        left: A trace file or a run folder.
+        right: Another one.
+        every: Describe each difference, not only the first.
+    """
+    readers = open_episode(left), open_episode(right)
+    identical = True
+
+    def found() -> Iterator[Divergence]:
+        nonlocal identical
+        for divergence in diff_traces(*readers):
+            identical = False
+            yield divergence
+
+    for line in render(found(), every=every):
+        say(line)
+    for name, reader in zip("AB", readers, strict=True):
+        if reader.cut_short:
+            say(f"The last line of {name} was cut short: its writer was killed while it wrote.")
+    return identical
+
+
+def html(file: Path, out: Path | None, open_browser: bool) -> None:
+    """Write the page, by default beside the trace, and say where it is; show it in a browser if asked to.
+
+    Raises:
+        TraceError: The trace cannot be read, or the page not be written.
+    """
+    page = out or open_episode(file).path.with_suffix(".html")
+    write_html(file, page)
+    say_page(page, open_browser)
+
+
+def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) -> None:
+    """Write two traces side by side, by default beside the second one, and say where they first differ.
+
+    Raises:
+        TraceError: A trace cannot be read, or the page not be written.
+    """
+    page = out or open_episode(right).path.with_name("comparison.html")
+    turn = write_comparison(left, right, page)
+    say(f"The traces differ from turn {turn} on." if turn else "The traces are identical.")
+    say_page(page, open_browser)
+
+
+def serve(file: Path, port: int, open_browser: bool) -> None:
+    """Serve the page until Ctrl-C.
+
+    Raises:
+        TraceError: The trace cannot be read.
+        MCPConfigError: The port cannot be used.
+    """
+    with LiveFeed(file) as feed, serving(feed, port) as server:
+        say(f"{shown_path(feed.reader.path)} is at {server.url}")
+        say("Only this machine can reach it. Ctrl-C ends it.", err=True)
+        if open_browser and not webbrowser.open(server.url):
+            say("There is no browser to show it; open the address yourself.", err=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            say("Ended.", err=True)
+
+
+def schema() -> None:
+    """Print the JSON Schema of the format that this version writes."""
+    typer.echo(json.dumps(trace_schema(), indent=2))
