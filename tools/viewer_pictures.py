@@ -39,8 +39,7 @@ from grue.testing.llm_server import (
     tool_calls_reply,
 )
 from grue.tool_sessions.server_specs import StdioServer
-from grue.tracing.comparison import write_comparison
-from grue.tracing.viewer import write_html
+from grue.tracing.viewer import write_comparison, write_html
 from grue.transports.llm.endpoint import LlmSettings
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"

@@ -7,7 +7,7 @@ import pytest
 from story_traces import full_story
 from viewer_traces import EpisodeTape, begin, plain_turn
 
-from grue.tracing.comparison import write_comparison
+from grue.tracing.viewer import write_comparison
 
 pytestmark = [pytest.mark.made_up_trace, pytest.mark.slow]
 

@@ -7,8 +7,7 @@ import pytest
 from story_traces import Story
 from viewer_traces import EpisodeTape, begin, plain_turn
 
-from grue.tracing.live_feed import LiveFeed
-from grue.tracing.live_server import serving
+from grue.tracing.live_server import LiveFeed, serving
 from grue.tracing.marks import read_marks
 
 pytestmark = [pytest.mark.made_up_trace, pytest.mark.slow]

@@ -12,8 +12,7 @@ from promises import within
 
 from grue.errors import GameError, MissingDependencyError
 from grue.hosts.zork.games import Observation, ZMachineGame
-from grue.hosts.zork.games.interpreters import find_interpreter
-from grue.hosts.zork.games.styled_words import prints_styled_words, styled_story
+from grue.hosts.zork.games.interpreters import find_interpreter, prints_styled_words, styled_story
 
 pytest.importorskip("fernz", reason="story files without dfrotz need the extra: pip install 'grue[fernz]'")
 

@@ -251,7 +251,7 @@ ELSEWHERE = {
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GRUE_API_KEY", raising=False)
-    monkeypatch.setattr("grue.hosts.zork.games.fernz.find_spec", lambda _: None)
+    monkeypatch.setattr("grue.hosts.zork.games.interpreters.find_spec", lambda _: None)
 
 
 @pytest.mark.made_up_trace

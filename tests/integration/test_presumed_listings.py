@@ -55,7 +55,7 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
-from grue.tracing.counting import count_episode
+from grue.tracing.counts import count_episode
 from grue.tracing.reading import open_episode
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")

@@ -44,8 +44,7 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.facts import Fact
-from grue.tracing.observers.event import Event
-from grue.tracing.observers.events import EventFeed
+from grue.tracing.observers.events import Event, EventFeed
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

@@ -13,7 +13,7 @@ from promises import within
 
 from grue.errors import GameError, MissingDependencyError
 from grue.hosts.zork.games import Observation, ZMachineGame, open_game
-from grue.hosts.zork.games.dfrotz import find_dfrotz
+from grue.hosts.zork.games.interpreters import find_dfrotz
 
 OPENING = [
     "n",

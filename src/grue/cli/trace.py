@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from grue.tracing import show as table
 from grue.tracing import stats_table
-from grue.tracing.counting import EpisodeTally, count_episode
+from grue.tracing.counts import EpisodeTally, count_episode
 from grue.tracing.filters import EVERYTHING, Filter
 from grue.tracing.message_words import kind_of_line
 from grue.tracing.reading import EpisodeReader, open_episode

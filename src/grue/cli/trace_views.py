@@ -12,17 +12,15 @@ import typer
 
 from grue.cli.saying import say, say_page, shown_path
 from grue.errors import MCPConfigError
-from grue.tracing.comparison import write_comparison
 from grue.tracing.diagram import WIDTH, mermaid, plain
 from grue.tracing.diff import diff as diff_traces
 from grue.tracing.diff import render
 from grue.tracing.divergence import Divergence
-from grue.tracing.live_feed import LiveFeed
-from grue.tracing.live_server import serving
+from grue.tracing.live_server import LiveFeed, serving
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.schema import trace_schema
 from grue.tracing.turn_slices import split_turns
-from grue.tracing.viewer import write_html
+from grue.tracing.viewer import write_comparison, write_html
 
 
 def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""The statistics of an episode, as data; `counting.py` computes them, `stats_table.py` prints them.
+"""The statistics of an episode, as data; `counts.py` computes them, `stats_table.py` prints them.
 
 Percentiles use the nearest rank, so each is a value that was measured: the smallest one that is at least as
 large as the given percentage of all values. Times are rounded to the microsecond. `phases.py` assigns them.

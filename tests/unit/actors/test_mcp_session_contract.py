@@ -14,7 +14,7 @@ from transport_servers import QUICK
 from grue.actors.mcp_session import SessionActor
 from grue.config.settings import GameConfiguration
 from grue.hosts.servers import think
-from grue.hosts.zork.duck_types import connect_manager
+from grue.hosts.zork.agent_wiring import connect_manager
 from grue.hosts.zork.manager import MCPManager
 from grue.messages import (
     CallTools,

@@ -13,8 +13,7 @@ from story_traces import Story, full_story
 from viewer_traces import EpisodeTape, begin, plain_turn
 
 from grue.errors import MCPConfigError, TraceError
-from grue.tracing.live_feed import LiveFeed
-from grue.tracing.live_server import LiveServer, serving
+from grue.tracing.live_server import LiveFeed, LiveServer, serving
 
 pytestmark = pytest.mark.made_up_trace
 
@@ -160,7 +159,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
 
 def test_a_long_trace_comes_in_several_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grue.tracing.page_feed._MOST_ROWS", 5)
-    monkeypatch.setattr("grue.tracing.live_feed._MOST_ANSWER_BYTES", 1)
+    monkeypatch.setattr("grue.tracing.live_server._MOST_ANSWER_BYTES", 1)
     with EpisodeTape(tmp_path / "trace.jsonl") as tape:
         Story(tape).write()
     with LiveFeed(tmp_path / "trace.jsonl") as feed, serving(feed) as server:

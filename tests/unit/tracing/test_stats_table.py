@@ -12,7 +12,7 @@ from grue import messages
 from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import CompletionReceived, LlmFailure, RunTurn, TurnFailed, Usage
 from grue.tracing.columns import cells
-from grue.tracing.counting import count_episode
+from grue.tracing.counts import count_episode
 from grue.tracing.stats import EpisodeStats
 from grue.tracing.stats_table import duration, render, summary
 

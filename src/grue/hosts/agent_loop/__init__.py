@@ -15,8 +15,8 @@ no server is started, and `mcp` need not be installed.
 
 from grue.hosts.agent_loop.events import LoopEvent, ToolEnded, ToolStarted, Words
 from grue.hosts.agent_loop.injected import InvokeMcpTool, McpCall
-from grue.hosts.agent_loop.loop import AgentLoop
-from grue.hosts.agent_loop.shared_client import (
+from grue.hosts.agent_loop.loop import (
+    AgentLoop,
     configure_mcp_client,
     invoke_mcp_tool,
     list_mcp_tools,

@@ -1,11 +1,15 @@
 """The synchronous agent that a host uses: one blocking call for each turn, which returns a dict.
 
+An agent, its manager and its orchestrator may each be given a logger and a Langfuse client, often the same
+ones. They share the agent's recorder, so the observers that exist already are found there, and no event is
+sent twice.
+
 Source: R10.4, R15.4
 """
 
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
 import anyio.to_thread
@@ -17,6 +21,7 @@ from grue.hosting import (
     Disabled,
     GameConfiguration,
     LangfuseObserver,
+    LoggerObserver,
     Settled,
     Spent,
     ToolServer,
@@ -30,10 +35,78 @@ from grue.hosting import (
 from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_server_of
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
-from grue.hosts.zork.listeners import add_langfuse, add_loggers
-from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, answer_spec
 from grue.policies import FailurePolicy
+
+SYSTEM_PROMPT = """\
+You play a text adventure, one command a turn, to score as many points as possible and to win.
+
+Each turn you are shown where you are, what you carry, your score, what you did lately, what you remember of
+this place, and the game's own text. Reply with exactly one command.
+
+How to play well:
+- Commands are short: a direction (north, up), or a verb and a thing (take lamp, open case, unlock door with
+  key). One command only, never a list, never an explanation.
+- Read the text closely: things, exits and warnings in it are real, everything else is not.
+- When a command failed, do not repeat it; try another way or go elsewhere.
+- Dark places are dangerous: have a light with you.
+
+If tools are offered, use them to think when a puzzle needs several steps of reasoning; for plain moves answer
+directly. Tools never act in the game: the answer does.
+
+Answer with one JSON object and nothing else:
+{"thinking": "why", "action": "the command", "new_objective": "a longer goal, or null"}
+"""
+
+
+def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
+    """Add an observer for each logger, unless it gets the records already.
+
+    A logger also gets the records that the loggers below it propagate.
+
+    Args:
+        recorder: The recorder.
+        loggers: Loggers, or objects with `info`, `warning` and `error`; `None` is ignored.
+        episode_id: Put into every record.
+    """
+    observed = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
+    # The lowest first, because it propagates its records to the loggers above it.
+    for logger in sorted(filter(None, loggers), key=_depth, reverse=True):
+        if not any(logger is target for each in observed for target in _targets(each)):
+            recorder.add(LoggerObserver(logger, episode_id=episode_id))
+            observed.append(logger)
+
+
+def add_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) -> LangfuseObserver | None:
+    """Add an observer for a Langfuse client, unless the recorder has one for it.
+
+    Args:
+        recorder: The recorder.
+        client: The client; `None` is ignored.
+        session_id: The episode's id; `None` creates one.
+
+    Returns:
+        The observer, which the caller has to close; `None` if none was added.
+    """
+    observed = (each for each in recorder.observers if isinstance(each, LangfuseObserver) and not each.closed)
+    if client is None or any(each.client is client for each in observed):
+        return None
+    observer = LangfuseObserver(client, session_id=session_id)
+    recorder.add(observer)
+    return observer
+
+
+def _targets(logger: Any) -> Iterator[Any]:
+    """Yield the logger, and the loggers that it propagates its records to."""
+    yield logger
+    while isinstance(logger, logging.Logger) and logger.propagate and logger.parent is not None:
+        logger = logger.parent
+        yield logger
+
+
+def _depth(logger: Any) -> int:
+    return sum(1 for _ in _targets(logger))
+
 
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"

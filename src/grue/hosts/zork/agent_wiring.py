@@ -1,4 +1,9 @@
-"""Choose the tool server and the model of a turn from the manager and the client of an agent."""
+"""Choose the tool server and the model of a turn from the manager and the client of an agent.
+
+A client is any object with `chat.completions.create(**kwargs)`, blocking or not. A manager is any object with
+the coroutines `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`. For the agent they
+work like an endpoint and a server process.
+"""
 
 from typing import Any
 
@@ -8,10 +13,14 @@ from grue import messages as m
 from grue.hosting import GameConfiguration, LlmEndpoint, LlmFactory, McpServer, ToolServer
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
-from grue.hosts.zork.duck_types import client_actor, connect_manager
+from grue.hosts.zork.client_actor import ClientActor, client_actor
 from grue.hosts.zork.manager import TURN_METHODS, MCPManager
+from grue.hosts.zork.manager_connection import ManagerConnection, SessionManager, connect_manager
 from grue.hosts.zork.manager_turn import connect_overridden
 from grue.hosts.zork.overrides import is_overridden
+
+__all__ = ["ClientActor", "ManagerConnection", "SessionManager", "client_actor", "connect_manager"]
+
 
 _UNNAMED = "mcp"
 """The server's name if a manager has no `server_name`; its tools keep their own names."""

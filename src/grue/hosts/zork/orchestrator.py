@@ -4,16 +4,26 @@ In every turn it shows the agent what the game shows, plays the command that the
 the result. The episode ends, always with a reason, when the game, the turns or the budget are at an end, when
 the agent falls back too often in a row, or after an error that another turn cannot mend.
 
+The configuration (`Conditions`) is recorded at the start and at each resume. A resume with another game, with
+MCP switched on or off, or with another MCP server is refused. Any other change is reported and recorded, and
+the episode goes on, because people also resume an episode after they have mended its configuration.
+
+The host remembers of each place where points were gained, what killed, and where exits lead.
+
 Source: R9, R10.2
 """
 
+import dataclasses
+import hashlib
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct, field, structs
 
 import grue
-from grue import Recorder
+from grue import HttpServer, Recorder, StdioServer
 from grue import messages as m
 from grue.errors import GameError, LLMError, MCPConfigError, MCPError, TurnTimedOut
 from grue.hosting import (
@@ -24,9 +34,10 @@ from grue.hosting import (
     LangfuseObserver,
     LoggerObserver,
     changed_conditions,
+    shown_endpoint,
 )
 from grue.hosts.zork.agent import ZorkAgent
-from grue.hosts.zork.conditions import conditions_of, require_same_tools
+from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.context import Move, context_text
 from grue.hosts.zork.facts import (
     Decided,
@@ -41,10 +52,135 @@ from grue.hosts.zork.facts import (
 from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.manager import MCPManager
-from grue.hosts.zork.memories import Memories
 from grue.hosts.zork.past import Past, TurnEnd, ends_episode
 from grue.hosts.zork.response import FALLBACK_ACTION
 from grue.policies import FailurePolicy
+
+MOST_PER_PLACE = 8
+
+
+class Memories:
+    """Short notes for each location; the oldest are dropped first."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, list[str]] = {}
+
+    def learn(self, move: Move, after: Observation) -> str | None:
+        """Keep a note about a move, and return it; `None` if there is nothing new to note."""
+        if move.location is None:
+            return None
+        note = self._note(move, after)
+        if note is None:
+            return None
+        notes = self._notes.setdefault(move.location, [])
+        if note in notes:
+            return None
+        notes.append(note)
+        del notes[:-MOST_PER_PLACE]
+        return note
+
+    def of(self, location: str | None) -> Sequence[str]:
+        """Return the notes on a place, oldest first."""
+        return tuple(self._notes.get(location or "", ()))
+
+    def text(self, location: str | None) -> str | None:
+        """Return the notes on a place as text for the agent; `None` if there are none."""
+        notes = self.of(location)
+        return (
+            "\n".join(["What you remember of this place:", *(f"- {note}" for note in notes)])
+            if notes
+            else None
+        )
+
+    @staticmethod
+    def _note(move: Move, after: Observation) -> str | None:
+        if after.died:
+            return f"'{move.command}' killed you here"
+        if move.gained and move.gained > 0:
+            return f"'{move.command}' brought {move.gained} points"
+        if after.location is not None and after.location != move.location:
+            return f"'{move.command}' leads to {after.location}"
+        return None
+
+
+def conditions_of(agent: ZorkAgent) -> dict[str, str]:
+    """Return the settings that an agent plays with, by name, without secrets."""
+    config, client = agent.config, agent.client
+    said = {
+        "model": agent.model,
+        "endpoint": _endpoint(client),
+        "wire format": config.wire_format or "by endpoint",
+        "sampling": _json(dataclasses.asdict(config.agent_sampling)),
+        "budget": _json(dataclasses.asdict(config.budget)),
+    }
+    if agent.server is None:
+        return said
+    return {
+        **said,
+        f"MCP server '{agent.server}'": _definition(agent.mcp_manager),
+        "tool limits": (
+            f"{config.mcp_max_tool_iterations} iterations, "
+            f"{config.mcp_tool_call_timeout_seconds:g} s a call, "
+            f"{config.mcp_server_startup_timeout_seconds:g} s to start"
+        ),
+        "tool lock": _lock(agent),
+    }
+
+
+def require_same_tools(started: EpisodeStarted, server: str | None) -> None:
+    """Refuse to resume an episode with another server, or with MCP switched on or off.
+
+    Raises:
+        MCPConfigError: The text names the servers at the start and now.
+    """
+    now = (server,) if server else ()
+    if now != started.servers:
+        raise MCPConfigError(
+            f"The episode cannot be resumed: it was begun with {_tools(started.servers)}, and now there is "
+            f"{_tools(now)}. Configure MCP as it was, or play a new episode."
+        )
+
+
+def _endpoint(client: object) -> str:
+    if isinstance(client, LLMClient):
+        return shown_endpoint(client.config.client_base_url)
+    return type(client).__name__
+
+
+def _tools(servers: tuple[str, ...]) -> str:
+    return f"the MCP server {', '.join(map(repr, servers))}" if servers else "no MCP"
+
+
+def _definition(manager: object) -> str:
+    server = manager.tool_server if isinstance(manager, MCPManager) else manager
+    match server:
+        case StdioServer(command=command, args=args, cwd=cwd):
+            # Arguments may hold secrets. A digest shows whether they differ without showing them.
+            return f"{command} ({_digest((command, args, cwd, sorted(server.env), server.inherit_env))})"
+        case HttpServer(url=url, transport=transport):
+            return f"{shown_endpoint(url)} ({_digest((url, transport, sorted(server.headers)))})"
+        case _:
+            return type(server).__name__
+
+
+def _lock(agent: ZorkAgent) -> str:
+    manager = agent.mcp_manager
+    lock = manager.tool_lock if isinstance(manager, MCPManager) else None
+    if lock is None or agent.server is None:
+        return f"{agent.config.mcp_tool_lock}, nothing is locked"
+    pins = msgspec.to_builtins(lock.pins(agent.server))
+    return f"{agent.config.mcp_tool_lock}, {len(pins)} tools ({_digest(pins)})"
+
+
+def _digest(value: object) -> str:
+    # The order of keys does not matter. A lock can hold lone surrogates, which msgspec's JSON cannot.
+    text = repr(msgspec.to_builtins(value, builtin_types=(), order="sorted"))
+    return f"sha256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()
+
 
 DEFAULT_MAX_TURNS = 60
 _MOST_OBJECTIVES = 5

@@ -5,12 +5,10 @@ Two parts of grue stand in for a provider and have to be as strict as one: the o
 the formats and the rules from here. Come here when a provider changes a format or refuses something new.
 
 - `dialects.py`: a row for each format; `Dialect.read` checks a request;
-- `chat_rules.py`, `media_rules.py`: what strict providers refuse in a chat completions request;
+- `chat_rules.py`: what strict providers refuse in a chat completions request;
 - `responses_dialect.py`, `messages_dialect.py`: the other two formats: their translations to chat
-  completions and back, and their streams;
-- `responses_rules.py`, `messages_rules.py`: what those two formats refuse in addition;
-- `reply_streams.py`: the stream of chat completions, and what the streams share;
-- `chat_shapes.py`: functions that the translations share.
+  completions and back, their streams, and what they refuse in addition;
+- `chat_shapes.py`: the stream of chat completions, and what the translations and streams share.
 
 Nothing here may import the client's own encoders in `grue.protocol.chat_wire`: the formats are written twice,
 from the providers' documents, so that a mistake in one is found by the other.

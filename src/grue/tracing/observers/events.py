@@ -1,8 +1,8 @@
-"""Turn trace envelopes into log events: which message makes which event, with which text and fields.
+"""Turn trace envelopes into log events.
 
 `EventFeed` takes the envelopes of an episode in order and returns the events that each one makes. It does no
-I/O; `json_log`, `episode_log` and `python_log` write what it returns. If the requirements name an event,
-its text and fields are theirs too.
+I/O; `episode_log` and `python_log` write what it returns. If the requirements name an event, its text and
+fields are theirs too. Events that depend on one message alone are in `tracing/message_words.py`.
 
 The settlement of a tool call decides its events. Each call that was sent has one `mcp_tool_call`. Each
 settlement has the events of its row in the table. Each failure, that is, each tool message with an error, has
@@ -30,10 +30,79 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope
-from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, LogLevel, LogLine
 from grue.tracing.message_words import log_lines
-from grue.tracing.observers.event import Event, Moment
+
+MESSAGE_LIMIT = 2000
+"""Longest message of an event, in characters. The event's fields hold the whole text."""
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One event of an episode.
+
+    Attributes:
+        at: Seconds since the epoch.
+        event_type: Its name, such as `mcp_tool_call`.
+        message: One printable line for people.
+        turn: One-based number of the turn; 0 outside turns.
+        fields: Further data of the event: JSON values, with the names from the requirements. Text in it is
+            untrusted.
+    """
+
+    at: float
+    level: LogLevel
+    event_type: str
+    message: str
+    episode_id: str
+    turn: int
+    fields: m.JsonObject
+
+    def labels(self) -> m.JsonObject:
+        """Return all fields except time, level and text, in one flat object."""
+        return {
+            "event_type": self.event_type,
+            "episode_id": self.episode_id,
+            "turn": self.turn,
+            **self.fields,
+        }
+
+
+class Moment(Struct, frozen=True):
+    """The time and turn of an envelope; creates the events that happen then."""
+
+    at: float
+    episode_id: str
+    turn: int
+
+    def info(self, event_type: str, message: str, **fields: object) -> Event:
+        """Return an event of this level."""
+        return self._event("info", event_type, message, fields)
+
+    def warning(self, event_type: str, message: str, **fields: object) -> Event:
+        """Return an event of this level."""
+        return self._event("warning", event_type, message, fields)
+
+    def error(self, event_type: str, message: str, **fields: object) -> Event:
+        """Return an event of this level."""
+        return self._event("error", event_type, message, fields)
+
+    def event(self, line: LogLine) -> Event:
+        """Return a fact's event."""
+        return self._event(line.level, line.event, line.message, line.fields)
+
+    def _event(self, level: LogLevel, event_type: str, message: str, fields: m.JsonObject) -> Event:
+        return Event(
+            at=self.at,
+            level=level,
+            event_type=event_type,
+            message=printable(message, MESSAGE_LIMIT),
+            episode_id=self.episode_id,
+            turn=self.turn,
+            fields=fields,
+        )
+
 
 _CALL_FAILED = "Tool call failed: "
 _CALL_SKIPPED = "Tool call skipped: "

@@ -4,8 +4,7 @@ import logging
 from typing import Any
 
 from grue.runtime.trace.recorder import Envelope
-from grue.tracing.observers.event import Event
-from grue.tracing.observers.events import EventFeed
+from grue.tracing.observers.events import Event, EventFeed
 
 _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 """Names that `logging` does not allow in `extra`."""

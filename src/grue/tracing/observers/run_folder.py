@@ -19,8 +19,7 @@ from grue.runtime.trace.line_file import cut_half_line
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.runtime.version import __version__
 from grue.runtime.whole_file import write_whole
-from grue.tracing.observers.episode_log import EpisodeLog
-from grue.tracing.observers.json_log import JsonLog
+from grue.tracing.observers.episode_log import EpisodeLog, JsonLog
 
 RESULT_FILE = "result.json"
 

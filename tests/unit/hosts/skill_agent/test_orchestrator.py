@@ -19,7 +19,7 @@ from grue.hosts.skill_agent.facts import RunEnded
 from grue.messages import ToolCalled, ToolCallResult, ToolReturned
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
-from grue.tracing.counting import count_episode
+from grue.tracing.counts import count_episode
 from grue.tracing.turn_slices import split_turns
 
 CALLED = ["mcp_tool_call_started", "mcp_tool_call_completed"]

@@ -6,7 +6,7 @@ from offline_play import THINK, history
 
 from grue.hosts.zork.context import RECENT, Move, context_text
 from grue.hosts.zork.games.game import Observation
-from grue.hosts.zork.memories import Memories
+from grue.hosts.zork.orchestrator import Memories
 from grue.testing.offline.chat_request import read_request
 from grue.testing.offline.script import FunctionCall, Reply
 from grue.testing.offline.situation import Situation, read_situation, read_standing

@@ -8,7 +8,7 @@ from recorded_turns import Called, Play, Tape
 from grue.hosts.zork.facts import McpInitFailed, McpInitialized
 from grue.messages import RunTurn
 from grue.tracing.observers import python_log
-from grue.tracing.observers.event import Event
+from grue.tracing.observers.events import Event
 from grue.tracing.observers.python_log import LoggerObserver
 
 

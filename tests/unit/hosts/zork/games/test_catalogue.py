@@ -4,9 +4,7 @@ import pytest
 
 from grue.errors import GameError, MissingDependencyError
 from grue.hosts.zork.games import HouseGame, open_game
-from grue.hosts.zork.games.dfrotz import find_dfrotz
-from grue.hosts.zork.games.fernz import fernz
-from grue.hosts.zork.games.interpreters import find_interpreter
+from grue.hosts.zork.games.interpreters import fernz, find_dfrotz, find_interpreter
 
 
 def test_the_house_by_name() -> None:
@@ -36,7 +34,7 @@ def test_without_the_interpreter_one_sentence_has_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("grue.hosts.zork.games.dfrotz.DEBIAN_GAMES", str(tmp_path))
+    monkeypatch.setattr("grue.hosts.zork.games.interpreters.DEBIAN_GAMES", str(tmp_path))
     with pytest.raises(MissingDependencyError, match=r"apt-get install frotz .*brew install frotz"):
         find_dfrotz()
 
@@ -46,7 +44,7 @@ def test_the_interpreter_is_found_off_the_path_too(monkeypatch: pytest.MonkeyPat
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("grue.hosts.zork.games.dfrotz.DEBIAN_GAMES", str(tmp_path))
+    monkeypatch.setattr("grue.hosts.zork.games.interpreters.DEBIAN_GAMES", str(tmp_path))
     assert find_dfrotz() == program
 
 
@@ -54,8 +52,8 @@ def test_without_any_interpreter_both_commands_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("grue.hosts.zork.games.dfrotz.DEBIAN_GAMES", str(tmp_path))
-    monkeypatch.setattr("grue.hosts.zork.games.fernz.find_spec", lambda _: None)
+    monkeypatch.setattr("grue.hosts.zork.games.interpreters.DEBIAN_GAMES", str(tmp_path))
+    monkeypatch.setattr("grue.hosts.zork.games.interpreters.find_spec", lambda _: None)
     with pytest.raises(MissingDependencyError, match=r"apt-get install frotz .*pip install 'grue\[fernz\]'"):
         find_interpreter()
     with pytest.raises(MissingDependencyError, match="fernz is not installed"):
@@ -65,9 +63,9 @@ def test_without_any_interpreter_both_commands_are_named(
 def test_dfrotz_comes_first_and_fernz_stands_in_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("grue.hosts.zork.games.fernz.find_spec", lambda _: object())
+    monkeypatch.setattr("grue.hosts.zork.games.interpreters.find_spec", lambda _: object())
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("grue.hosts.zork.games.dfrotz.DEBIAN_GAMES", str(tmp_path))
+    monkeypatch.setattr("grue.hosts.zork.games.interpreters.DEBIAN_GAMES", str(tmp_path))
     assert find_interpreter() == fernz()
     program = tmp_path / "dfrotz"
     program.write_text("#!/bin/sh\n")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grue.hosts.zork.games.fernz import fernz
-from grue.hosts.zork.games.interpreters import choose_interpreter
+from grue.hosts.zork.games.interpreters import choose_interpreter, fernz
 
 LOSES = "printf '\\n'"
 PRINTS = "printf 'bold\\nunderlined\\n'"
@@ -16,8 +15,10 @@ PRINTS = "printf 'bold\\nunderlined\\n'"
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder that is the whole PATH; fernz counts as installed."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("grue.hosts.zork.games.dfrotz.DEBIAN_GAMES", str(tmp_path))
-    monkeypatch.setattr("grue.hosts.zork.games.fernz.find_spec", lambda _: importlib.util.find_spec("json"))
+    monkeypatch.setattr("grue.hosts.zork.games.interpreters.DEBIAN_GAMES", str(tmp_path))
+    monkeypatch.setattr(
+        "grue.hosts.zork.games.interpreters.find_spec", lambda _: importlib.util.find_spec("json")
+    )
     return tmp_path
 
 
@@ -55,7 +56,7 @@ def test_without_fernz_what_is_lost_is_named_with_the_remedy(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_dfrotz(installed, LOSES)
-    monkeypatch.setattr("grue.hosts.zork.games.fernz.find_spec", lambda _: None)
+    monkeypatch.setattr("grue.hosts.zork.games.interpreters.find_spec", lambda _: None)
     chosen = choose_interpreter(5)
     assert (chosen.interpreter.name, chosen.loses_words) == ("dfrotz", True)
     assert chosen.reason.endswith("fernz does: pip install 'grue[fernz]'")

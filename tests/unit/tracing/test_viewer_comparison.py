@@ -10,8 +10,8 @@ from viewer_traces import EpisodeTape, begin, plain_turn, small_episode
 
 from grue.cli.trace_views import comparison
 from grue.errors import TraceError
-from grue.tracing import comparison as page_of_two
-from grue.tracing.comparison import write_comparison
+from grue.tracing import viewer as page_of_two
+from grue.tracing.viewer import write_comparison
 
 pytestmark = pytest.mark.made_up_trace
 

@@ -26,7 +26,7 @@ from grue.hosts.agent_loop import (
     list_mcp_tools,
     reset_mcp_client,
 )
-from grue.hosts.agent_loop.shared_client import VARIABLE, _tool_server
+from grue.hosts.agent_loop.loop import VARIABLE, _tool_server
 from grue.testing import faulty_server
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left

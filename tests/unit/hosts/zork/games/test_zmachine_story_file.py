@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grue.errors import GameError
-from grue.hosts.zork.games.story_file import object_names, open_story
+from grue.hosts.zork.games.zmachine import object_names, open_story
 
 _ROWS = ("abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", " \n0123456789.,!?_#'\"/\\-:()")
 

@@ -14,10 +14,9 @@ from grue.errors import TraceError
 from grue.runtime.trace.format import FORMAT
 from grue.tracing.facts import EpisodeEnded, EpisodeStarted, Fact
 from grue.tracing.message_words import kind_of, summarize
-from grue.tracing.reading import read_episode
+from grue.tracing.reading import read_episode, unknown_fact, with_hosts_fields
 from grue.tracing.show import json_line
 from grue.tracing.turn_slices import turn_of
-from grue.tracing.unknown_facts import unknown_fact, with_hosts_fields
 
 pytestmark = pytest.mark.made_up_trace
 

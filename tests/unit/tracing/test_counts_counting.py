@@ -29,7 +29,7 @@ from grue.messages import (
     Usage,
 )
 from grue.runtime.trace.recorder import Envelope
-from grue.tracing.counting import EpisodeTally, count_episode
+from grue.tracing.counts import EpisodeTally, count_episode
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.stats import Durations, EpisodeStats, ToolStats, nearest_rank
 from grue.tracing.stats_table import render

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grue.hosts.zork.games.fernz_screen import Screen
+from grue.hosts.zork.games.fernz_player import Screen
 from grue.hosts.zork.games.story_text import take_status_line
 
 STATUS = (

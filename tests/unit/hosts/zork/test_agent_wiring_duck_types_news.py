@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-from grue.hosts.zork.duck_types import client_actor, connect_manager
+from grue.hosts.zork.agent_wiring import client_actor, connect_manager
 from grue.messages import OfferTools, RequestCompletion, SystemText, UserText
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace.recorder import Recorder

@@ -9,7 +9,7 @@ from recorded_turns import Called, Play, Tape
 from grue.errors import TraceError
 from grue.hosts.zork.facts import McpInitFailed, McpInitialized
 from grue.messages import RunTurn
-from grue.tracing.observers.json_log import JsonLog
+from grue.tracing.observers.episode_log import JsonLog
 
 
 def test_each_event_is_a_flat_object_of_its_own(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from grue.hosts.zork.games.story_file import open_story
-from grue.hosts.zork.games.styled_words import prints_styled_words, styled_story
+from grue.hosts.zork.games.interpreters import prints_styled_words, styled_story
+from grue.hosts.zork.games.zmachine import open_story
 
 
 def program(folder: Path, script: str) -> Path:
