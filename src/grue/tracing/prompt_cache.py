@@ -24,7 +24,7 @@ from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, profile_for
 from grue.protocol.context.history import History, Ledger
 from grue.runtime.safe_text import printable
-from grue.tracing.presentation import kind_of
+from grue.tracing.message_words import kind_of
 
 PromptPart: TypeAlias = Literal["model", "tools", "system", "messages"]
 
