@@ -25,8 +25,7 @@ from grue.policies import Misses
 from grue.tool_sessions.host_tools import ToolServer
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import new_run_path
-from grue.transports.llm.endpoint import LlmSettings
-from grue.transports.llm.keys import api_key, require_key
+from grue.transports.llm.endpoint import LlmSettings, api_key, require_key
 
 _LLM = "llm."
 LOCK = "lock"
