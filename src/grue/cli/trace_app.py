@@ -223,6 +223,26 @@ def trace_replay(
             raise typer.Exit(FAILED)
 
 
+@trace_app.command("to-test")
+def trace_to_test(
+    file: _File = None,
+    turn: Annotated[int | None, typer.Option(help="The turn.", show_default="the only one")] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SERVER=MODULE:NAME", help="A server's tools in your own code; repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The test.", show_default="test_EPISODE_turn_N.py")
+    ] = None,
+) -> None:
+    """Write a pytest file that runs a turn again with the recorded replies, and asserts what it decided."""
+    with plain_errors():
+        from grue.cli.trace_to_test import to_test
+
+        take_interrupts()
+        to_test(_chosen(file), turn, tools or (), out)
+
+
 @trace_app.command("schema")
 def trace_schema() -> None:
     """Print the JSON Schema of a trace file: its header, its lines and every message."""

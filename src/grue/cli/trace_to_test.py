@@ -1,0 +1,375 @@
+"""`grue trace to-test`: write a pytest file that runs a recorded turn again, with the recorded replies.
+
+The model's replies are those of the record; everything else runs: your tools, your policy, grue. The file is
+meant to be read and edited.
+"""
+
+import base64
+import os
+import re
+from collections.abc import Iterator, Sequence
+from keyword import iskeyword
+from pathlib import Path
+from pprint import pformat
+from types import FunctionType
+from typing import Any
+
+import msgspec
+from msgspec import NODEFAULT, Struct, structs
+
+import grue
+from grue import messages as m
+from grue import policies
+from grue.cli.saying import say, shown_path
+from grue.engine.conversations.recorded_conversation import said_before
+from grue.engine.fork import RecordedRun, read_run
+from grue.errors import MCPConfigError
+from grue.policies import ApprovalDecision, FailurePolicy, ToolPolicy, TurnLimits
+from grue.protocol.context.history import items_of
+from grue.protocol.tool_loop import AGENT
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.whole_file import write_whole
+from grue.testing import decisions, llm_server
+from grue.testing.decisions import arguments_of
+
+_SHORT = 300
+"""Longest result that a test asserts: longer ones are not read by people."""
+
+_NOT_AGAIN = ("timed_out", "died", "interrupted")
+
+_SET_BY_THE_RUNNER = ("server_startup_timeout_s", "startup_timeouts_s", "teardown_s")
+
+
+def to_test(file: Path, turn: int | None, tools: Sequence[str], out: Path | None) -> None:
+    """Write the test, and say where it is.
+
+    Args:
+        file: A trace, or a run folder.
+        turn: The turn; `None`: the only one.
+        tools: `SERVER=MODULE:NAME` each: the server's tools, in your own code.
+        out: The test's file, which may not exist; `None`: one that is named for the episode and the turn.
+
+    Raises:
+        MCPConfigError: An option is malformed, the file exists, or the turn cannot be told as a test.
+        MCPError: The trace holds no such turn.
+        TraceError: The trace cannot be read.
+    """
+    run = read_run(file, turn)
+    named = _named(tools, run)
+    broken = next((call for call in _calls(run) if call.settlement in _NOT_AGAIN), None)
+    if broken is not None:
+        raise MCPConfigError(
+            f"Turn {run.begun.turn} cannot be told as a test: its call of {broken.name} {broken.settlement}."
+            " The fixture faulty_mcp_server makes such faults."
+        )
+    path = out or Path(f"test_{_word(run.episode)}_turn_{run.begun.turn}.py")
+    if path.exists():
+        raise MCPConfigError(f"{path} exists already. Remove it, or choose another name with --out.")
+    source = "\n".join(_lines(run, named, path)) + "\n"
+    # The recorder has removed the secrets that it knew; these are the ones of this environment.
+    source = Redaction(secrets_in(os.environ)).redact_text(source)
+    for number, image in enumerate(run.begun.images, start=1):
+        _image(path, number).write_bytes(base64.b64decode(image.data))
+    write_whole(path, source.encode())
+    say(f"Wrote {shown_path(path)}. Run it with: python -m pytest {shown_path(path)}")
+
+
+def _named(tools: Sequence[str], run: RecordedRun) -> dict[str, tuple[str, str]]:
+    named: dict[str, tuple[str, str]] = {}
+    for each in tools:
+        server, sign, place = each.partition("=")
+        module, colon, name = place.partition(":")
+        if not (sign and colon and name.isidentifier() and all(map(str.isidentifier, module.split(".")))):
+            raise MCPConfigError(f"--tools wants SERVER=MODULE:NAME, not {each!r:.80}.")
+        if server not in run.begun.servers:
+            known = ", ".join(run.begun.servers) or "none"
+            raise MCPConfigError(f"The turn has no server {server!r:.80}. It has: {known}.")
+        named[server] = module, name
+    return named
+
+
+def _word(text: str) -> str:
+    return "".join(each if each.isalnum() and each.isascii() else "_" for each in text)[:60] or "episode"
+
+
+def _image(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}_image_{number}")
+
+
+def _lines(run: RecordedRun, named: dict[str, tuple[str, str]], path: Path) -> Iterator[str]:
+    begun, end = run.begun, _end(run)
+    body = [*_body(run, named, path)]
+    used = set(re.findall(r"\b[A-Za-z]\w+", "\n".join(body)))
+    yield f'"""Turn {begun.turn} of {_word(run.episode)}, as it was recorded: it {_ended(end)}.'
+    yield ""
+    yield "The model says what it said then. The tools run, and so do their policy and limits."
+    yield '"""'
+    yield ""
+    if "json" in used:
+        yield "import json"
+    if "Path" in used:
+        yield "from pathlib import Path"
+    yield from ("from typing import Any", "")
+    if "pytest" in used:
+        yield from ("import pytest", "")
+    for module, name in dict.fromkeys(named.values()):
+        yield f"from {module} import {name}"
+    for package in (grue, policies, m, decisions, llm_server):
+        names = sorted(used & {*_names(package)})
+        used -= {*names}
+        if names:
+            yield f"from {package.__name__} import {', '.join(names)}"
+    yield ""
+    yield from body
+
+
+def _names(module: Any) -> list[str]:
+    """Return the names that a module defines, or exports."""
+    listed: list[str] = getattr(module, "__all__", None) or dir(module)
+    own = [each for each in listed if isinstance(getattr(module, each), type | FunctionType)]
+    return [each for each in own if getattr(module, each).__module__.startswith("grue.") and each != "tool"]
+
+
+def _ended(end: m.TurnEnd | None) -> str:
+    match end:
+        case m.TurnCompleted():
+            return "was answered"
+        case m.TurnParked():
+            return "was parked"
+        case _:
+            return "failed"
+
+
+def _body(run: RecordedRun, named: dict[str, tuple[str, str]], path: Path) -> Iterator[str]:
+    history = _history(run)
+    yield f"SYSTEM = {_text(run.begun.system)}"
+    yield f"USER = {_text(run.begun.user)}"
+    yield from _replies(run)
+    if history:
+        yield f"HISTORY = {_literal(history)}"
+    decided = [*_decided(run)]
+    if decided:
+        yield f"APPROVED = {[each.call_id for each in decided if each.verdict != 'deny']!r}"
+    yield from _servers(run, named)
+    yield from _test(run, _end(run), path, history=bool(history))
+
+
+def _text(text: str) -> str:
+    """Return a text as Python source, a long one in several lines."""
+    shown = pformat(text, width=100)
+    return shown if len(shown) < 90 or not shown.startswith("(") else "(\n " + shown[1:-1] + "\n)"
+
+
+def _replies(run: RecordedRun) -> Iterator[str]:
+    yield "REPLIES = ["
+    for envelope in run.envelopes:
+        reply = envelope.body
+        if not isinstance(reply, m.CompletionReceived) or envelope.receiver != AGENT:
+            continue
+        if not reply.tool_calls:
+            yield f"    text_reply({reply.content or ''!r}),"
+            continue
+        yield "    tool_calls_reply("
+        for call in reply.tool_calls:
+            yield f"        ({call.name!r}, {_literal(arguments_of(call))}),"
+        if reply.content:
+            yield f"        content={reply.content!r},"
+        yield f"        ids={[str(call.call_id) for call in reply.tool_calls]!r},"
+        yield "    ),"
+    yield "]"
+
+
+def _servers(run: RecordedRun, named: dict[str, tuple[str, str]]) -> Iterator[str]:
+    called = [call for call in _calls(run) if call.settlement == "returned"]
+    tools = [each for each in _listed(run) if each.server not in named]
+    tools = [each for each in tools if any(call.name == each.name for call in called)]
+    if tools:
+        yield "RECORDED: list[tuple[str, Any, Any]] = ["
+        for call in called:
+            if any(each.name == call.name for each in tools):
+                error = f"RuntimeError({call.result.error_message!r})" if call.result.is_error else ""
+                result = error or _literal(call.result.content)
+                yield f"    ({call.name!r}, {_literal(_sent(call))}, {result}),"
+        yield from _RECORDED
+    for tool in tools:
+        yield from _stand_in(tool)
+    yield from ("", "", "def servers() -> dict[str, Any]:")
+    if tools:
+        yield '    """Return the tools. Those called recorded_... stand for your own: put yours there."""'
+    yield "    return {"
+    for server in run.begun.servers:
+        if server in named:
+            yield f"        {server!r}: {named[server][1]},"
+            continue
+        mine = ", ".join(f"{each.tool!r}: {_function(each)}" for each in tools if each.server == server)
+        yield f"        {server!r}: FunctionTools({{{mine}}}),"
+    yield "    }"
+
+
+_RECORDED = (
+    "]",
+    "",
+    "",
+    "def recorded(name: str, /, **arguments: Any) -> Any:",
+    '    """Return the recorded result of a call."""',
+    "    given = {key: value for key, value in arguments.items() if value is not None}",
+    "    result = next(each for tool, asked, each in RECORDED if (tool, asked) == (name, given))",
+    "    if isinstance(result, Exception):",
+    "        raise result",
+    "    return result",
+)
+
+
+def _sent(call: m.ToolCallRecord) -> object:
+    return arguments_of(call) if call.changed_arguments is None else call.changed_arguments
+
+
+def _stand_in(tool: m.ToolDefinition) -> Iterator[str]:
+    properties: Any = tool.input_schema.get("properties") or {}
+    required: Any = tool.input_schema.get("required") or []
+    names = [name for name in properties if name.isidentifier() and not iskeyword(name)]
+    ordered = sorted(names, key=lambda name: name not in required)
+    parameters = ", ".join(f"{name}: Any" + ("" if name in required else " = None") for name in ordered)
+    passed = "".join(f", {name}={name}" for name in ordered)
+    yield from ("", "", f"def {_function(tool)}({parameters}) -> Any:")
+    yield f"    return recorded({tool.name!r}{passed})"
+
+
+def _function(tool: m.ToolDefinition) -> str:
+    return f"recorded_{_word(tool.name).lower()}"
+
+
+def _decided(run: RecordedRun) -> Iterator[ApprovalDecision]:
+    for envelope in run.envelopes:
+        match envelope.body:
+            case m.CallsDecided(decisions=answers):
+                yield from answers
+            case m.RunTurn(resumed=m.Resumption(decisions=answers)):
+                yield from answers
+
+
+def _test(run: RecordedRun, end: m.TurnEnd | None, path: Path, *, history: bool) -> Iterator[str]:
+    begun = run.begun
+    yield from ("", "", f"def test_turn_{begun.turn}(scripted_llm: Any) -> None:")
+    yield "    llm = LlmSettings(base_url=scripted_llm(REPLIES).base_url, model='scripted')"
+    yield "    request: Any = TurnRequest("
+    yield "        user=USER,"
+    yield "        system=SYSTEM,"
+    if begun.answer is not None:
+        name = begun.answer.name
+        yield f"        answer=AnswerSpec(json.loads, schema={_literal(begun.answer.schema)}, name={name!r}),"
+    if begun.images:
+        names = [_image(path, number + 1).name for number in range(len(begun.images))]
+        yield f"        images=[Path(__file__).with_name(name) for name in {names!r}],"
+    if history:
+        yield "        history=HISTORY,"
+    if not begun.plain_results:
+        yield "        json_results=True,"
+    if begun.tools is not None:
+        yield f"        tools={begun.tools!r},"
+    yield "    )"
+    yield "    runner = Runner("
+    yield "        llm=llm,"
+    yield "        servers=servers(),"
+    yield from _settings(run)
+    yield "    )"
+    if isinstance(end, m.TurnCompleted):
+        yield "    with runner:"
+        yield "        outcome = runner.run_turn(request)"
+        yield "    assert_calls("
+        yield "        outcome,"
+        for call in end.tool_calls:
+            yield f"        {_called(call)},"
+        yield "    )"
+        answer = end.raw_response if begun.answer is None else end.answer
+        yield f"    assert_answer(outcome, {_literal(answer)})"
+        return
+    error = "ApprovalPending" if isinstance(end, m.TurnParked) else "MCPError"
+    yield f"    with runner, pytest.raises({error}):"
+    yield "        runner.run_turn(request)"
+
+
+def _settings(run: RecordedRun) -> Iterator[str]:
+    """Yield the arguments of the runner that are not as by default."""
+    begun = run.begun
+    limits = structs.replace(
+        begun.limits, **{name: getattr(TurnLimits(), name) for name in _SET_BY_THE_RUNNER}
+    )
+    rules: Any = structs.replace(begun.tool_policy, parking=False, trusted=())
+    for name, value, usual in (
+        ("limits", limits, TurnLimits()),
+        ("policy", begun.policy, FailurePolicy()),
+        ("tool_policy", rules, ToolPolicy()),
+        ("context", begun.context, None),
+    ):
+        if value != usual:
+            yield f"        {name}={_literal(value)},"
+    if [*_decided(run)]:
+        yield "        approve=lambda questions: ["
+        yield "            each.approve() if each.call_id in APPROVED else each.deny() for each in questions"
+        yield "        ],"
+
+
+def _called(call: m.ToolCallRecord) -> str:
+    parts = [repr(call.name), _literal(arguments_of(call))]
+    if call.settlement != "returned":
+        parts.append(f"settlement={call.settlement!r}")
+    elif not call.result.is_error and len(_literal(call.result.content)) <= _SHORT:
+        parts.append(f"result={_literal(call.result.content)}")
+    return f"Called({', '.join(parts)})"
+
+
+def _end(run: RecordedRun) -> m.TurnEnd | None:
+    ends = [each.body for each in run.envelopes if isinstance(each.body, m.TurnEnd)]
+    return ends[-1] if ends else None
+
+
+def _calls(run: RecordedRun) -> tuple[m.ToolCallRecord, ...]:
+    end = _end(run)
+    return end.tool_calls if end is not None else ()
+
+
+def _listed(run: RecordedRun) -> list[m.ToolDefinition]:
+    opened = {each.body.server: each.body for each in run.envelopes if isinstance(each.body, m.SessionOpened)}
+    return [tool for server in run.begun.servers if server in opened for tool in opened[server].tools]
+
+
+def _server(run: RecordedRun, call: m.ToolCallRecord) -> str:
+    return next((each.server for each in _listed(run) if each.name == call.name), "")
+
+
+def _history(run: RecordedRun) -> list[Any]:
+    """Return what was said before the turn."""
+    if not run.earlier:
+        return []
+    past = run.begun.history
+    assert past is not None, "it has earlier turns"
+    history, _ = said_before(run.path, (*run.earlier, run.envelopes[0]), past.conversation)
+    kinds = m.UserText | m.AssistantReply | m.ToolMessage
+    return [
+        structs.replace(each, echo=None) if isinstance(each, m.AssistantReply) else each
+        for each in items_of(history.entries)
+        if isinstance(each, kinds)
+    ]
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Python source; of a Struct, the fields that are not as by default."""
+    if isinstance(value, Struct):
+        shown = [
+            f"{field.name}={_literal(getattr(value, field.name))}"
+            for field in structs.fields(value)
+            if field.default is NODEFAULT or getattr(value, field.name) != _default(field)
+        ]
+        return f"{type(value).__name__}({', '.join(shown)})"
+    if isinstance(value, list | tuple) and any(isinstance(each, Struct) for each in value):
+        parts = "".join(f"{_literal(each)}, " for each in value)
+        return f"[{parts}]" if isinstance(value, list) else f"({parts})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_literal(each)}" for key, each in value.items()) + "}"
+    return repr(value)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default

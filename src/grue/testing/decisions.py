@@ -1,0 +1,89 @@
+"""Assertions on what a turn decided: which tools it called, and what it answered.
+
+`grue trace to-test` writes tests with them.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from grue import messages as m
+from grue.engine.turn_request import TurnOutcome
+from grue.policies import SettlementKind
+
+
+class Called(Struct, frozen=True):
+    """A tool call that a turn is expected to make.
+
+    Attributes:
+        name: Canonical name of the tool, `SERVER.TOOL`.
+        arguments: As the model wrote them: a JSON object, or the text if it is none.
+        result: What the tool returned; left out: anything.
+        error: The error that the model reads instead; left out with `result`: anything.
+        settlement: How the call was settled.
+    """
+
+    name: str
+    arguments: object
+    result: object = UNSET
+    error: str | UnsetType = UNSET
+    settlement: SettlementKind = "returned"
+
+
+def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
+    """Check that a turn made these tool calls, in this order, and no others.
+
+    Args:
+        outcome: What `Runner.run_turn` has returned.
+        expected: The calls.
+
+    Raises:
+        AssertionError: It made others; the text names the first call that differs, and how.
+    """
+    for number, call in enumerate(outcome.tool_calls, start=1):
+        if number > len(expected):
+            raise AssertionError(f"call {number} is one too many: {_shown(call)}")
+        for what, wanted, found in _compared(expected[number - 1], call):
+            raise AssertionError(f"call {number}, {_shown(call)}: {what} is {found!r}, not {wanted!r}")
+    if len(outcome.tool_calls) < len(expected):
+        missing = expected[len(outcome.tool_calls)]
+        raise AssertionError(
+            f"call {len(outcome.tool_calls) + 1} is missing: {missing.name} {missing.arguments}"
+        )
+
+
+def assert_answer(outcome: TurnOutcome[Any], answer: object) -> None:
+    """Check that a turn gave this answer.
+
+    Raises:
+        AssertionError: It gave another one, or the host's fallback.
+    """
+    if outcome.kind == "fallback":
+        raise AssertionError(f"there is no answer of the model: {outcome.reason}")
+    if outcome.response != answer:
+        raise AssertionError(f"the answer is {outcome.response!r}, not {answer!r}")
+
+
+def arguments_of(call: m.ToolCall | m.ToolCallRecord) -> object:
+    """Return the arguments of a call: a JSON object, or the text if it is none."""
+    try:
+        value: object = msgspec.json.decode(call.arguments or "{}")
+    except msgspec.DecodeError:
+        return call.arguments
+    return value if isinstance(value, dict) else call.arguments
+
+
+def _compared(wanted: Called, call: m.ToolCallRecord) -> list[tuple[str, object, object]]:
+    rows: list[tuple[str, object, object]] = [
+        ("the tool", wanted.name, call.name),
+        ("its arguments", wanted.arguments, arguments_of(call)),
+        ("its settlement", wanted.settlement, call.settlement),
+        ("its error", wanted.error, call.result.error_message),
+        ("its result", wanted.result, call.result.content),
+    ]
+    return [row for row in rows if row[1] is not UNSET and row[1] != row[2]]
+
+
+def _shown(call: m.ToolCallRecord) -> str:
+    return f"{call.name} {call.arguments:.200}"

@@ -1,0 +1,157 @@
+"""A test written from a trace passes, and fails when a tool, a call or the answer changes."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import grue
+from forked_turns import Box, model, records, runner
+
+from grue import FunctionTools, TurnRequest
+from grue.cli.trace_to_test import to_test
+from grue.errors import MCPConfigError
+from grue.messages import ToolCallRecord, ToolCallResult, Usage
+from grue.testing.decisions import Called, assert_answer, assert_calls
+from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
+
+SECRET = "sk-live-0123456789abcdefghijklmnop"
+
+
+def run(folder: Path, *files: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    return subprocess.run(
+        [*command, *map(str, files)], capture_output=True, text=True, cwd=folder, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("written")
+    with records(folder) as found:
+        for (kind, wire), record in found.items():
+            if wire == "chat_completions":
+                to_test(record.trace, record.turn, (), folder / f"test_{kind}.py")
+    return {path.stem.removeprefix("test_"): path for path in folder.glob("test_*.py")}
+
+
+def test_the_tests_of_all_kinds_of_turns_pass(written: dict[str, Path]) -> None:
+    assert sorted(written) == ["asked", "cleared", "conversation", "images", "parked", "plain"]
+    done = run(written["plain"].parent, *written.values())
+    assert "6 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        (
+            "'lamp: dust'),\n    ('shed",
+            "'lamp: clean'),\n    ('shed",
+            "its result is 'lamp: clean', not 'lamp: dust'",
+        ),
+        ("Called('box.look', {'at': 'lamp'}", "Called('box.look', {'at': 'hat'}", "its arguments is"),
+        ("    assert_answer(outcome, 'After", "    assert_answer(outcome, 'Before", "the answer is 'After 3"),
+    ],
+)
+def test_it_fails_when_something_has_changed(
+    written: dict[str, Path], tmp_path: Path, was: str, now: str, says: str
+) -> None:
+    source = written["plain"].read_text()
+    assert source.count(was) == 1
+    path = tmp_path / "test_changed.py"
+    path.write_text(source.replace(was, now))
+    done = run(tmp_path, path)
+    assert "1 failed" in done.stdout
+    assert says in done.stdout
+
+
+def test_your_own_functions_take_the_place_of_recorded_results(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from grue import FunctionTools\n\n\n"
+        "def look(at: str) -> str:\n    return f'{at}: dust'\n\n\n"
+        "def delete(name: str) -> str:\n    return f'{name} is gone'\n\n\n"
+        "BOX, SHED = FunctionTools([look, delete]), FunctionTools([look])\n"
+    )
+    with (
+        ScriptedLlmServer(model) as server,
+        runner(server, "chat_completions", tmp_path / "a.jsonl", servers=Box().servers()) as each,
+    ):
+        each.run_turn(TurnRequest(user="Tidy up."))
+    done = grue(
+        "trace", "to-test", "a.jsonl", "--tools", "box=mine:BOX", "--tools", "shed=mine:SHED",
+        "-o", "test_a.py", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    source = (tmp_path / "test_a.py").read_text()
+    assert "recorded" not in source.partition('"""\n')[2]
+    assert "1 passed" in run(tmp_path, tmp_path / "test_a.py").stdout
+    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text().replace("is gone", "stays"))
+    assert "its result is 'old stays', not 'old is gone'" in run(tmp_path, tmp_path / "test_a.py").stdout
+    again = grue("trace", "to-test", "a.jsonl", "-o", "test_a.py", cwd=tmp_path)
+    assert again.returncode != 0
+    assert "exists already" in again.stderr
+
+
+def test_secrets_and_hostile_names_do_not_get_into_the_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = '"""\nraise SystemExit("run")\n"""'
+    replies = [tool_calls_reply(("box.look", {"at": evil}), ids=("c1",)), text_reply(f"{evil} {SECRET}")]
+    trace = tmp_path / "a.jsonl"
+    with ScriptedLlmServer(replies) as server:
+        tools = {"box": FunctionTools({"look": lambda at: at})}
+        with runner(server, "chat_completions", trace, servers=tools) as each:
+            each.run_turn(TurnRequest(user=evil, system=evil))
+    monkeypatch.setenv("SHOP_API_KEY", SECRET)
+    path = tmp_path / "test_a.py"
+    to_test(trace, None, (), path)
+    assert SECRET not in path.read_text()
+    assert "1 passed" in run(tmp_path, path).stdout
+
+
+def test_what_cannot_be_told_as_a_test_is_refused(tmp_path: Path) -> None:
+    with (
+        ScriptedLlmServer(model) as server,
+        runner(server, "chat_completions", tmp_path / "a.jsonl", servers=Box().servers()) as each,
+    ):
+        each.run_turn(TurnRequest(user="Tidy up."))
+    for tools, says in ((("box",), "wants SERVER=MODULE:NAME"), (("attic=a:b",), "no server 'attic'")):
+        with pytest.raises(MCPConfigError, match=says):
+            to_test(tmp_path / "a.jsonl", None, tools, tmp_path / "test_a.py")
+    assert not (tmp_path / "test_a.py").exists()
+
+
+class Outcome:
+    kind, reason, response, usage = "answered", "", "north", Usage()
+
+    def __init__(self, *names: str) -> None:
+        self.tool_calls = tuple(
+            ToolCallRecord(
+                call_id=name,
+                name=name,
+                arguments='{"a": 1}',
+                iteration=1,
+                settlement="returned",
+                result=ToolCallResult("x"),
+            )
+            for name in names
+        )
+
+
+def test_the_assertions_name_the_first_difference() -> None:
+    made: Any = Outcome("a.b", "a.c")
+    assert_calls(made, Called("a.b", {"a": 1}, result="x"), Called("a.c", {"a": 1}))
+    rows = [
+        ((Called("a.b", {"a": 1}),), "call 2 is one too many: a.c"),
+        ((Called("a.x", {"a": 1}),), "the tool is 'a.b', not 'a.x'"),
+        ((*[Called("a.b", {"a": 1}), Called("a.c", {"a": 1})], Called("a.d", {})), "call 3 is missing: a.d"),
+        ((Called("a.b", {"a": 1}, settlement="denied"),), "its settlement is 'returned'"),
+        ((Called("a.b", {"a": 1}, error="no"),), "its error is None, not 'no'"),
+    ]
+    for expected, says in rows:
+        with pytest.raises(AssertionError, match=says):
+            assert_calls(made, *expected)
+    assert_answer(made, "north")
+    with pytest.raises(AssertionError, match="the answer is 'north', not 'south'"):
+        assert_answer(made, "south")
