@@ -19,7 +19,7 @@ from sides import servers
 
 SIDES = {
     "functions": "function tools, no server",
-    "beside": 'spawn_ahead="beside"',
+    "beside": 'start="beside_turn"',
     "presumed": "presumed listings alone",
     "fresh": "a session each turn",
 }

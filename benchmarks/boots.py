@@ -24,7 +24,7 @@ from worker_process import WorkerError, WorkerProcess
 
 SIDES = {
     "functions": "function tools, no server",
-    "beside": 'spawn_ahead="beside"',
+    "beside": 'start="beside_turn"',
     "presumed": "presumed listings alone",
     "script": "hand-written script",
 }

@@ -16,11 +16,11 @@ from measuring import Bar, Effort, Figure, Section, figure, interleave, ratio
 from turns import boot_ms, warm_up
 
 SIDES = {
-    "ahead": "spawn_ahead",
+    "ahead": 'start="after_turn"',
     "functions": "function tools, no server",
     "script": "hand-written script",
     "fresh": "a session each turn",
-    "kept": "keep_sessions",
+    "kept": 'keep="sessions"',
 }
 MODEL = "calls-1"
 PAUSE_S = 0.12
@@ -47,7 +47,7 @@ def episode_section(effort: Effort) -> Section:
     share = _share(slow)
     return Section(
         "episode",
-        'lifetime="episode": turns with a tool call, the host pausing between them',
+        'keep="loop": turns with a tool call, the host pausing between them',
         "Measured: wall time from the call to its return, after a warm-up turn, trace in a file. The host "
         f"pauses {PAUSE_S * 1e3:.0f} ms after each turn ({slow_pause_s:.1f} s with the slow server, which "
         f"uses {boot_s} s of processor time before it answers), for all sides alike. MCP's visible "

@@ -60,8 +60,8 @@ def main() -> None:
         runner = Runner(
             llm=LlmSettings(base_url=base_url, model=model),
             servers={"plain": StdioServer(name="plain", command=command[0], args=tuple(command[1:]))},
-            lifetime="turn" if mode == "turn" else "episode",
-            spawn_ahead=mode == "ahead",
+            keep="nothing" if mode == "turn" else "loop",
+            start="after_turn" if mode == "ahead" else "beside_if_locked",
         )
         runner.warm_up()
     loop = Loop(runner)

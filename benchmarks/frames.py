@@ -43,7 +43,12 @@ def frames_section(effort: Effort) -> Section:
     )
 
 
-_NAMES = {"none": "no turn", "turn": "lifetime turn", "episode": "lifetime episode", "ahead": "spawn_ahead"}
+_NAMES = {
+    "none": "no turn",
+    "turn": 'keep="nothing"',
+    "episode": 'keep="loop"',
+    "ahead": 'start="after_turn"',
+}
 
 
 def _p95(samples: list[float]) -> float:

@@ -17,9 +17,9 @@ from grue import FunctionTools, LlmSettings, Runner, StdioServer, TurnRequest
 
 HOW: dict[str, dict[str, Any]] = {
     "functions": {},
-    "fresh": {"presume_tools": "never"},
-    "presumed": {"presume_tools": "seen"},
-    "beside": {"presume_tools": "seen", "spawn_ahead": "beside"},
+    "fresh": {"start": "before"},
+    "presumed": {"start": "beside"},
+    "beside": {"start": ("beside_turn", "beside")},
 }
 
 

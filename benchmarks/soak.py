@@ -45,9 +45,9 @@ SLOW = ("python-sdk-server", "line-of-8-mb", "turn-limit-and-stubborn")
 
 MODES: Mapping[str, Mapping[str, Any]] = {
     "turn": {},
-    "episode": {"lifetime": "episode"},
-    "ahead": {"lifetime": "episode", "spawn_ahead": True},
-    "kept": {"lifetime": "episode", "keep_sessions": True},
+    "episode": {"keep": "loop"},
+    "ahead": {"keep": "loop", "start": "after_turn"},
+    "kept": {"keep": "sessions"},
 }
 """What the episode's runner is told; what lives from turn to turn is not to grow."""
 

@@ -2,7 +2,7 @@
 
     python benchmarks/turn_worker.py SIDE BASE_URL MODEL TRACE_FILE COMMAND...
 
-SIDE is `floor`, `script`, or a way to use grue: `grue` (default settings), and with `lifetime="episode"`
+SIDE is `floor`, `script`, or a way to use grue: `grue` (default settings), and with `keep="loop"`
 `fresh`, `ahead`, `kept`, `presumed` (the tools as the turn before saw them), `beside` (that, and the next
 turn's server is started beside this turn), and `functions` (function tools). COMMAND is the MCP server's. One
 turn for each line on standard input; the answer is a line of JSON: seconds by the clock (`wall_s`), this
@@ -58,7 +58,7 @@ def functions_turn(base_url: str, model: str, trace: Path, command: Sequence[str
         """Return the text that was given."""
         return text
 
-    return _turn_of(base_url, model, trace, {"plain": FunctionTools({"echo": echo})}, lifetime="episode")
+    return _turn_of(base_url, model, trace, {"plain": FunctionTools({"echo": echo})}, keep="loop")
 
 
 def _turn_of(
@@ -82,11 +82,11 @@ TURNS: dict[str, Callable[[str, str, Path, Sequence[str]], Callable[[], str]]] =
     "floor": floor_turn,
     "script": script_turn,
     "grue": grue_turn,
-    "fresh": partial(grue_turn, lifetime="episode"),
-    "ahead": partial(grue_turn, lifetime="episode", spawn_ahead=True),
-    "kept": partial(grue_turn, lifetime="episode", keep_sessions=True),
-    "presumed": partial(grue_turn, lifetime="episode", presume_tools="seen"),
-    "beside": partial(grue_turn, lifetime="episode", presume_tools="seen", spawn_ahead="beside"),
+    "fresh": partial(grue_turn, keep="loop"),
+    "ahead": partial(grue_turn, keep="loop", start="after_turn"),
+    "kept": partial(grue_turn, keep="sessions"),
+    "presumed": partial(grue_turn, keep="loop", start="beside"),
+    "beside": partial(grue_turn, keep="loop", start=("beside_turn", "beside")),
     "functions": functions_turn,
 }
 

@@ -82,7 +82,7 @@ TURNS = [
         "grue-ahead",
         "turn_worker.py",
         "ahead",
-        note="lifetime='episode' with spawn_ahead: each turn's process boots while the other sides have "
+        note="keep='loop' with start='after_turn': each turn's process boots while the other sides have "
         "theirs, as it does while a host plays its move; `left` counts the next turn's. HTTP connections "
         "stay open. Its trace goes into a file.",
     ),

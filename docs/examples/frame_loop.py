@@ -59,7 +59,7 @@ def main(base_url: str = "", model: str = "scripted") -> None:
     """Play against an endpoint, or the script."""
     with nullcontext() if base_url else ScriptedLlmServer(scripted) as script:
         llm = LlmSettings(base_url=script.base_url if script else base_url, model=model)
-        with Runner(llm=llm, servers={"eyes": FunctionTools({"look": look})}, lifetime="episode") as runner:
+        with Runner(llm=llm, servers={"eyes": FunctionTools({"look": look})}, keep="loop") as runner:
             runner.warm_up()  # imports take longer than a frame: now, not in the middle of the game
             play(runner)
 

@@ -3,7 +3,7 @@
 `messages.py` carries them; nothing here decides.
 """
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
@@ -480,6 +480,34 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
         """Return the time limit in seconds for starting a server."""
         common_s = self.server_startup_timeout_s
         return self.startup_timeouts_s.get(server, STARTUP_TIMEOUT_S if common_s is None else common_s)
+
+
+Keep = Literal["nothing", "loop", "sessions"]
+"""What outlives a turn of a runner. `nothing`: when a turn returns, all that it started has ended. `loop`:
+the event loop, in a thread of its own, and the connections to the model. `sessions`: those of servers too."""
+
+StartWhen = Literal["before", "beside_if_locked", "beside", "when_called"]
+"""When a server starts in a turn.
+
+`before`: before the first request, which waits for its list of tools. `beside`: beside the first request, if
+its tools are known from before, else as `before`. `beside_if_locked`: beside it, if the listing file of the
+tool lock has its tools. `when_called`: at the first call of one of its tools, if they are known.
+"""
+
+StartAhead = Literal["after_turn", "beside_turn"]
+"""When a server starts for the turn after this one: when this one has ended, or beside it, while it waits for
+its model."""
+
+DEFAULT_START: StartWhen = "beside_if_locked"
+
+Start: TypeAlias = StartWhen | StartAhead | tuple[StartAhead, StartWhen]
+"""When the servers of a runner start. A pair: for the turn after, and if no process waits for the turn."""
+
+
+def starts_ahead(start: Start) -> bool:
+    """Return whether servers start for the turn after."""
+    words: tuple[str, ...] = start if isinstance(start, tuple) else (start,)
+    return any(each in get_args(StartAhead) for each in words)
 
 
 OnToolDrift = Literal["ignore", "report", "refuse"]

@@ -430,7 +430,7 @@ def test_nor_can_a_function_that_a_turn_calls_in_a_thread_of_its_own() -> None:
     desk = FunctionTools({"ask_again": ask_again})
     with ScriptedLlmServer(call_it) as llm, assert_nothing_left():
         settings = LlmSettings(base_url=llm.base_url, model="m")
-        with Runner(llm=settings, servers={"desk": desk}, lifetime="episode") as one:
+        with Runner(llm=settings, servers={"desk": desk}, keep="loop") as one:
             (call,) = one.run_turn(ASK).tool_calls
             assert call.result is not None
             assert call.result.content == "refused"
@@ -450,7 +450,15 @@ def test_a_played_episode_with_spares_ends_with_its_host_and_can_be_resumed(
     config = write_servers(tmp_path / "mcp.json", faulty=faulty("--grandchild"))
     run = tmp_path / "run"
     with ScriptedLlmServer(one_call_a_move) as llm:
-        options = ("--base-url", llm.base_url, "--model", "m", "--mcp-config", str(config), "--spawn-ahead")
+        options = (
+            "--base-url",
+            llm.base_url,
+            "--model",
+            "m",
+            "--mcp-config",
+            str(config),
+            "--start=after_turn",
+        )
         program = start("play", *options, "--run-dir", "run", "--turns", "90", cwd=tmp_path)
         wait_for_body(run, "SpareReady")  # the tag of `SessionPrewarmed` on file
         program.send_signal(number)
@@ -460,7 +468,9 @@ def test_a_played_episode_with_spares_ends_with_its_host_and_can_be_resumed(
         opened = [body["pid"] for kind in ("SessionOpened", "SpareReady") for body in bodies(run, kind)]
         assert all(group_is_gone(pid) for pid in opened)
         played = len(bodies(run, "TurnCompleted"))
-        resumed = start("play", "--resume", "run", "--turns", str(played + 3), "--spawn-ahead", cwd=tmp_path)
+        resumed = start(
+            "play", "--resume", "run", "--turns", str(played + 3), "--start=after_turn", cwd=tmp_path
+        )
         _, errors = resumed.communicate(timeout=150)
         assert resumed.returncode == 0, errors
         assert len(bodies(run, "TurnCompleted")) == played + 3

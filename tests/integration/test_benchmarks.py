@@ -192,7 +192,7 @@ def test_the_page_shows_a_run_of_all_parts(quick_run: Ran, page: Path) -> None:
     python(results.with_name("performance_page.py"), "--bars")
     assert "Not measured on that day: turn, cold, " in between(page, "bars")
     assert "a frame is late" not in between(page, "frames")
-    assert "- bar: frames later at p95, lifetime turn: " in between(page, "frames")
+    assert '- bar: frames later at p95, keep="nothing": ' in between(page, "frames")
 
 
 def test_curves_are_measured_and_shown(page: Path) -> None:

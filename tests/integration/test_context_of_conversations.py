@@ -58,7 +58,7 @@ class Talk:
             limits=TurnLimits(max_tool_iterations=4),
             recorder=recorder,
             context=ContextPolicy(window_tokens=WINDOW, **policy),
-            lifetime="episode",
+            keep="loop",
         )
 
     def of(self, kind: type) -> list[Any]:

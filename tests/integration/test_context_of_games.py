@@ -54,7 +54,7 @@ class House:
             servers={"think": FunctionTools({"think": think})},
             recorder=recorder,
             context=policy,
-            lifetime="episode",
+            keep="loop",
         )
 
     def play(self) -> Played:

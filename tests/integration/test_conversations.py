@@ -146,7 +146,7 @@ def test_a_call_under_way_when_the_turn_is_cancelled_is_answered(server: Scripte
         return at
 
     llm = LlmSettings(base_url=server.base_url, model="scripted")
-    with Runner(llm=llm, servers={"house": FunctionTools({"look": hang})}, lifetime="episode") as runner:
+    with Runner(llm=llm, servers={"house": FunctionTools({"look": hang})}, keep="loop") as runner:
         talk = runner.conversation()
         talk.ask("One?")
         talk.ask("Two?")

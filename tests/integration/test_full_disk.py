@@ -29,7 +29,7 @@ for room in range(0, 20_000, 500):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     try:
         llm = LlmSettings(base_url=url, model="m")
-        with Runner(llm=llm, servers={"f": FunctionTools([echo])}, trace=path, lifetime=lifetime) as runner:
+        with Runner(llm=llm, servers={"f": FunctionTools([echo])}, trace=path, keep=lifetime) as runner:
             outcome = runner.run_turn(TurnRequest(user="u", on_delta=lambda delta: None))
         found["answered"] += 1
     except Exception as error:
@@ -41,7 +41,7 @@ print("always told")
 """
 
 
-@pytest.mark.parametrize("lifetime", ["turn", "episode"])
+@pytest.mark.parametrize("lifetime", ["nothing", "loop"])
 def test_a_disk_that_is_full_at_whatever_message_is_a_trace_error(lifetime: str, tmp_path: Path) -> None:
     def answer(request: LlmRequest) -> LlmReply:
         if any(message["role"] == "tool" for message in request.messages):

@@ -29,7 +29,7 @@ def tick():
 
 def runner():
     server = StdioServer(name="faulty", command=command, args=tuple(args))
-    return Runner(llm=LlmSettings(base_url=url, model="m"), servers={"faulty": server}, lifetime=lifetime)
+    return Runner(llm=LlmSettings(base_url=url, model="m"), servers={"faulty": server}, keep=lifetime)
 
 ticking = gevent.spawn(tick)
 with runner() as one, runner() as other:
@@ -51,7 +51,7 @@ print("all done")
 """
 
 
-@pytest.mark.parametrize("lifetime", ["turn", "episode"])
+@pytest.mark.parametrize("lifetime", ["nothing", "loop"])
 def test_greenlets_run_turns_beside_each_other(lifetime: str, tmp_path: Path) -> None:
     pytest.importorskip("gevent", reason="pip install gevent runs turns in greenlets")
 

@@ -86,8 +86,8 @@ def test_p26_p27_a_session_is_lost_and_the_server_given_up_when_it_does_not_come
     assert "connection refused" in runner.disabled["far"]
 
 
-@pytest.mark.parametrize("sessions", ["spawn_ahead", "keep_sessions"])
-def test_a_session_that_its_server_forgets_between_turns_is_replaced(sessions: str, llm: LlmSettings) -> None:
+@pytest.mark.parametrize("kept", [False, True], ids=["ahead", "kept"])
+def test_a_session_that_its_server_forgets_between_turns_is_replaced(kept: bool, llm: LlmSettings) -> None:
     recorder, ready, lost = Recorder(), threading.Event(), []
 
     def look(envelope: Envelope[Any], _line: bytes) -> None:
@@ -100,10 +100,14 @@ def test_a_session_that_its_server_forgets_between_turns_is_replaced(sessions: s
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(contextlib.ExitStack())
         url = first.enter_context(real_http_server())
-        how: dict[str, Any] = {"lifetime": "episode", sessions: True, "recorder": recorder}
+        ways: dict[bool, dict[str, Any]] = {
+            False: {"keep": "loop", "start": "after_turn"},
+            True: {"keep": "sessions"},
+        }
+        how = {**ways[kept], "recorder": recorder}
         runner = stack.enter_context(Runner(llm=llm, servers=far(url), **how))
         assert runner.run_turn(asked()).kind == "answered"
-        assert sessions == "keep_sessions" or ready.wait(60)
+        assert kept or ready.wait(60)
         first.close()
         stack.enter_context(real_http_server("--port", str(urlsplit(url).port)))
         outcome = runner.run_turn(asked())

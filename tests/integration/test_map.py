@@ -372,7 +372,7 @@ def test_each_worker_of_a_batch_keeps_its_sessions() -> None:
     with model(tool="faulty.echo") as llm:
         command, *args = faulty_server.argv()
         servers = {"faulty": StdioServer(name="faulty", command=command, args=tuple(args))}
-        with llm.runner(servers=servers, lifetime="episode", keep_sessions=True) as runner:
+        with llm.runner(servers=servers, keep="sessions") as runner:
             runner.recorder.add(
                 lambda envelope, _line: (
                     opened.append(envelope.body.pid) if isinstance(envelope.body, SessionOpened) else None

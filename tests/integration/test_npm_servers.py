@@ -430,8 +430,7 @@ def test_prompts_resources_templates_and_completions_are_read_through_a_runner(e
         limits=LIMITS,
         process_limits=QUICK,
         recorder=notes.recorder,
-        lifetime="episode",
-        keep_sessions=True,
+        keep="sessions",
     ) as runner:
         assert runner.call("everything.echo", {"message": "hi"}, check=True).blocks == (
             {"type": "text", "text": "Echo: hi"},

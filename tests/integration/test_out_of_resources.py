@@ -24,7 +24,7 @@ from grue import LlmSettings, MCPError, RetryPolicy, Runner, StdioServer, ToolCl
 way, left, url, command, *args = sys.argv[1:]
 server = StdioServer(name="faulty", command=command, args=tuple(args))
 llm = LlmSettings(base_url=url, model="m", retry=RetryPolicy(max_retries=0))
-runner = Runner(llm=llm, servers={"faulty": server}, lifetime="episode" if way == "episode" else "turn")
+runner = Runner(llm=llm, servers={"faulty": server}, keep="loop" if way == "episode" else "nothing")
 client = ToolClient({"faulty": server})
 request = TurnRequest(system="s", user="call faulty.echo", turn_timeout_s=60)
 

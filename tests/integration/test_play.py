@@ -233,7 +233,7 @@ atexit.register(lambda: print(spawned, "mcp" in sys.modules, file=sys.stderr))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags", [(), pytest.param(("--spawn-ahead",), marks=pytest.mark.slow)], ids=["plain", "ahead"]
+    "flags", [(), pytest.param(("--start=after_turn",), marks=pytest.mark.slow)], ids=["plain", "ahead"]
 )
 def test_cold_the_first_server_starts_before_what_talks_to_it_is_imported(
     tmp_path: Path, flags: tuple[str, ...]
@@ -246,15 +246,19 @@ def test_cold_the_first_server_starts_before_what_talks_to_it_is_imported(
     assert imported == "True", "the program is another one by now: look for what it imports"
 
 
-def test_with_spawn_beside_each_turn_uses_what_was_started_beside_the_one_before(tmp_path: Path) -> None:
-    played = grue("play", "--offline", "--turns", "3", "--spawn-beside", "--run-dir", "run", cwd=tmp_path)
+def test_with_spares_beside_each_turn_uses_what_was_started_beside_the_one_before(
+    tmp_path: Path,
+) -> None:
+    played = grue(
+        "play", "--offline", "--turns", "3", "--start=beside_turn", "--run-dir", "run", cwd=tmp_path
+    )
     assert played.returncode == 0, played.stderr
     opened, spares = ([body["pid"] for body in bodies(tmp_path / "run", kind)] for kind in SESSIONS)
     assert len(opened) == 3
     assert opened[1:] == spares[:2]
 
 
-def test_with_spawn_beside_the_next_turns_server_is_ready_before_a_turns_model_has_answered(
+def test_with_spares_beside_the_next_turns_server_is_ready_before_a_turns_model_has_answered(
     tmp_path: Path,
 ) -> None:
     def answer(_request: LlmRequest) -> LlmReply:
@@ -267,7 +271,7 @@ def test_with_spawn_beside_the_next_turns_server_is_ready_before_a_turns_model_h
             return len(server.requests)
 
         played = grue(
-            *("play", "--base-url", server.base_url, "--model", "any", "--turns", "2", "--spawn-beside"),
+            *("play", "--base-url", server.base_url, "--model", "any", "--turns", "2", "--start=beside_turn"),
             *("--run-dir", "run"),
             cwd=tmp_path,
         )

@@ -148,7 +148,7 @@ def test_a_turn_without_calls_still_waits_for_its_sessions(
     assert turn.outcome.kind == "answered"
 
 
-@pytest.mark.parametrize("options", [{}, {"presume_tools": "never"}])
+@pytest.mark.parametrize("options", [{}, {"start": "before"}])
 def test_nothing_is_presumed_without_a_listing_or_when_it_is_switched_off(
     tmp_path: Path, listed: tuple[ToolDefinition, ...], options: dict[str, Any]
 ) -> None:
@@ -317,8 +317,8 @@ def test_a_budget_of_one_request_presumes_nothing(tmp_path: Path, listed: tuple[
 
 
 def test_a_mode_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(MCPConfigError, match="presume_tools= wants one of 'locked', 'seen', 'never'"):
-        Runner(llm=LlmSettings(base_url="http://localhost:1", model="m"), presume_tools="always")  # type: ignore[arg-type]
+    with pytest.raises(MCPConfigError, match='start= is one of "before", "beside_if_locked"'):
+        Runner(llm=LlmSettings(base_url="http://localhost:1", model="m"), start="always")  # type: ignore[arg-type]
 
 
 def test_the_host_sees_no_text_before_the_tools_are_verified(
@@ -355,29 +355,29 @@ def test_seen_in_another_process_the_listing_comes_from_the_cache_and_is_screene
     monkeypatch.chdir(tmp_path)
     for number in ("first", "second"):
         (tmp_path / number).mkdir()
-    first = Presumed(tmp_path / "first", [DONE], presume_tools="seen")
+    first = Presumed(tmp_path / "first", [DONE], start="beside")
     assert first.of(ToolsPresumed) == []
     drifted = ToolLock({"faulty": lock_of((reworded(listed[0]), *listed[1:]))})
     second = Presumed(
         tmp_path / "second",
         [FAIL, DONE],
-        presume_tools="seen",
+        start="beside",
         tool_lock=drifted,
         policy=FailurePolicy(on_tool_drift="refuse"),
     )
     assert sources(second.trace) == ["cache"]
     assert "faulty.echo" not in second.offered(0), "the cache holds it, and the lock refuses it"
     assert second.dropped == 0
-    assert Presumed(tmp_path, [DONE], presume_tools="locked").of(ToolsPresumed) == []
+    assert Presumed(tmp_path, [DONE], start="beside_if_locked").of(ToolsPresumed) == []
     told = CliRunner().invoke(app, ["doctor", "--no-network"]).output
-    assert '1 cached tool listing, for presume_tools = "seen"' in told
+    assert '1 cached tool listing, for start = "beside"' in told
     assert f"To clear it: rm -r {tmp_path / 'cache' / 'listings'}" in told
 
 
 def test_a_listing_with_a_secret_in_it_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRUE_CACHE", str(tmp_path / "cache"))
     telling = replace(faulty(), env={"API_KEY": "The tool echo."})
-    turn = Presumed(tmp_path, [DONE], server=telling, presume_tools="seen")
+    turn = Presumed(tmp_path, [DONE], server=telling, start="beside")
     assert turn.outcome is not None
     assert not list((tmp_path / "cache").rglob("*.json"))
 
@@ -393,9 +393,7 @@ def test_a_turn_that_is_resumed_presumes_what_its_trace_has_listed(
     begun.trace.write_bytes(b"".join(lines[: asked + 1]))
     with assert_nothing_left(), ScriptedLlmServer([DONE]) as llm:
         settings = LlmSettings(base_url=llm.base_url, model="m")
-        with Runner(
-            llm=settings, servers={"faulty": faulty()}, tool_policy=policy, presume_tools="seen"
-        ) as runner:
+        with Runner(llm=settings, servers={"faulty": faulty()}, tool_policy=policy, start="beside") as runner:
             assert runner.resume(begun.trace).response == "done"
     assert sources(begun.trace) == ["trace"]
 

@@ -20,26 +20,26 @@ def url() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("way", "lifetime", "where"),
+    ("way", "keep", "where"),
     [
-        ("same", "turn", "mcp.types"),
+        ("same", "nothing", "mcp.types"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("handle", "turn", "mcp"),
-                ("map", "turn", "mcp"),
-                ("client", "turn", "mcp.shared.exceptions"),
-                ("other", "turn", "0.3"),
+                ("handle", "nothing", "mcp"),
+                ("map", "nothing", "mcp"),
+                ("client", "nothing", "mcp.shared.exceptions"),
+                ("other", "nothing", "0.3"),
             )
         ),
-        ("same", "episode", "0.3"),
+        ("same", "loop", "0.3"),
     ],
 )
 def test_a_signal_handler_that_begins_a_turn_in_a_turn_is_refused(
-    url: str, way: str, lifetime: str, where: str
+    url: str, way: str, keep: str, where: str
 ) -> None:
     server = faulty()
-    command = [sys.executable, str(PROGRAM), url, way, lifetime, where, server.command, *server.args]
+    command = [sys.executable, str(PROGRAM), url, way, keep, where, server.command, *server.args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     *struck, turn, over = done.stdout.splitlines()

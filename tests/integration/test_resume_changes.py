@@ -107,7 +107,7 @@ def test_another_server_or_none_is_refused_and_leaves_everything_as_it_was(
         (Project.strict, "tool lock", "report, nothing is locked -> off, nothing is locked"),
     ],
 )
-@pytest.mark.parametrize("output", first_of(["--json", "-q", "--spawn-ahead"]))
+@pytest.mark.parametrize("output", first_of(["--json", "-q", "--start=after_turn"]))
 def test_anything_else_is_told_and_recorded_once(
     project: Project, change: Callable[[Project], None], what: str, says: str, output: str
 ) -> None:

@@ -95,7 +95,7 @@ def echo(text: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("lifetime", [{}, {"lifetime": "episode", "keep_sessions": True}], ids=str)
+@pytest.mark.parametrize("lifetime", [{}, {"keep": "sessions"}], ids=str)
 @pytest.mark.parametrize("server", [faulty(), FunctionTools([echo])], ids=["process", "functions"])
 def test_p28_p31_a_call_that_its_own_schema_refuses_is_no_call_in_log_and_spans(
     server: Any, lifetime: dict[str, Any], tmp_path: Path

@@ -189,7 +189,7 @@ def test_a_tool_that_changes_or_goes_while_the_model_thinks_is_not_called(
     if locked:
         options |= {"tool_lock": lock(*listed), "policy": policy("refuse")}
     if kept:
-        options |= {"lifetime": "episode", "keep_sessions": True}
+        options |= {"keep": "sessions"}
     turns = Turns(faulty("--after-listing", "change-tools"), reply, **options)
     (call,) = turns.outcomes[0].tool_calls
     assert (call.settlement, call.result.error_message) == ("rejected", f"Tool call failed: {NOT_AS_DECIDED}")
@@ -234,8 +234,7 @@ def test_a_program_s_own_call_keeps_to_what_is_listed_now(
         servers={"faulty": faulty("--change-tools")},
         tool_lock=lock(*listed),
         policy=policy(on_drift),
-        lifetime="episode",
-        keep_sessions=True,
+        keep="sessions",
     ) as runner:
         runner.recorder.add(lambda envelope, _: said.append(envelope.body))
         assert runner.call("faulty.echo", {"text": "hello"}).content == "hello"

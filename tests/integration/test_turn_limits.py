@@ -53,7 +53,7 @@ SERVERS: dict[str, tuple[dict[str, Any], float, str]] = {
 
 
 @pytest.mark.parametrize("kind", SERVERS)
-@pytest.mark.parametrize("lifetime", first_of(["turn", "episode"]))
+@pytest.mark.parametrize("lifetime", first_of(["nothing", "loop"]))
 def test_the_work_gets_nine_tenths_of_the_limit_and_the_end_keeps_it(
     llm: str, kind: str, lifetime: Any
 ) -> None:
@@ -65,7 +65,7 @@ def test_the_work_gets_nine_tenths_of_the_limit_and_the_end_keeps_it(
             begun.append(envelope.body)
 
     settings = LlmSettings(base_url=llm, model="m")
-    with Runner(llm=settings, servers=servers, lifetime=lifetime) as runner:
+    with Runner(llm=settings, servers=servers, keep=lifetime) as runner:
         runner.warm_up()
         runner.recorder.add(keep)
         started = time.monotonic()

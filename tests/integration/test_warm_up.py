@@ -32,14 +32,14 @@ PROGRAM = """
     sys.addaudithook(watch)
     from grue import FunctionTools, HttpServer, LlmSettings, Runner, StdioServer, TurnRequest
 
-    kind, lifetime, base_url, url, command, *args = sys.argv[1:]
+    kind, keep, base_url, url, command, *args = sys.argv[1:]
     server = {
         "stdio": lambda: StdioServer(name="faulty", command=command, args=tuple(args)),
         "url": lambda: HttpServer(name="faulty", url=url),
         "functions": lambda: FunctionTools({"echo": lambda text: text}),
     }[kind]()
     llm = LlmSettings(base_url=base_url, model="m")
-    runner = Runner(llm=llm, servers={"faulty": server}, lifetime=lifetime)
+    runner = Runner(llm=llm, servers={"faulty": server}, keep=keep)
 
     def step(function):
         before = set(sys.modules)
@@ -56,12 +56,12 @@ PROGRAM = """
 """
 
 
-def steps(kind: str, lifetime: str = "turn", url: str = NOBODY) -> tuple[list[dict[str, Any]], list[int]]:
+def steps(kind: str, keep: str = "nothing", url: str = NOBODY) -> tuple[list[dict[str, Any]], list[int]]:
     """Return what each step of the program loaded and did, and the endpoint's requests and connections."""
     code = textwrap.dedent(PROGRAM)
     with patient_model() as model:
         done = subprocess.run(
-            [sys.executable, "-c", code, kind, lifetime, model.server.base_url, url, *faulty_server.argv()],
+            [sys.executable, "-c", code, kind, keep, model.server.base_url, url, *faulty_server.argv()],
             env=environment(),
             capture_output=True,
             text=True,
@@ -73,9 +73,9 @@ def steps(kind: str, lifetime: str = "turn", url: str = NOBODY) -> tuple[list[di
     return [json.loads(line) for line in done.stdout.splitlines()], counts
 
 
-@pytest.mark.parametrize("lifetime", first_of(["turn", "episode"]))
-def test_after_it_a_turn_has_nothing_left_to_import(lifetime: str) -> None:
-    (_, warming, turn), _ = steps("stdio", lifetime)
+@pytest.mark.parametrize("keep", first_of(["nothing", "loop"]))
+def test_after_it_a_turn_has_nothing_left_to_import(keep: str) -> None:
+    (_, warming, turn), _ = steps("stdio", keep)
     assert {"mcp", "grue.transports.mcp.sdk"} <= {*warming["loaded"]}
     assert [name for name in turn["loaded"] if name.partition(".")[0] in HEAVY] == []
     # The process that kills servers when the host dies is started, and no server.

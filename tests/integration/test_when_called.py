@@ -333,21 +333,21 @@ def test_kept_sessions_are_started_by_their_first_call_and_used_by_later_turns(
     servers = {"a": waiting("a"), "b": waiting("b")}
     seen_before(servers, listed)
     steps = ["done", echo("a"), "done", echo("a"), "done"]
-    with Told(servers, *steps, lifetime="episode", keep_sessions=True) as told:
+    with Told(servers, *steps, keep="sessions") as told:
         for _ in range(3):
             told.turn()
         assert told.started == ["a", "a"], "leased twice"
         assert len({body.pid for body in told.said(SessionOpened)}) == 1, "and started once"
 
 
-@pytest.mark.parametrize("ahead", [True, "beside"])
+@pytest.mark.parametrize("ahead", ["after_turn", "beside_turn"])
 def test_no_spare_is_started_of_a_server_that_waits_for_a_call(
     listed: tuple[ToolDefinition, ...], ahead: Any
 ) -> None:
     servers = {"a": waiting("a"), "eager": replace(faulty(), name="eager")}
     seen_before({"a": servers["a"]}, listed)
     steps = [echo("a"), "done", echo("a"), "done"]
-    with Told(servers, *steps, lifetime="episode", spawn_ahead=ahead) as told:
+    with Told(servers, *steps, keep="loop", start=ahead) as told:
         told.turn()
         told.turn()
         assert {body.server for body in told.said(SessionPrewarmed)} <= {"eager"}
@@ -392,8 +392,8 @@ def test_the_trace_replays(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"start": "later"}, 'write "when_called"'),
-        ({"start": "when_called", "presume_tools": "never"}, "leave presume_tools='never' out"),
+        ({"start": "later"}, 'is one of "before", "beside_if_locked", "beside", "when_called", not'),
+        ({"start": "after_turn"}, 'write Runner\\(start="after_turn"\\)'),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: Any, words: str) -> None:

@@ -87,7 +87,7 @@ class Scene:
 
         endpoint = LlmEndpoint(SETTINGS, transport=self.model)
         tools = {"house": FunctionTools({"look": look})}
-        return Runner(llm=endpoint, servers=tools, recorder=self.recorder, lifetime="episode")
+        return Runner(llm=endpoint, servers=tools, recorder=self.recorder, keep="loop")
 
     def ask(self, which: int, text: str) -> None:
         before = len(self.model.bodies)

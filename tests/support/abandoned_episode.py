@@ -30,10 +30,10 @@ from grue.testing import faulty_server
 
 MODES: dict[str, dict[str, Any]] = {
     "episode": {},
-    "ahead": {"spawn_ahead": True},
-    "kept": {"keep_sessions": True},
-    "beside": {"spawn_ahead": "beside"},
-    "presumed": {"spawn_ahead": "beside", "presume_tools": "seen"},
+    "ahead": {"start": "after_turn"},
+    "kept": {"keep": "sessions"},
+    "beside": {"start": "beside_turn"},
+    "presumed": {"start": ("beside_turn", "beside")},
 }
 GRACES = ProcessLimits(exit_grace_s=0.3, term_grace_s=0.3)
 ASK = TurnRequest[str](system="Answer.", user="What is the plan?")
@@ -53,8 +53,7 @@ def runner(base_url: str, mode: str, *flags: str) -> Runner:
         llm=LlmSettings(base_url=base_url, model="m"),
         servers={"faulty": StdioServer(name="faulty", command=command, args=tuple(args))},
         process_limits=GRACES,
-        lifetime="episode",
-        **MODES[mode],
+        **{"keep": "loop", **MODES[mode]},
     )
 
 

@@ -40,11 +40,11 @@ while the server starts."""
 MODES: tuple[Mode, ...] = get_args(Mode)
 LIFETIMES: Mapping[Mode, Mapping[str, Any]] = {
     "turn": {},
-    "episode": {"lifetime": "episode"},
-    "ahead": {"lifetime": "episode", "spawn_ahead": True},
-    "kept": {"lifetime": "episode", "keep_sessions": True},
-    "beside": {"lifetime": "episode", "spawn_ahead": "beside"},
-    "presumed": {"presume_tools": "seen"},
+    "episode": {"keep": "loop"},
+    "ahead": {"keep": "loop", "start": "after_turn"},
+    "kept": {"keep": "sessions"},
+    "beside": {"keep": "loop", "start": "beside_turn"},
+    "presumed": {"start": "beside"},
 }
 """The arguments of `Runner` for each mode."""
 
@@ -160,7 +160,7 @@ def runner_for(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner
     options = dict(LIFETIMES[fault.mode])
     if fault.mode == "presumed":
         # By a lock, since what was seen would go into the user's cache.
-        options = {"presume_tools": "locked", "tool_lock": usual_tools()}
+        options = {"start": "beside_if_locked", "tool_lock": usual_tools()}
     return Runner(
         llm=LlmSettings(base_url=llm.base_url, model="scripted"),
         servers={SERVER: fault.server()},

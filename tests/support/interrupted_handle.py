@@ -48,9 +48,9 @@ async def interrupted_in_a_loop(handle: TurnHandle[Any]) -> None:
     interrupted(handle)
 
 
-def main(base_url: str, lifetime: str, where: str) -> None:
+def main(base_url: str, keep: str, where: str) -> None:
     settings = LlmSettings(base_url=base_url, model="m")
-    with Runner(llm=settings, lifetime=lifetime) as runner:  # type: ignore[arg-type]  # the test's to choose
+    with Runner(llm=settings, keep=keep) as runner:  # type: ignore[arg-type]  # the test's to choose
         handle = runner.start_turn(TurnRequest[str](system="s", user="u"))
         if where == "loop":
             # The loop has taken the Ctrl-C, and raises it once more when it ends.

@@ -13,14 +13,14 @@ from typing import Any
 
 from grue import LlmSettings, MCPError, Runner, StdioServer, ToolClient, TurnRequest
 
-url, way, lifetime, where, command, *args = sys.argv[1:]
+url, way, keep, where, command, *args = sys.argv[1:]
 REQUEST = TurnRequest(system="s", user="call faulty.echo", turn_timeout_s=120)
 SERVER = StdioServer(name="faulty", command=command, args=tuple(args))
 
 
 def runner() -> Runner:
-    lives: Any = lifetime
-    return Runner(llm=LlmSettings(base_url=url, model="m"), servers={"faulty": SERVER}, lifetime=lives)
+    lives: Any = keep
+    return Runner(llm=LlmSettings(base_url=url, model="m"), servers={"faulty": SERVER}, keep=lives)
 
 
 one, client = runner(), ToolClient({"faulty": SERVER})

@@ -124,7 +124,7 @@ def _relisting(case: Case, rng: Random, findings: Findings) -> str:
     asks = rng.random() < 0.5
     options: dict[str, Any] = {"tool_policy": _ASK, "approve": approve} if asks else {}
     if case.lifetime != "turn":
-        options["lifetime"] = "episode"
+        options["keep"] = "loop"
     with ScriptedLlmServer(model) as llm, contextlib.suppress(MCPError):
         settings = LlmSettings(base_url=llm.base_url, model="hostile")
         with Runner(llm=settings, servers={"box": lambda _: server}, recorder=recorder, **options) as runner:

@@ -32,9 +32,9 @@ from grue.tracing.observers.run_folder import RunFolder
 _PROFILES = {"chat_completions": GENERIC, "responses": GENERIC_RESPONSES, "messages": GENERIC_MESSAGES}
 _LIFETIMES: Mapping[str, dict[str, Any]] = {
     "turn": {},
-    "episode": {"lifetime": "episode"},
-    "ahead": {"lifetime": "episode", "spawn_ahead": True},
-    "kept": {"lifetime": "episode", "keep_sessions": True},
+    "episode": {"keep": "loop"},
+    "ahead": {"keep": "loop", "start": "after_turn"},
+    "kept": {"keep": "sessions"},
 }
 _READ_SHARE = 0.1
 """Of the cases, those whose trace is read by every command."""

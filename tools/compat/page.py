@@ -24,11 +24,11 @@ each package from its registry, runs it and uses it as a host would. Each row co
 _SERVERS = """\
 ## MCP servers
 *boot*: from the start of the process to the list of tools. *call*: one call of the tool, by a `ToolClient`.
-*turn*: with `lifetime="turn"`, the mean of two turns, in each of which a scripted model calls the tool; so
-each includes a boot. *episode*: the same with `lifetime="episode"` and `keep_sessions`. *ahead*: with
-`spawn_ahead`. *left behind*: processes, descriptors and threads after each of these steps, and files in the
-server's working folder, its home and its temporary folder. A server without a call is started and listed in
-each turn.
+*turn*: with `keep="nothing"`, the mean of two turns, in each of which a scripted model calls the tool; so
+each includes a boot. *episode*: the same with `keep="sessions"`. *ahead*: with
+`start="after_turn"`. *left behind*: processes, descriptors and threads after each of these steps, and files
+in the server's working folder, its home and its temporary folder. A server without a call is started and
+listed in each turn.
 
 """
 _ENDPOINTS = """\

@@ -31,8 +31,8 @@ TURNS = 2
 _END_S = 10.0
 LIFETIMES: dict[str, dict[str, Any]] = {
     "turn": {},
-    "episode": {"lifetime": "episode", "keep_sessions": True},
-    "ahead": {"lifetime": "episode", "spawn_ahead": True},
+    "episode": {"keep": "sessions"},
+    "ahead": {"keep": "loop", "start": "after_turn"},
 }
 Row = dict[str, Any]
 

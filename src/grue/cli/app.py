@@ -1,7 +1,7 @@
 """The commands and their options. Each command is implemented in the module of the same name."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,6 +11,7 @@ from grue.cli.fleet_app import fleet_app
 from grue.cli.plain_errors import FAILED, Commands, plain_errors
 from grue.cli.trace_app import trace_app
 from grue.errors import MCPConfigError
+from grue.policies import StartAhead, StartWhen
 
 app = typer.Typer(
     name="grue",
@@ -51,11 +52,9 @@ _McpConfig = Annotated[
     Path | None,
     typer.Option("--mcp-config", help="A file of MCP servers.", show_default="the project's"),
 ]
-_SpawnAhead = Annotated[
-    bool, typer.Option("--spawn-ahead", help="Start each turn's server during the move before it.")
-]
-_SpawnBeside = Annotated[
-    bool, typer.Option("--spawn-beside", help="Start each turn's server during the turn before it.")
+_Start = Annotated[
+    Literal[StartWhen, StartAhead] | None,
+    typer.Option(help="When each turn's server starts.", show_default="the project's"),
 ]
 _Pace = Annotated[
     float, typer.Option(min=0, max=60, help="Seconds to wait before each move.", show_default="0")
@@ -92,8 +91,7 @@ def play(
         Path | None,
         typer.Option(metavar="RUN", help="Resume the episode in this run folder; you can raise --turns."),
     ] = None,
-    spawn_ahead: _SpawnAhead = False,
-    spawn_beside: _SpawnBeside = False,
+    start: _Start = None,
     stream: _Stream = False,
     pace: _Pace = 0.0,
     langfuse: _Langfuse = False,
@@ -122,7 +120,7 @@ def play(
             run_dir=run_dir,
             turn_timeout_s=turn_timeout,
             resume=resume,
-            spawn_ahead="beside" if spawn_beside else spawn_ahead,
+            start=start,
             stream=stream,
             pace_s=pace,
             langfuse=langfuse,
@@ -140,8 +138,7 @@ _WITH_RESUME = (
     "turn_timeout",
     "quiet",
     "as_json",
-    "spawn_ahead",
-    "spawn_beside",
+    "start",
     "stream",
     "pace",
     "langfuse",

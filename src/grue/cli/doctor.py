@@ -194,7 +194,7 @@ def _listing_cache() -> Iterator[Finding]:
     count = cache.count()
     if not (count or faults):
         return
-    text = f'{shown_path(cache.folder)}: {counted(count, "cached tool listing")}, for presume_tools = "seen"'
+    text = f'{shown_path(cache.folder)}: {counted(count, "cached tool listing")}, for start = "beside"'
     shown = [printable(fault) for fault in faults[:_MOST_FAULTS]]
     how = f"To clear it: rm -r {shlex.quote(str(cache.folder))}"
     yield Finding("note" if faults else "ok", "\n".join([text, *shown, how]))

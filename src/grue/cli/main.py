@@ -4,7 +4,6 @@ import sys
 
 from grue.cli import quit_at_once
 
-
 FIRST_STEPS = """\
 grue {version}: drive an LLM agent that uses MCP tools from ordinary Python.
 

@@ -159,7 +159,7 @@ def _setup(options: PlayOptions, past: Past | None, recorder: Recorder) -> Episo
         approve=ask_at_terminal,
         turn_timeout_s=options.turn_timeout_s,
         scripted=options.offline,
-        spawn_ahead=options.spawn_ahead,
+        start=options.start,
         stream=options.stream,
         settings=recorded(options),
         past=past,

@@ -9,6 +9,7 @@ from grue import messages as m
 from grue.cli.recorded_options import recorded_options, run_folder, started_options
 from grue.errors import MCPConfigError
 from grue.hosts.zork.past import Past
+from grue.policies import StartAhead, StartWhen
 
 
 class PlayOptions(Struct, frozen=True, kw_only=True):
@@ -20,8 +21,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
         turns: Most turns to play. 0: the default, or with `resume` the number of the first run.
         resume: The run folder of the episode to resume, with the options of its first run.
         started_in: The folder in which the episode is played; `None`: the working directory.
-        spawn_ahead: Start each turn's server while the host plays the move before it, or `beside`: while the
-            turn before it waits for its model.
+        start: When each turn's server starts; `None`: as the project says.
         stream: Stream the model's replies.
         pace_s: Seconds to wait before each move.
         langfuse: Report to Langfuse.
@@ -42,7 +42,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     turn_timeout_s: float | None = None
     resume: Path | None = None
     started_in: Path | None = None
-    spawn_ahead: bool | Literal["beside"] = False
+    start: StartWhen | StartAhead | None = None
     stream: bool = False
     pace_s: float = 0.0
     langfuse: bool = False
@@ -91,7 +91,7 @@ def as_started(options: PlayOptions, past: Past) -> PlayOptions:
         resume=None if options.resume is None else run_folder(options.resume),
         started_in=_existing(started.started_in),
         output=options.output,
-        spawn_ahead=options.spawn_ahead,
+        start=options.start,
         stream=options.stream,
         pace_s=options.pace_s,
         langfuse=options.langfuse,

@@ -33,9 +33,10 @@ from grue.config.env_file import read_env_file
 from grue.config.interpolation import Scope, expand
 from grue.config.server_auth import AuthConfig, expanded_auth, to_oauth
 from grue.errors import ConfigProblem, MCPConfigError
+from grue.policies import StartWhen
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.environment import InheritEnv
-from grue.tool_sessions.server_options import PresumeTools, ServerOptions, StartWhen
+from grue.tool_sessions.server_options import ServerOptions
 from grue.tool_sessions.server_specs import HttpServer, HttpTransport, McpServer, StdioServer
 
 DEFAULT_FILE_NAME = "mcp_config.json"
@@ -184,11 +185,10 @@ class MCPServerConfig(BaseModel):
         auth: How grue authorises itself at the `url` (OAuth); `False`: not at all.
         required: Whether the first connect of an episode has to succeed; `None`: the host's policy.
         check_arguments: Whether calls that a tool's input schema refuses are answered without being sent.
-        presume_tools: When a turn may offer the tools that it listed before; `None`: the host's setting.
         sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
         sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without `sandbox`: nothing
             may be written but a scratch folder, and there is no network.
-        start: `when_called`: it starts at the first call of one of its tools. `None`: at the turn's start.
+        start: When it starts; `None`: the host's setting.
 
     Source: R3.2
     """
@@ -214,7 +214,6 @@ class MCPServerConfig(BaseModel):
     auth: AuthConfig | bool | None = None
     required: bool | None = None
     check_arguments: bool = True
-    presume_tools: PresumeTools | None = None
     sandbox: Annotated[Any, AfterValidator(_sandbox)] = None
     sandboxEnabled: bool | None = None  # noqa: N815 the file's key
     start: StartWhen | None = None
@@ -541,7 +540,6 @@ def _options(config: MCPServerConfig) -> ServerOptions:
         exclude=tuple(tools.exclude),
         required=config.required,
         check_arguments=config.check_arguments,
-        presume_tools=config.presume_tools,
         start=config.start,
     )
 

@@ -39,11 +39,10 @@ from grue.config.project_tables import (
     where_it_belongs,
 )
 from grue.errors import ConfigProblem, MCPConfigError
-from grue.policies import TURN_TIMEOUT_S, ContextPolicy, ToolPolicy
+from grue.policies import DEFAULT_START, TURN_TIMEOUT_S, ContextPolicy, StartWhen, ToolPolicy
 from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.chat_wire.profile import Effort, TextToolCalls
 from grue.protocol.turn.prices import Price
-from grue.tool_sessions.server_options import PresumeTools
 
 _LLM_KEYS = (
     "client_base_url",
@@ -206,9 +205,8 @@ class GameConfiguration(_Table):
         mcp_force_tool_support: Offer tools even if the model's name suggests that it has no tool calling.
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
-        mcp_presume_tools: When the first request of a turn may offer the tools that a server listed before,
-            while it starts: `locked`: if `mcp_tools.listing.json` has them; `seen`: also if an earlier turn
-            of this runner has seen them; `never`.
+        mcp_start: When servers start that do not say it themselves: `before` the first request of a turn,
+            `beside` it, `beside_if_locked`, or `when_called`.
         client_base_url: Base URL of the endpoint; OpenRouter by default.
         agent_model: The agent's model, by the endpoint's name for it.
         wire_format: Format of the requests: `chat_completions`, `responses` or `messages`; `None`: chosen by
@@ -235,7 +233,7 @@ class GameConfiguration(_Table):
     mcp_server_startup_timeout_seconds: _Seconds = Unwritten(10)
     mcp_force_tool_support: bool = False
     mcp_tool_lock: Literal["report", "refuse", "off"] = "report"
-    mcp_presume_tools: PresumeTools = "locked"
+    mcp_start: StartWhen = DEFAULT_START
     client_base_url: Annotated[str, WrapValidator(_base_url)] = "https://openrouter.ai/api/v1"
     agent_model: _Text = "anthropic/claude-haiku-5.5"
     wire_format: WireName | None = None

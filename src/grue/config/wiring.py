@@ -10,10 +10,9 @@ from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.settings import GameConfiguration, Unwritten
 from grue.errors import MCPConfigError
-from grue.policies import Budget, ContextPolicy, FailurePolicy, OnToolDrift, ToolPolicy, TurnLimits
+from grue.policies import Budget, ContextPolicy, FailurePolicy, OnToolDrift, StartWhen, ToolPolicy, TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tools.lock import ToolLock
-from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import McpServer
 from grue.transports.llm.endpoint import LlmSettings, api_key
 
@@ -29,7 +28,7 @@ class Configured(Struct, frozen=True):
     budget: Budget
     tool_policy: ToolPolicy
     context: ContextPolicy | None
-    presume_tools: PresumeTools
+    start: StartWhen
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
@@ -59,7 +58,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
         budget=budget,
         tool_policy=config.tool_policy,
         context=config.context,
-        presume_tools=config.mcp_presume_tools,
+        start=config.mcp_start,
     )
 
 

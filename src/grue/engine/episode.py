@@ -7,7 +7,7 @@ The loop's thread is in `runtime/loops/loop_thread.py`, the pool of sessions in
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import wait
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast, get_args
 
 import anyio
 import anyio.to_thread
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from grue.actors.sampling import CurrentSampler
 from grue.engine.turn_actors import TurnResources
 from grue.errors import MCPConfigError, MCPError
+from grue.policies import DEFAULT_START, Keep, Start, StartAhead, StartWhen, starts_ahead
 from grue.runtime.loops.interrupts import INTERRUPT_GRACE_S, defer_interrupts
 from grue.runtime.loops.loop_thread import Call, EpisodeLoop
 from grue.runtime.loops.sync_edge import warn_if_blocking
@@ -26,9 +27,6 @@ from grue.tool_sessions.session_pool import SessionPool, Sessions
 from grue.transports.llm.endpoint import LlmEndpoint
 
 T = TypeVar("T")
-
-SpawnAhead: TypeAlias = bool | Literal["beside"]
-"""Whether a turn's sessions are opened after the turn before it (`True`), or already beside it."""
 
 Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 """Something to run as a turn, given the processes and sessions that it may use."""
@@ -184,21 +182,55 @@ class Episode:
         return replace(self.resources, pool=pool, sampling=CurrentSampler())
 
 
-def sessions_of(lifetime: str, *, spawn_ahead: SpawnAhead, keep_sessions: bool) -> Sessions:
-    """Return where a turn's sessions come from, according to the arguments of a `Runner`.
+def starts_of(keep: Keep, start: Start) -> tuple[Sessions, StartWhen]:
+    """Return where a turn's sessions come from, and when a server starts for which there is none.
 
     Raises:
-        MCPConfigError: The arguments are invalid, or contradict each other.
+        MCPConfigError: The arguments are invalid, or contradict each other; the text has the right form.
     """
-    if lifetime not in ("turn", "episode"):
-        raise MCPConfigError(f'lifetime is "turn" or "episode", not {lifetime!r}.')
-    if spawn_ahead not in (True, False, "beside"):
-        raise MCPConfigError(f'spawn_ahead is True, False or "beside", not {spawn_ahead!r:.60}.')
-    if spawn_ahead and keep_sessions:
-        raise MCPConfigError("Sessions are kept or spawned ahead: choose spawn_ahead or keep_sessions.")
-    if (spawn_ahead is True or keep_sessions) and lifetime != "episode":
-        option = "spawn_ahead" if spawn_ahead else "keep_sessions"
-        raise MCPConfigError(f'{option} needs lifetime="episode": with "turn" nothing outlives a turn.')
-    if spawn_ahead == "beside":
-        return "beside"
-    return "ahead" if spawn_ahead else "kept" if keep_sessions else "fresh"
+    if keep not in get_args(Keep):
+        known = ", ".join(f'"{each}"' for each in get_args(Keep))
+        raise MCPConfigError(f"keep= is one of {known}, not {keep!r:.60}.")
+    ahead, when = _moments(start)
+    if ahead is None:
+        return "kept" if keep == "sessions" else "fresh", when
+    if when == "when_called":
+        raise MCPConfigError(
+            f'start=("{ahead}", "when_called"): nothing is started ahead of a server that starts when it is'
+            ' called. Write start="when_called"; or write it for single servers, in their options.'
+        )
+    if keep == "sessions":
+        raise MCPConfigError(
+            f'keep="sessions" with start="{ahead}": a session that is kept needs no other one for the next'
+            f' turn. Write keep="sessions", or keep="loop", start="{ahead}".'
+        )
+    if ahead == "after_turn" and keep == "nothing":
+        raise MCPConfigError(
+            'start="after_turn" needs keep="loop": with keep="nothing" no process outlives a turn.'
+        )
+    return "ahead" if ahead == "after_turn" else "beside", when
+
+
+def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
+    pair = start if isinstance(start, tuple) else (start,)
+    match pair:
+        case (ahead, when) if ahead in get_args(StartAhead) and when in get_args(StartWhen):
+            return ahead, when
+        case (ahead,) if ahead in get_args(StartAhead):
+            return cast("StartAhead", ahead), DEFAULT_START
+        case (when,) if when in get_args(StartWhen):
+            return None, cast("StartWhen", when)
+        case _:
+            known = ", ".join(f'"{each}"' for each in (*get_args(StartWhen), *get_args(StartAhead)))
+            raise MCPConfigError(
+                f'start= is one of {known}, or a pair such as ("after_turn", "beside"), not {start!r:.60}.'
+            )
+
+
+def with_default(start: Start | None, when: StartWhen) -> Start:
+    """Return `start`, with `when` for what it leaves open: a file says it."""
+    if start is None:
+        return when
+    if isinstance(start, tuple) or not starts_ahead(start) or when == "when_called":
+        return start
+    return cast("StartAhead", start), when

@@ -4,19 +4,16 @@ What the turn's machine makes of it is in `protocol/turn/presuming.py`. Decision
 """
 
 from collections.abc import Callable, Mapping
-from typing import get_args
 
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.errors import MCPConfigError
-from grue.policies import FailurePolicy, OnToolDrift
+from grue.policies import FailurePolicy, OnToolDrift, StartWhen
 from grue.protocol.tools.lock import ToolLock, screen
 from grue.protocol.turn.connection import Disabled, Settled, Untried, is_given_up
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
-from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, starts_when_called
 
 
@@ -26,21 +23,11 @@ class PresumedListings:
     Args:
         servers: The runner's servers.
         lock: The tool lock, with the listings of its file; `None`: there is none.
-        mode: When a server's listing may be presumed, unless the server's options say it.
-
-    Raises:
-        MCPConfigError: There is no such mode.
     """
 
-    def __init__(
-        self, servers: Mapping[m.ServerName, ToolServer], lock: ToolLock | None, mode: PresumeTools
-    ) -> None:
-        if mode not in get_args(PresumeTools):
-            known = ", ".join(map(repr, get_args(PresumeTools)))
-            raise MCPConfigError(f"presume_tools= wants one of {known}, not {mode!r:.60}.")
+    def __init__(self, servers: Mapping[m.ServerName, ToolServer], lock: ToolLock | None) -> None:
         self._servers = servers
         self._lock = lock
-        self._mode = mode
         self._last: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self._recalled: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self._cached: dict[m.ServerName, tuple[m.ToolDefinition, ...] | None] = {}
@@ -105,7 +92,7 @@ class PresumedListings:
 
     def on_listed(self, name: m.ServerName) -> Callable[[tuple[m.ToolDefinition, ...]], None] | None:
         """Return a function that takes a server's listings as they come; `None`: they are not cached."""
-        if self._mode_of(name) != "seen":
+        if not self._may_remember(name):
             return None
         return lambda tools: self._unsaved.update({name: tools})
 
@@ -136,7 +123,7 @@ class PresumedListings:
 
     def _from_cache(self, name: m.ServerName) -> tuple[m.ToolDefinition, ...] | None:
         server = self._servers[name]
-        if self._mode_of(name) != "seen" or not isinstance(server, StdioServer | HttpServer):
+        if not self._may_remember(name) or not isinstance(server, StdioServer | HttpServer):
             return None
         if name not in self._cached:
             from grue.transports.mcp.listing_cache import ListingCache  # few programs need it
@@ -174,15 +161,17 @@ class PresumedListings:
         return screened
 
     def _may_presume(self, name: m.ServerName) -> bool:
-        mode = self._mode_of(name)
-        return mode == "seen" or (mode == "locked" and name in self._locked)
+        locked = self._start_of(name) == "beside_if_locked" and name in self._locked
+        return locked or self._may_remember(name)
 
-    def _mode_of(self, name: m.ServerName) -> PresumeTools:
+    def _may_remember(self, name: m.ServerName) -> bool:
+        """Return whether a list counts that was seen before, wherever that was."""
+        return self._start_of(name) in ("beside", "when_called")
+
+    def _start_of(self, name: m.ServerName) -> StartWhen:
         server = self._servers.get(name)
-        if server is not None and starts_when_called(server):
-            return "seen"
-        own = server.options.presume_tools if isinstance(server, StdioServer | HttpServer) else None
-        return own or self._mode
+        own = server.options.start if isinstance(server, StdioServer | HttpServer) else None
+        return own or "beside_if_locked"
 
     def _screened(
         self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...], policy: FailurePolicy

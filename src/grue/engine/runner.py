@@ -1,6 +1,6 @@
 """`Runner`: the public entry for running turns. It holds the settings and passes each turn to an event loop.
 
-Which event loop that is depends on the lifetime: a new one in the calling thread (`run_blocking`), the
+Which event loop that is depends on `keep`: a new one in the calling thread (`run_blocking`), the
 caller's own (`run_turn_async`), or the loop of an episode in a background thread (`CurrentEpisode`). In each
 case the loop gets `HostTurn.run`, which does the rest (`engine/turn.py`). Between turns the runner keeps
 plain data only: the turn's number, the state of each server, what was spent.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from msgspec.structs import replace
 
@@ -24,22 +24,25 @@ from grue.engine.conversations.conversation import Conversation
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.engine.conversations.resume import ResumeRequest, resumed_run
 from grue.engine.current_episode import CurrentEpisode
-from grue.engine.episode import Episode, SpawnAhead, sessions_of
+from grue.engine.episode import Episode, starts_of, with_default
 from grue.engine.fork import ForkedRun, ForkRequest
 from grue.engine.llm_factories import LlmFactory
 from grue.engine.outside_turns.server_sessions import AsyncToolAccess, OutsideTurns, SessionWork
 from grue.engine.presumed_listings import PresumedListings
-from grue.engine.tool_servers import load_sessions, usable_policy
+from grue.engine.tool_servers import load_sessions, starting, usable_policy
 from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnHandle, TurnSettings
 from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
 from grue.engine.wiring import OwnTrace, wire
 from grue.policies import (
+    DEFAULT_START,
     ApprovalDecision,
     Budget,
     ContextPolicy,
     FailurePolicy,
+    Keep,
     Misses,
+    Start,
     ToolPolicy,
     TurnLimits,
 )
@@ -51,7 +54,6 @@ from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.host_tools import ToolServer
-from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_requests import Elicit
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
@@ -63,8 +65,8 @@ V = TypeVar("V")
 class Runner(AsyncToolAccess, Closing):
     """Run the turns of one episode.
 
-    Use it as a context manager, or call `close`. Thread-safe: with `lifetime="turn"` the turns of several
-    threads run in parallel, each in its own event loop. With `lifetime="episode"` they run one at a time.
+    Use it as a context manager, or call `close`. Thread-safe: with `keep="nothing"` the turns of several
+    threads run in parallel, each in its own event loop. With `keep="loop"` they run one at a time.
 
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of your own. A factory can have a
@@ -85,23 +87,23 @@ class Runner(AsyncToolAccess, Closing):
             turn's limit. `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
         budget: For the model, for all turns together. The budget of a single turn is `limits.budget`.
-        lifetime: `turn`: one `anyio.run` per turn, and nothing stays alive after it. `episode`: one event
-            loop in a background thread, from the first turn to `close`; connections to the model stay open.
-        spawn_ahead: With `lifetime="episode"`: prewarm the next turn's sessions while the host does something
-            else. Only that turn uses them, and they are ended in the background. At a turn's first tool call
-            no older process is alive. `beside`: prewarm them while this turn waits for its model, also in
-            `map`, with any lifetime. Such a process has not seen what this turn's calls change.
-        keep_sessions: With `lifetime="episode"`: all turns share one session per server. In `map` each worker
-            has its own.
-        presume_tools: When a turn's first request may offer the tools that a server listed before, while the
-            server starts. `locked`: if the tool lock has its listing. `seen`: also if it was seen before, by
-            this runner, in the trace that is resumed, or in the user's cache. `never`. A server's own option
-            takes precedence. No call is made before all servers have listed their tools; a reply that calls a
-            tool which has changed is dropped, and costs a request.
+        keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
+            `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
+            model stay open. `sessions`: also the sessions; all turns share one per server, and in `map` each
+            worker has its own.
+        start: When a server starts, unless its own options say it. `before`: before the first request of a
+            turn, which waits for its list. `beside`: beside the first request, if its tools are known: from
+            this runner, the trace that is resumed, the user's cache, or the tool lock's listing file.
+            `beside_if_locked`: if that file has them. `when_called`: at the first call of one of its tools,
+            if these are known. `after_turn` (with `keep="loop"`): when the turn before has ended.
+            `beside_turn`: while the turn before waits for its model; such a process has not seen what that
+            turn's calls change. A pair such as `("after_turn", "beside")` adds when a server starts for which
+            no process waits. No call is made before its server has listed its tools, and none of a tool that
+            has changed.
 
     Raises:
-        MCPConfigError: A server name, `lifetime`, `spawn_ahead` or `tool_policy` is invalid. Or
-            `spawn_ahead=True` or `keep_sessions` is set without `lifetime="episode"`, or both are set.
+        MCPConfigError: A server name, `keep`, `start` or `tool_policy` is invalid, or `keep` and `start` make
+            no sense together.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
     """
 
@@ -121,10 +123,8 @@ class Runner(AsyncToolAccess, Closing):
         approve: Approve | None = None,
         context: ContextPolicy | None = None,
         budget: Budget | None = None,
-        lifetime: Literal["turn", "episode"] = "turn",
-        spawn_ahead: SpawnAhead = False,
-        keep_sessions: bool = False,
-        presume_tools: PresumeTools = "locked",
+        keep: Keep = "nothing",
+        start: Start = DEFAULT_START,
     ) -> None:
         refuse_other_kinds(
             recorder=recorder,
@@ -139,6 +139,7 @@ class Runner(AsyncToolAccess, Closing):
         self.policy = settings_or_default("policy", policy, FailurePolicy())
         self.context = None if context is None else settings_or_default("context", context, ContextPolicy())
         self.budget = settings_or_default("budget", budget, Budget())
+        sessions, when = starts_of(keep, start)
         self._wiring = wire(
             llm,
             servers or {},
@@ -147,16 +148,16 @@ class Runner(AsyncToolAccess, Closing):
             elicit=elicit,
             tool_lock=tool_lock,
         )
-        self._presumed = presumed = PresumedListings(self._wiring.servers, tool_lock, presume_tools)
+        self._wiring = replace(self._wiring, servers=starting(self._wiring.servers, when))
+        self._presumed = presumed = PresumedListings(self._wiring.servers, tool_lock)
         self.tool_policy = usable_policy(tool_policy, self._wiring.servers)
         parking = Parking(self.recorder) if self.tool_policy.parking else None
         self._wiring = replace(self._wiring, approval=Approval(approve, parking), presumed=presumed)
         self._memory = EpisodeMemory()
         self._traces: list[TraceWriter] = []
         self._spending = Spending()
-        sessions = sessions_of(lifetime, spawn_ahead=spawn_ahead, keep_sessions=keep_sessions)
         self._episode = CurrentEpisode(
-            self._wiring.endpoint, self.recorder, sessions, lasting=lifetime == "episode"
+            self._wiring.endpoint, self.recorder, sessions, lasting=keep != "nothing"
         )
         self._batches: weakref.WeakSet[Episode] = weakref.WeakSet()
         self._trace = None if trace is None else OwnTrace(trace, self.recorder)
@@ -169,15 +170,14 @@ class Runner(AsyncToolAccess, Closing):
         recorder: Recorder | None = None,
         trace: str | PathLike[str] | None = None,
         approve: Approve | None = None,
-        lifetime: Literal["turn", "episode"] = "turn",
-        spawn_ahead: SpawnAhead = False,
-        keep_sessions: bool = False,
+        keep: Keep = "nothing",
+        start: Start | None = None,
     ) -> Self:
         """Make a runner from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file.
 
         With MCP enabled, it has all configured servers. The key comes from the environment: `GRUE_API_KEY`,
-        `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. Lifetimes are arguments, not settings in the file, because
-        they depend on the program.
+        `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. What outlives a turn is an
+        argument, not a setting in the file, because it depends on the program. `start` wins over the file.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
@@ -197,10 +197,8 @@ class Runner(AsyncToolAccess, Closing):
             context=configured.context,
             approve=approve,
             budget=configured.budget,
-            lifetime=lifetime,
-            spawn_ahead=spawn_ahead,
-            keep_sessions=keep_sessions,
-            presume_tools=configured.presume_tools,
+            keep=keep,
+            start=with_default(start, configured.start),
         )
 
     def close(self) -> None:
@@ -264,8 +262,8 @@ class Runner(AsyncToolAccess, Closing):
     def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
         """Run a turn and return its outcome, blocking.
 
-        With `lifetime="turn"` this is one `anyio.run`. When it returns or raises, no process of this turn is
-        alive. With `lifetime="episode"` the turn runs in the episode's loop. With `spawn_ahead` its processes
+        With `keep="nothing"` this is one `anyio.run`. When it returns or raises, no process of this turn is
+        alive. With `keep="loop"` the turn runs in the episode's loop. With `start="after_turn"` its processes
         are ended in the background, before the next turn's first tool call.
 
         It also works inside a running event loop, with a warning. If a signal handler raises, the turn ends.
@@ -291,14 +289,14 @@ class Runner(AsyncToolAccess, Closing):
     async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
         """Run a turn as `run_turn` does, in the caller's event loop. Cancellation ends the turn.
 
-        With `lifetime="episode"` the turn runs in the episode's loop, and the caller awaits it.
+        With `keep="loop"` the turn runs in the episode's loop, and the caller awaits it.
         """
         return await self._episode.run_async(self._turn(request).run)
 
     def start_turn(self, request: TurnRequest[T]) -> TurnHandle[TurnOutcome[T]]:
         """Start a turn and return at once, for loops that must not block (of a game or a GUI).
 
-        Turns of one runner run one after the other. With `lifetime="turn"` they run in a background thread
+        Turns of one runner run one after the other. With `keep="nothing"` they run in a background thread
         that ends with the last of them. Call `warm_up` first: the imports of the first turn block all
         threads.
 
@@ -453,12 +451,12 @@ class Runner(AsyncToolAccess, Closing):
         """Run many turns in parallel and yield the result of each, in order.
 
         Each turn is a separate episode with its own sessions. Its number is its position, from 1. With
-        `spawn_ahead` sessions for at most `concurrency` further turns are prewarmed, with `True` as with
-        `"beside"`. With `keep_sessions` each of the `concurrency` workers keeps one session per server for
-        all its turns. The turns share the model's endpoint, the recorder and the runner's budget; turns
-        that are running when it is used up may exceed it. A failed turn yields an item with its error. At
-        most twice `concurrency` requests are read ahead. An exception of `requests` ends the batch. Closing
-        the iterator cancels the running turns.
+        `start="after_turn"` or `"beside_turn"` sessions for at most `concurrency` further turns are
+        prewarmed, beside the running turns. With `keep="sessions"` each of the `concurrency` workers keeps
+        one session per server for all its turns. The turns share the model's endpoint, the recorder and the
+        runner's budget; turns that are running when it is used up may exceed it. A failed turn yields an item
+        with its error. At most twice `concurrency` requests are read ahead. An exception of `requests` ends
+        the batch. Closing the iterator cancels the running turns.
 
         Args:
             requests: Any number. Read lazily, in the thread that iterates over the results.

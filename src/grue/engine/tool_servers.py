@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.engine.argument_checks import settings_or_default
 from grue.errors import MCPConfigError
-from grue.policies import STARTUP_TIMEOUT_S, OnFirstConnect, OnToolDrift, ToolPolicy, TurnLimits
+from grue.policies import STARTUP_TIMEOUT_S, OnFirstConnect, OnToolDrift, StartWhen, ToolPolicy, TurnLimits
 from grue.protocol.tools.lock import ToolLock
 from grue.protocol.tools.policy import check_policy
 from grue.runtime.actor import Note
@@ -140,6 +140,16 @@ def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer
         server_startup_timeout_s=STARTUP_TIMEOUT_S if common_s is None else common_s,
         startup_timeouts_s={**own, **limits.startup_timeouts_s},
     )
+
+
+def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dict[m.ServerName, ToolServer]:
+    """Return the servers, of which those that do not say when they start do so as `when` says."""
+    return {
+        name: replace(server, options=replace(server.options, start=when))
+        if isinstance(server, StdioServer | HttpServer) and server.options.start is None
+        else server
+        for name, server in servers.items()
+    }
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:

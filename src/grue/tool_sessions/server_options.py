@@ -1,24 +1,14 @@
 """Options of a tool server that hold for any transport: time limits, and which of its tools are offered."""
 
 from fnmatch import fnmatchcase
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError
+from grue.policies import StartAhead, StartWhen
 from grue.tool_sessions.notices import Notify
-
-PresumeTools: TypeAlias = Literal["locked", "seen", "never"]
-"""When the first request of a turn may offer the tools that a server listed before, while it starts.
-
-`locked`: if the listing file beside the tool lock has them. `seen`: also if they were seen before: by this
-runner, in the trace that is resumed, or by any process of this user, in the cache folder. `never`.
-"""
-
-
-StartWhen: TypeAlias = Literal["when_called"]
-"""When a server starts, if not at the turn's start: `when_called`, at the first call of one of its tools."""
 
 
 class ServerOptions(Struct, frozen=True, kw_only=True):
@@ -40,11 +30,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
             an error. `False`: the episode goes on without the server. `None`: the turn's `FailurePolicy`.
         check_arguments: Whether a call that the tool's input schema refuses is answered with an error instead
             of being sent. Switch it off for a server whose schemas are wrong.
-        presume_tools: When a turn may presume that it lists what it listed before; `None`: the runner's
-            `presume_tools`.
-        start: `when_called`: it starts at the first call of one of its tools, if its tools are known from the
-            listing file or from an earlier start; until then nothing is started or contacted. `None`: at the
-            turn's start.
+        start: When it starts, one of `StartWhen`; `None`: as the runner's `start` says.
         roots: `file://` URIs of the folders that the server may work in; `None`: it is not given any.
     """
 
@@ -57,19 +43,18 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     roots: tuple[str, ...] | None = None
     required: bool | None = None
     check_arguments: bool = True
-    presume_tools: PresumeTools | None = None
     start: StartWhen | None = None
 
     def __post_init__(self) -> None:
         """Refuse a `start` that there is not."""
-        if self.start not in (None, *get_args(StartWhen)):
-            known = " or ".join(f'"{each}"' for each in get_args(StartWhen))
-            raise MCPConfigError(f"ServerOptions(start=): write {known}, not {self.start!r:.60}.")
-        if self.start == "when_called" and self.presume_tools in ("locked", "never"):
+        if self.start in (None, *get_args(StartWhen)):
+            return
+        if self.start in get_args(StartAhead):
             raise MCPConfigError(
-                'ServerOptions(start="when_called") offers the tools that the server listed before, so leave'
-                f" presume_tools={self.presume_tools!r} out."
+                f'start="{self.start}" is for all servers of a runner: write Runner(start="{self.start}").'
             )
+        known = ", ".join(f'"{each}"' for each in get_args(StartWhen))
+        raise MCPConfigError(f"The start of a server is one of {known}, not {self.start!r:.60}.")
 
     def __eq__(self, other: object) -> bool:
         """Compare everything but the place: options are the same wherever they are written."""

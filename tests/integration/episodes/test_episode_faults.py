@@ -218,8 +218,8 @@ def test_words_with_lone_surrogates_are_asked_and_recorded(
 
 
 def test_a_lifetime_that_is_none_is_refused(model: WordedModel) -> None:
-    with pytest.raises(MCPConfigError, match='lifetime is "turn" or "episode", not \'forever\''):
-        model.runner("turn", lifetime="forever")
+    with pytest.raises(MCPConfigError, match=r"keep= is one of .*, not 'forever'"):
+        model.runner("turn", keep="forever")
 
 
 def test_a_configured_runner_lives_as_long_as_the_program_says(tmp_path: Path) -> None:
@@ -230,5 +230,5 @@ def test_a_configured_runner_lives_as_long_as_the_program_says(tmp_path: Path) -
         made = Runner.from_toml(file, **LIFETIMES[mode])
         sessions = mode if mode in of_their_own else "fresh"
         assert (made._episode.lasting, made._episode._sessions) == (mode != "turn", sessions)
-    with pytest.raises(MCPConfigError, match='spawn_ahead needs lifetime="episode"'):
-        Runner.from_toml(file, spawn_ahead=True)
+    with pytest.raises(MCPConfigError, match='start="after_turn" needs keep="loop"'):
+        Runner.from_toml(file, start="after_turn")

@@ -16,7 +16,9 @@ PROGRAM = """
 
     from grue import LlmSettings, Runner, TurnRequest
 
-    base_url, lifetime, limit = sys.argv[1:]
+    base_url, mode, limit = sys.argv[1:]
+
+    keeps = {"turn": "nothing", "episode": "loop"}
 
     async def main(runner):
         handle = runner.start_turn(TurnRequest(system="s", user="wait"))
@@ -26,7 +28,7 @@ PROGRAM = """
         finally:
             print("over" if handle.done() else "goes on", flush=True)
 
-    with Runner(llm=LlmSettings(base_url=base_url, model="m"), lifetime=lifetime) as runner:
+    with Runner(llm=LlmSettings(base_url=base_url, model="m"), keep=keeps[mode]) as runner:
         try:
             asyncio.run(main(runner))
         except KeyboardInterrupt:

@@ -227,7 +227,7 @@ def close() -> str:
     return "closed"
 
 runner = Runner(llm=LlmSettings(base_url=sys.argv[1], model="m"), servers={"f": FunctionTools([close])},
-                lifetime=sys.argv[2])
+                keep=sys.argv[2])
 try:
     runner.run_turn(TurnRequest(user="u", turn_timeout_s=30))
 except MCPError as error:
@@ -237,7 +237,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("lifetime", ["turn", "episode"])
+@pytest.mark.parametrize("lifetime", ["nothing", "loop"])
 def test_a_function_that_closes_all_descriptors_ends_its_turn_with_a_typed_error(lifetime: str) -> None:
     with ScriptedLlmServer(lambda _: tool_calls_reply(("f.close", {}))) as llm:
         command = [sys.executable, "-c", CLOSES, llm.base_url, lifetime]

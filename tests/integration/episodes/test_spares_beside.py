@@ -1,4 +1,4 @@
-"""`spawn_ahead="beside"`: the next turn's processes start while a turn waits for its model."""
+"""`start="beside_turn"`: the next turn's processes start while a turn waits for its model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -67,17 +67,15 @@ def answering_when(ready: Callable[[], object], *calls: str) -> Callable[[LlmReq
 
 
 def runner(llm: ScriptedLlmServer, seen: Seen, *flags: str, names: str = "a", **more: Any) -> Runner:
-    options = {"lifetime": "episode", "spawn_ahead": "beside", "process_limits": QUICK, **more}
+    options = {"keep": "loop", "start": "beside_turn", "process_limits": QUICK, **more}
     settings = LlmSettings(base_url=llm.base_url, model="m")
     made = Runner(llm=settings, servers={name: faulty(*flags) for name in names}, **options)
     made.recorder.add(seen)
     return made
 
 
-@pytest.mark.parametrize("presume_tools", ["never", "seen"])
-def test_p9_at_a_call_the_next_turns_processes_are_alive_and_no_older_ones(
-    presume_tools: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("when", ["before", "beside"])
+def test_p9_at_a_call_the_next_turns_processes_are_alive_and_no_older_ones(when: str, tmp_path: Path) -> None:
     seen = Seen()
     seen.servers_of_turn = 2
 
@@ -85,7 +83,7 @@ def test_p9_at_a_call_the_next_turns_processes_are_alive_and_no_older_ones(
         return len(seen.of(SessionPrewarmed)) >= 2 * len(seen.of(RunTurn))
 
     script = answering_when(spares_are_ready, "a", "b")
-    options = {"names": "ab", "presume_tools": presume_tools, "trace": tmp_path / "trace.jsonl"}
+    options = {"names": "ab", "start": ("beside_turn", when), "trace": tmp_path / "trace.jsonl"}
     with (
         assert_nothing_left(),
         ScriptedLlmServer(script) as llm,
@@ -104,10 +102,8 @@ def test_p9_at_a_call_the_next_turns_processes_are_alive_and_no_older_ones(
     assert {body.pid for body in seen.of(ServerEnded)} == {*spares, *used}
 
 
-@pytest.mark.parametrize(("lifetime", "spawn_ahead"), [("turn", "beside"), ("episode", True)])
-def test_map_keeps_one_spare_a_slot_and_starts_none_for_turns_that_do_not_come(
-    lifetime: str, spawn_ahead: bool | str
-) -> None:
+@pytest.mark.parametrize(("keep", "start"), [("nothing", "beside_turn"), ("loop", "after_turn")])
+def test_map_keeps_one_spare_a_slot_and_starts_none_for_turns_that_do_not_come(keep: str, start: str) -> None:
     seen = Seen()
     waiting: set[int] = set()
     most = 0
@@ -122,7 +118,7 @@ def test_map_keeps_one_spare_a_slot_and_starts_none_for_turns_that_do_not_come(
         most = max(most, len(waiting))
 
     script = answering_when(lambda: True, "a")
-    options = {"lifetime": lifetime, "spawn_ahead": spawn_ahead}
+    options = {"keep": keep, "start": start}
     with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, **options) as runs:
         runs.recorder.add(count)
         items = list(runs.map([ASK] * 7, concurrency=2))
@@ -152,7 +148,7 @@ def test_map_starts_no_process_for_turns_that_do_not_come(known: bool, prepared:
     seen = Seen()
     script = answering_when(lambda: len(seen.of(SessionOpened)) == 2, "a")
     asks = [ASK] * 2
-    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, lifetime="turn") as runs:
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, keep="nothing") as runs:
         items = list(runs.map(asks if known else (each for each in asks), concurrency=2))
     assert [item.outcome.kind for item in items if item.outcome] == ["answered"] * 2
     assert prepared == []
@@ -169,7 +165,7 @@ def test_map_starts_no_process_for_a_turn_after_the_last_though_nobody_takes_its
         return bool(seen.of(SessionPrewarmed))
 
     script = answering_when(is_prepared, "a")
-    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, lifetime="turn") as runs:
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, keep="nothing") as runs:
         items = runs.map([ASK] * 2, concurrency=1)
         next(items)
         wait_until(lambda: len(seen.of(TurnCompleted)) == 2)
@@ -185,7 +181,7 @@ def test_map_starts_one_spare_for_the_one_turn_that_waits(prepared: list[str]) -
         return len(seen.of(SessionOpened)) >= 2 and bool(seen.of(SessionPrewarmed))
 
     script = answering_when(is_prepared, "a")
-    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, lifetime="turn") as runs:
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, keep="nothing") as runs:
         items = list(runs.map([ASK] * 3, concurrency=2))
     assert [item.outcome.kind for item in items if item.outcome] == ["answered"] * 3
     assert prepared == ["a"]
@@ -195,7 +191,7 @@ def test_map_starts_one_spare_for_the_one_turn_that_waits(prepared: list[str]) -
 def test_a_single_turn_of_map_starts_one_process() -> None:
     seen = Seen()
     script = answering_when(lambda: True, "a")
-    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, lifetime="turn") as runs:
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, keep="nothing") as runs:
         (item,) = runs.map([ASK])
         assert item.outcome is not None
     assert len(seen.of(ServerEnded)) == 1
@@ -203,7 +199,10 @@ def test_a_single_turn_of_map_starts_one_process() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     settings = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
-    with pytest.raises(MCPConfigError, match="choose spawn_ahead or keep_sessions"):
-        Runner(llm=settings, lifetime="episode", spawn_ahead="beside", keep_sessions=True)
-    with pytest.raises(MCPConfigError, match="spawn_ahead is True, False or \"beside\", not 'besides'"):
-        Runner(llm=settings, lifetime="episode", spawn_ahead="besides")  # type: ignore[arg-type]  # refused
+    with pytest.raises(MCPConfigError, match='Write keep="sessions", or keep="loop", start="beside_turn"'):
+        Runner(llm=settings, keep="sessions", start="beside_turn")
+    with pytest.raises(MCPConfigError, match="write it for single servers, in their options"):
+        Runner(llm=settings, keep="loop", start=("after_turn", "when_called"))
+    for unknown in ("besides", True, ("beside", "after_turn"), ("after_turn",) * 2, ("after_turn",) * 3):
+        with pytest.raises(MCPConfigError, match=r"or a pair such as .* not"):
+            Runner(llm=settings, keep="loop", start=unknown)  # type: ignore[arg-type]  # refused

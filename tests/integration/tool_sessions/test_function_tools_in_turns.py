@@ -35,9 +35,9 @@ def script(request: LlmRequest) -> LlmReply:
     return tool_calls_reply((digs, {"metres": 2}), ("f.sing", {"loud": True}), ("g.sing", {}))
 
 
-@pytest.mark.parametrize("lifetime", ["turn", "episode"])
+@pytest.mark.parametrize("lifetime", ["nothing", "loop"])
 def test_a_turn_uses_what_is_listed_and_what_is_not(
-    lifetime: Literal["turn", "episode"], tmp_path: Path
+    lifetime: Literal["nothing", "loop"], tmp_path: Path
 ) -> None:
     recorder, path = Recorder(), tmp_path / "trace.jsonl"
     writer = TraceWriter(path, episode="e")
@@ -45,7 +45,7 @@ def test_a_turn_uses_what_is_listed_and_what_is_not(
     tools = FunctionTools([dig], catch_all=invoke)
     with ScriptedLlmServer(script) as llm:
         settings = LlmSettings(base_url=llm.base_url, model="m", api_key="sk-made-up")
-        with Runner(llm=settings, servers={"f": tools}, recorder=recorder, lifetime=lifetime) as runner:
+        with Runner(llm=settings, servers={"f": tools}, recorder=recorder, keep=lifetime) as runner:
             outcome = runner.run_turn(TurnRequest(system="s", user="u"))
         offered: Any = llm.requests[0].body["tools"]
     writer.close()

@@ -291,7 +291,7 @@ class Talk:
             tool_policy=wiring.tool_policy,
             tool_lock=wiring.tool_lock,
             budget=wiring.budget,
-            presume_tools=wiring.presume_tools,
+            start=wiring.start,
             context=ContextPolicy(),
             approve=self._asker.approve,
             elicit=self._asker.elicit,

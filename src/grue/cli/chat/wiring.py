@@ -10,10 +10,9 @@ from grue.cli.project import BUNDLED, known_servers
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
 from grue.hosts.agent_loop.names import prefixed_policy
-from grue.policies import Budget, FailurePolicy, ToolPolicy, ToolRule, TurnLimits
+from grue.policies import DEFAULT_START, Budget, FailurePolicy, StartWhen, ToolPolicy, ToolRule, TurnLimits
 from grue.protocol.tools.lock import ToolLock
 from grue.testing.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_in_chat
-from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import McpServer
 from grue.transports.llm.endpoint import LlmEndpoint, require_key
 
@@ -34,7 +33,7 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
     tool_policy: ToolPolicy
     tool_lock: ToolLock | None
     budget: Budget
-    presume_tools: PresumeTools = "locked"
+    start: StartWhen = DEFAULT_START
     notes: tuple[str, ...] = ()
 
 
@@ -67,7 +66,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
         tool_policy=_tool_policy(config.tool_policy, ask=options.ask),
         tool_lock=lock,
         budget=episode_budget(config),
-        presume_tools=config.mcp_presume_tools,
+        start=config.mcp_start,
         notes=notes,
     )
 

@@ -121,7 +121,7 @@ class Conversation(Closing):
     def from_trace(cls, path: str | PathLike[str], runner: RunsTurns, *, name: str | None = None) -> Self:
         """Continue a conversation as a trace has recorded it. It is in memory only until it is saved.
 
-        Its next turn may presume what the trace's servers have listed (`presume_tools` of the runner).
+        Its next turn may presume what the trace's servers have listed (`start` of the runner).
 
         Args:
             path: The trace, or the run folder that holds it.

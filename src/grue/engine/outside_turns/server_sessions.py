@@ -314,8 +314,8 @@ class ServerSessions:
             raise MCPError(f"{method} cannot be sent as a request. {_OWN_METHODS[method]}")
         if method in _SUBSCRIBING and not self._sources.lasting:
             raise MCPError(
-                f"{method} needs a session that stays open: use a ToolClient, or a runner with "
-                'lifetime="episode" and keep_sessions=True.'
+                f"{method} needs a session that stays open: use a ToolClient, or a runner with"
+                ' keep="sessions".'
             )
 
     async def _session(self, server: m.ServerName, *, again: bool = False) -> OwnedSession:

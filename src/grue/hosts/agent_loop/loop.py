@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, Unpack
 
 import anyio
 from msgspec.structs import replace
@@ -56,6 +56,7 @@ from grue.hosting import Image, ToolServer
 from grue.hosts.agent_loop.events import EventFeed
 from grue.hosts.agent_loop.injected import MCP, PREFIX, InjectedTools, InvokeMcpTool, McpCall, McpTool
 from grue.hosts.agent_loop.names import Tools, beside, prefixed, prefixed_lock, prefixed_policy
+from grue.policies import StartWhen
 
 if TYPE_CHECKING:
     from grue.hosting import LlmEndpoint, ToolLock
@@ -203,7 +204,7 @@ class RunnerOptions(TypedDict, total=False):
     approve: Callable[..., Any] | None
     context: ContextPolicy | None
     budget: Budget
-    presume_tools: Literal["locked", "seen", "never"]
+    start: StartWhen
 
 
 class LoopOptions(RunnerOptions, total=False):
@@ -281,8 +282,7 @@ class AgentLoop:
         self.runner = Runner(
             llm=llm,
             servers={**mcp, **beside(tools)},
-            lifetime="episode",
-            keep_sessions=True,
+            keep="sessions",
             **options,
         )
         self.conversation: Conversation = self.runner.conversation(system)
@@ -327,7 +327,7 @@ class AgentLoop:
             "budget": configured.budget,
             "tool_policy": prefixed_policy(configured.tool_policy),
             "context": configured.context,
-            "presume_tools": configured.presume_tools,
+            "start": configured.start,
             **options,
         }
         return cls(llm or configured.llm, **settings)

@@ -172,7 +172,7 @@ class Orchestrator:
                 llm=config.llm,
                 recorder=self._recorder,
                 budget=budget,
-                lifetime="episode",
+                keep="loop",
                 context=ContextPolicy(),
             )
             run = Run(

@@ -10,7 +10,7 @@ Source: R10.4, R15.4
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import anyio.to_thread
 from msgspec.structs import replace
@@ -36,7 +36,7 @@ from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_s
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.response import AgentResponse, answer_spec
-from grue.policies import FailurePolicy
+from grue.policies import FailurePolicy, Keep, Start, starts_ahead
 
 SYSTEM_PROMPT = """\
 You play a text adventure, one command a turn, to score as many points as possible and to win.
@@ -135,9 +135,9 @@ class ZorkAgent:
         policy: What failures lead to. `on_tool_drift` in it is replaced by the configuration's; a
             server that was given up stays so until the episode ends.
         turn_timeout_s: Time limit of a turn; `None`: `turn_timeout_seconds` of the configuration.
-        spawn_ahead: Whether to use one event loop for the episode and to start each turn's server while the
-            host plays the move before, or `beside`: while the turn before waits for its model. End it with
-            `close`. `False` calls `anyio.run` once for each action.
+        start: When each turn's server starts; `None`: as the configuration says. With `after_turn` and
+            `beside_turn` there is one event loop for the episode; end it with `close`. Otherwise `anyio.run`
+            is called once for each action.
         approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
 
     Attributes:
@@ -165,7 +165,7 @@ class ZorkAgent:
         recorder: Recorder | None = None,
         policy: FailurePolicy | None = None,
         turn_timeout_s: float | None = None,
-        spawn_ahead: bool | Literal["beside"] = False,
+        start: Start | None = None,
         approve: Any = None,
     ) -> None:
         self.config = config
@@ -186,7 +186,8 @@ class ZorkAgent:
         self._policy = replace(
             policy or FailurePolicy(), on_tool_drift=on_tool_drift(config), retry_disabled_s=None
         )
-        self._spawn_ahead = spawn_ahead
+        self._start: Start = start or config.mcp_start
+        self._keep: Keep = "loop" if starts_ahead(self._start) else "nothing"
         self._approve = approve
         self._server: m.ServerName | None = None
         self._langfuse: LangfuseObserver | None = None
@@ -231,7 +232,7 @@ class ZorkAgent:
             outcome = self._runner.run_turn(request)
         finally:
             self._after_turn()
-            if self._route.manager_called and not self._spawn_ahead:
+            if self._route.manager_called and self._keep == "nothing":
                 self.mcp_manager.kill_leftovers()  # the turn's event loop has ended
             self._wait_for_langfuse()
         return self._result(outcome)
@@ -344,9 +345,8 @@ class ZorkAgent:
             context=self.config.context,
             approve=self._approve,
             budget=episode_budget(self.config),
-            lifetime="episode" if self._spawn_ahead else "turn",
-            spawn_ahead=self._spawn_ahead,
-            presume_tools=self.config.mcp_presume_tools,
+            keep=self._keep,
+            start=self._start,
         )
 
     def _rewire(self) -> None:

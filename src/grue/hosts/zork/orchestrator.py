@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -54,7 +54,7 @@ from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.past import Past, TurnEnd, ends_episode
 from grue.hosts.zork.response import FALLBACK_ACTION
-from grue.policies import FailurePolicy
+from grue.policies import FailurePolicy, Start
 
 MOST_PER_PLACE = 8
 
@@ -259,8 +259,8 @@ class EpisodeSetup(Struct, kw_only=True):
         approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
         turn_timeout_s: Time limit of each turn; `None`: `turn_timeout_seconds` of the configuration.
         scripted: Whether the model is the offline script, which results then say.
-        spawn_ahead: Whether to start each turn's server while the move before is played, or `beside`: while
-            the turn before waits for its model.
+        start: When each turn's server starts; `None`: as the configuration says. `after_turn` and
+            `beside_turn` start it for the turn after, in one event loop for the episode.
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
         settings: Recorded with the episode's start, to be used by a resume.
         past: The episode to resume; `None` for a new one.
@@ -278,7 +278,7 @@ class EpisodeSetup(Struct, kw_only=True):
     approve: Any = None
     turn_timeout_s: float | None = None
     scripted: bool = False
-    spawn_ahead: bool | Literal["beside"] = False
+    start: Start | None = None
     stream: bool = False
     settings: m.JsonObject = {}
     past: Past | None = None
@@ -345,7 +345,7 @@ class ZorkOrchestratorV2:
             policy=self.setup.policy,
             approve=self.setup.approve,
             turn_timeout_s=self.setup.turn_timeout_s,
-            spawn_ahead=self.setup.spawn_ahead,
+            start=self.setup.start,
         )
         agent.stream = self.setup.stream
         return agent

@@ -1,4 +1,4 @@
-"""The listings that servers had in earlier processes, in the user's cache folder (`presume_tools="seen"`).
+"""The listings that servers had in earlier processes, in the user's cache folder (`start="beside"`).
 
 A turn may presume such a listing, and verifies it before anything follows from it, so a wrong one costs one
 request. But the listing decides what a paid request offers. So a file counts only if nobody else can have
@@ -131,7 +131,7 @@ def _identity(server: McpServer) -> bytes:
     """Return everything that may change what a server lists, as bytes."""
     fields = {name: getattr(server, name) for name in server.__struct_fields__ if name != "name"}
     # When a server starts does not change what it lists.
-    fields["options"] = replace(server.options, start=None, presume_tools=None)
+    fields["options"] = replace(server.options, start=None)
     if isinstance(server, StdioServer):
         fields["cwd"] = str(Path(server.cwd or "").absolute())
     return msgspec.json.encode([type(server).__name__, fields], order="deterministic", enc_hook=str)
