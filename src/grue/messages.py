@@ -779,6 +779,25 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
+class ModelPassedOver(Message, frozen=True, kw_only=True):
+    """llm: a model could not be asked, so the next one of its chain is, from this request on.
+
+    What was said is encoded for it. `ThoughtsDropped` follows if it cannot read parts of that.
+
+    Attributes:
+        model: The model that could not be asked.
+        address: Its base URL without credentials.
+        reason: Why; untrusted.
+        asks: The model that is asked now.
+    """
+
+    request: int
+    model: str
+    address: str
+    reason: str
+    asks: ModelAsked
+
+
 class CompletionRetried(Message, frozen=True, kw_only=True):
     """llm: a request failed and is sent again after `delay_s`."""
 
@@ -1696,7 +1715,8 @@ TurnNote: TypeAlias = (
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | DropCompletion | RewriteHistory | CheckToolSupport
 LlmNote: TypeAlias = (
-    CompletionRetried
+    ModelPassedOver
+    | CompletionRetried
     | ReplyCut
     | TextDelta
     | HistoryRewritten

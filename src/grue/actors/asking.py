@@ -21,6 +21,7 @@ from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Choice, Delta
 from grue.protocol.chat_wire.written_calls import Part, ThoughtSplitter
+from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import (
     AdaptProfile,
     AttemptEvent,
@@ -64,6 +65,8 @@ class Asking:
         say: Gets the reports.
         on_sent: Called whenever a request has been written; `None`: nobody asks.
         choice: Which of the offered tools has to be called; `None`: the model decides.
+        lost: What the same completion has cost at an endpoint that was asked before.
+        retry: The limits and the backoff; `None`: those of the endpoint's settings.
         sleep: Waits for a number of seconds between two requests.
 
     Attributes:
@@ -79,6 +82,8 @@ class Asking:
         on_sent: Callable[[], None] | None = None,
         *,
         choice: Choice | None = None,
+        lost: m.Usage | None = None,
+        retry: RetryPolicy | None = None,
         sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
     ) -> None:
         self._endpoint = endpoint
@@ -90,15 +95,21 @@ class Asking:
         self._sleep = sleep
         self._shown = False
         self._cut = m.Usage()
-        self._lost = m.Usage()
+        self._lost = m.Usage() if lost is None else lost
+        self._retry = endpoint.settings.retry if retry is None else retry
         self._thoughts = ThoughtSplitter()
-        self.unreported = m.Usage()
+        self.unreported = self._lost
+
+    def take_back(self) -> None:
+        """Tell observers of the stream to discard the text that they have, if there is any."""
+        if self._shown:
+            self._carry_out(TakeBackShown())
 
     async def outcome(self) -> Reply | m.LlmFailure:
         """Send the request until it is answered or fails for good. Return the reply, or the failure."""
         settings = self._endpoint.settings
         state, commands = attempt_step(
-            Unsent(settings, settings.retry, self._command.clears), CompletionWanted()
+            Unsent(settings, self._retry, self._command.clears), CompletionWanted()
         )
         while True:
             event: AttemptEvent = CompletionWanted()

@@ -6,6 +6,7 @@ what to say next. `transports/llm/` does the HTTP.
 """
 
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
@@ -20,6 +21,8 @@ from grue.protocol.chat_wire.answer_shape import has_shape
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.context.history import History
+from grue.protocol.retry import RetryPolicy
+from grue.protocol.turn.model_chain import Breaker, after_all, moves_on
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.large_data import LONG
@@ -143,6 +146,7 @@ class _Asked(Struct):
     Attributes:
         lent: The conversation that gets the reply; `conversation` is a copy if the request is aside.
         begun: When it was asked, on the event loop's clock.
+        failures: Of the models that could not be asked.
     """
 
     command: m.RequestCompletion
@@ -150,16 +154,17 @@ class _Asked(Struct):
     lent: LentConversation
     asking: Asking
     begun: float
+    failures: tuple[m.LlmFailure, ...] = ()
 
 
 class LlmActor(Actor[m.LlmCommand]):
-    """Requests completions from one endpoint, one at a time.
+    """Requests completions one at a time, from an endpoint, or if it cannot be asked, the next of its chain.
 
     Args:
         mailbox: Receives the requests.
         agent: Gets the replies.
-        endpoint: The endpoint to ask. It is open while the actor runs, and stays open if another user has
-            entered it too.
+        endpoint: The endpoint to ask, with its chain. They are open while the actor runs, and stay open if
+            another user has entered them too.
         note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever a request has been written; `None`: nobody asks.
@@ -176,7 +181,8 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         super().__init__(mailbox)
         self._agent = agent
-        self._endpoint = endpoint
+        self._chain = self._endpoint = endpoint
+        self._has_chosen = len(endpoint.chain) == 1
         self._note = note
         self._lent = lent
         self._on_sent = on_sent
@@ -187,7 +193,7 @@ class LlmActor(Actor[m.LlmCommand]):
 
     async def run(self) -> None:
         """Serve requests until the mailbox is closed. A cancellation aborts the request in progress."""
-        async with self._endpoint:
+        async with self._chain:
             await super().run()
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
@@ -203,7 +209,57 @@ class LlmActor(Actor[m.LlmCommand]):
                 await self._complete_unless_dropped(command, envelope)
             case m.RequestCompletion() as command:
                 asked = await self._ask(command, envelope)
-                await self._report(await self._answer(asked, await asked.asking.outcome()), envelope)
+                await self._report(await self._answer(asked, await self._outcome(asked)), envelope)
+
+    async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
+        """Ask until a model of the chain has answered, or none is left (`protocol/turn/model_chain.py`)."""
+        tried: list[LlmEndpoint] = []
+        while True:
+            outcome = await asked.asking.outcome()
+            if isinstance(outcome, Reply):
+                self._endpoint.breaker = Breaker()
+                return outcome
+            asked.failures = (*asked.failures, outcome)
+            if len(self._chain.chain) == 1 or not moves_on(outcome):
+                return after_all(asked.failures)
+            self._endpoint.breaker = self._endpoint.breaker.failed(outcome, now())
+            tried.append(self._endpoint)
+            offers = isinstance(asked.command.mode, m.OfferTools)
+            following = self._chain.after(tried, now(), tools=offers)
+            if following is None:
+                return after_all(asked.failures)
+            await self._move(asked, following, outcome)
+
+    async def _move(self, asked: _Asked, following: LlmEndpoint, failure: m.LlmFailure) -> None:
+        """Have another endpoint asked, from this request on. The conversation is encoded for it."""
+        asking, conversation, command = asked.asking, asked.conversation, asked.command
+        asking.take_back()
+        self._endpoint = following
+        asking.say(
+            m.ModelPassedOver(
+                request=command.request,
+                model=failure.model,
+                address=failure.endpoint,
+                reason=failure.message,
+                asks=following.asked(),
+            )
+        )
+        adopt = functools.partial(conversation.adopt, following.profile, following.settings.model)
+        if conversation.size >= LONG:
+            await anyio.to_thread.run_sync(adopt)
+        else:
+            adopt()
+        if asked.lent is self._lent and not command.aside:
+            self._report_thoughts(asked.lent, asking.say)
+        asked.asking = Asking(
+            following,
+            conversation,
+            command,
+            asking.say,
+            self._on_sent,
+            lost=asking.unreported,
+            retry=_patience(following),
+        )
 
     async def _report(self, outcome: _Outcome, envelope: Envelope[m.LlmCommand]) -> None:
         if envelope.reply_to is not None:
@@ -227,7 +283,7 @@ class LlmActor(Actor[m.LlmCommand]):
         async def answer() -> None:
             outcome: Reply | m.LlmFailure | None = None
             with droppable:
-                outcome = await asked.asking.outcome()
+                outcome = await self._outcome(asked)
             if outcome is not None:
                 await self._report(await self._answer(asked, outcome), envelope)
 
@@ -251,6 +307,8 @@ class LlmActor(Actor[m.LlmCommand]):
     async def _ask(self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]) -> _Asked:
         """Add what a request says to its conversation; nothing is sent yet."""
         begun = now()
+        if not self._has_chosen:
+            self._endpoint, self._has_chosen = self._chain.first(begun), True
         lent = self._conversation(command.conversation)
         profile, model = self._endpoint.profile, self._endpoint.settings.model
         if (lent.encoded.profile, lent.encoded.model) != (profile, model):
@@ -266,7 +324,8 @@ class LlmActor(Actor[m.LlmCommand]):
         changed = None if command.aside else offer_changed(command, before, lent.encoded.tools)
         if changed is not None:
             say(changed)
-        asking = Asking(self._endpoint, conversation, command, say, self._on_sent)
+        retry = None if len(self._chain.chain) == 1 else _patience(self._endpoint)
+        asking = Asking(self._endpoint, conversation, command, say, self._on_sent, retry=retry)
         return _Asked(command, conversation, lent, asking, begun)
 
     async def _answer(
@@ -317,3 +376,9 @@ class LlmActor(Actor[m.LlmCommand]):
                 )
             )
         lent.reported = replies
+
+
+def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
+    """Return the retries of an endpoint of a chain: none, if it could not be asked the last time."""
+    retry = endpoint.settings.retry
+    return replace(retry, max_retries=0) if endpoint.breaker.failures else retry

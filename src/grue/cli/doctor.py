@@ -75,8 +75,7 @@ def _findings(
     yield _packages()
     try:
         config = GameConfiguration.of_project()
-        config.client_base_url = base_url or config.client_base_url
-        config.agent_model = model or config.agent_model
+        config.ask(base_url, model)
         yield _project(config)
         if base_url is None and model is None:
             yield from _programs()

@@ -183,13 +183,12 @@ def _finish(
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     """Return the settings, and the bundled server if no other one is configured."""
     config = GameConfiguration.of_project()
-    if options.base_url is not None:
-        config.client_base_url = options.base_url
+    model = options.model
     if options.offline:
         from grue.testing.offline import MODEL
 
-        config.agent_model = MODEL
-    config.agent_model = options.model or config.agent_model
+        model = model or MODEL
+    config.ask(options.base_url, model)
     if not options.mcp:
         config.mcp_enabled = False
         return config, None

@@ -52,6 +52,7 @@ _LLM_KEYS = (
     "extra_headers",
     "extra_body",
     "text_tool_calls",
+    "then",
 )
 _MCP = "mcp_"
 _STRICT = ConfigDict(strict=True, extra="forbid", validate_assignment=True, hide_input_in_errors=True)
@@ -182,6 +183,47 @@ class BudgetSettings(_Table):
     prices: dict[_Text, _Price] = dataclasses.field(default_factory=dict)
 
 
+@dataclass(config=_STRICT)
+class NextModel(_Table):
+    """A model that is asked if the ones before it cannot be: one table of `[[tool.grue.llm.then]]`.
+
+    The keys are those of `[tool.grue.llm]`. Its API key comes from the environment, in the way of its URL.
+    Sampling, retries and prices are those of the first model.
+    """
+
+    agent_model: _Text
+    client_base_url: Annotated[str, WrapValidator(_base_url)] = "https://openrouter.ai/api/v1"
+    wire_format: WireName | None = None
+    extra_headers: dict[_Text, str] = dataclasses.field(default_factory=dict)
+    extra_body: dict[_Text, Any] = dataclasses.field(default_factory=dict)
+
+
+def _next_models(value: Any) -> Any:
+    """Return the tables of a file as settings; an error names the table and its key."""
+    if not isinstance(value, list):
+        return value
+    models: list[Any] = []
+    for number, each in enumerate(value, start=1):
+        if not isinstance(each, Mapping):
+            models.append(each)
+            continue
+        known = _fields(NextModel)
+        unknown = next((key for key in each if key not in known), None)
+        if unknown is not None:
+            raise ValueError(
+                f"should have tables with {', '.join(known)}: table {number} has {unknown!r}. Did you mean"
+                f" {nearest(unknown, known)!r}?"
+            )
+        if "agent_model" not in each:
+            raise ValueError(f"should have an agent_model in each table: table {number} has none")
+        try:
+            models.append(NextModel(**each))
+        except MCPConfigError as error:
+            keys, text = error.problems[0]
+            raise ValueError(f"has a table {number} that cannot be used: {keys[0]} {text}") from error
+    return models
+
+
 _NESTED: Mapping[str, type[_Table]] = {
     "agent_sampling": AgentSampling,
     "retry": RetrySettings,
@@ -216,6 +258,7 @@ class GameConfiguration(_Table):
         extra_body: Fields added to each request unchanged.
         text_tool_calls: What follows from a tool call that the model has written as text: `ask` it to make it
             as a call, `run` it, or `keep` it as a text.
+        then: The models that are asked, in this order, if the agent's model cannot be.
         agent_sampling: Sampling parameters, all left out by default.
         retry: Retries and time limit of LLM requests.
         budget: Limits on requests, tokens and cost; none by default.
@@ -241,6 +284,9 @@ class GameConfiguration(_Table):
     extra_headers: dict[_Text, str] = dataclasses.field(default_factory=dict)
     extra_body: dict[_Text, Any] = dataclasses.field(default_factory=dict)
     text_tool_calls: TextToolCalls = "ask"
+    then: Annotated[list[InstanceOf[NextModel]], BeforeValidator(_next_models)] = dataclasses.field(
+        default_factory=list
+    )
     agent_sampling: AgentSampling = dataclasses.field(default_factory=AgentSampling)
     retry: RetrySettings = dataclasses.field(default_factory=RetrySettings)
     budget: BudgetSettings = dataclasses.field(default_factory=BudgetSettings)
@@ -252,6 +298,17 @@ class GameConfiguration(_Table):
     def mcp_config_path(self) -> Path:
         """The path of the MCP servers' file, with `project_dir` applied."""
         return self.project_dir / self.mcp_config_file
+
+    def ask(self, base_url: str | None = None, model: str | None = None) -> None:
+        """Ask another endpoint or another model, if one is given. It has no models to be asked after it."""
+        if (base_url or self.client_base_url, model or self.agent_model) == (
+            self.client_base_url,
+            self.agent_model,
+        ):
+            return
+        self.client_base_url = base_url or self.client_base_url
+        self.agent_model = model or self.agent_model
+        self.then = []
 
     @classmethod
     def of_project(cls) -> Self:

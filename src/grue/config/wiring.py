@@ -1,5 +1,6 @@
 """Convert the settings that users write into the values that `Runner` and the actors take."""
 
+import dataclasses
 import os
 from os import PathLike
 
@@ -8,7 +9,7 @@ from msgspec import Struct
 from grue.config import tool_lock_file
 from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, to_tool_server
-from grue.config.settings import GameConfiguration, Unwritten
+from grue.config.settings import GameConfiguration, NextModel, Unwritten
 from grue.errors import MCPConfigError
 from grue.policies import Budget, ContextPolicy, FailurePolicy, OnToolDrift, StartWhen, ToolPolicy, TurnLimits
 from grue.protocol.retry import RetryPolicy
@@ -132,7 +133,15 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
         prices=config.budget.prices,
         force_tool_support=config.mcp_force_tool_support,
         retry=retry_policy(config),
+        then=tuple(_next_model(config, each) for each in config.then),
     )
+
+
+def _next_model(config: GameConfiguration, model: NextModel) -> LlmSettings:
+    """Return the settings of a model that is asked if the first one cannot be."""
+    names = (field.name for field in dataclasses.fields(NextModel))
+    changes = {name: getattr(model, name) for name in names}
+    return llm_settings(dataclasses.replace(config, **changes, then=[]))
 
 
 def retry_policy(config: GameConfiguration) -> RetryPolicy:

@@ -69,7 +69,8 @@ class Runner(AsyncToolAccess, Closing):
     threads run in parallel, each in its own event loop. With `keep="loop"` they run one at a time.
 
     Args:
-        llm: The model: an endpoint, its settings, or a factory for an actor of your own. A factory can have a
+        llm: The model: an endpoint, its settings, or a factory for an actor of your own. Several settings,
+            `[a, b]`: the next model is asked if one cannot be (`LlmSettings.then`). A factory can have a
             method `support_check`, which returns when the actor gets `CheckToolSupport`.
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
@@ -110,7 +111,7 @@ class Runner(AsyncToolAccess, Closing):
     def __init__(
         self,
         *,
-        llm: LlmSettings | LlmEndpoint | LlmFactory,
+        llm: LlmSettings | Sequence[LlmSettings] | LlmEndpoint | LlmFactory,
         servers: Mapping[str, ToolServer] | None = None,
         limits: TurnLimits | None = None,
         policy: FailurePolicy | None = None,

@@ -266,7 +266,7 @@ class HostTurn(Generic[T]):
         with _past_of(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
             command = past.sized(self.command(number, budget, past.history, images))
             if settings.wiring.endpoint is not None:
-                command = replace(command, asks=settings.wiring.endpoint.asked())
+                command = replace(command, asks=settings.wiring.endpoint.first(now()).asked())
             approval = settings.wiring.approval
             approval.require_parking(command, given_history=bool(self._request.history))
             wiring = settings.wiring if past.llm is None else replace(settings.wiring, llm=past.llm)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -171,7 +171,7 @@ def connect_fresh(
 
 
 def wire(
-    llm: LlmSettings | LlmEndpoint | LlmFactory,
+    llm: LlmSettings | Sequence[LlmSettings] | LlmEndpoint | LlmFactory,
     servers: Mapping[str, ToolServer],
     *,
     recorder: Recorder,
@@ -182,7 +182,8 @@ def wire(
     """Return the shared parts, and register all configured secrets with the recorder.
 
     Args:
-        llm: The model: an endpoint, its settings, or a factory for an actor of the host's.
+        llm: The model: an endpoint, its settings, or a factory for an actor of the host's. Several settings:
+            the next model is asked if one cannot be.
         servers: Tool servers by name.
         recorder: Records all messages.
         process_limits: How server processes are ended; `None`: the default limits.
@@ -218,6 +219,9 @@ def wire(
 def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
+    if isinstance(llm, list | tuple) and llm and all(isinstance(each, LlmSettings) for each in llm):
+        # The first one, and those that are asked if it cannot be.
+        llm = replace(llm[0], then=(*llm[0].then, *(one for each in llm[1:] for one in _flat(each))))
     if isinstance(llm, LlmSettings):
         check_fields("llm", llm)
         return LlmEndpoint(llm)
@@ -230,6 +234,11 @@ def _endpoint(llm: object) -> LlmEndpoint:
     raise MCPConfigError(
         f"llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint or a factory, not {llm!r:.80}."
     )
+
+
+def _flat(settings: LlmSettings) -> tuple[LlmSettings, ...]:
+    """Return the settings of a model without `then`, and those of `then` behind them."""
+    return (replace(settings, then=()), *settings.then)
 
 
 class OwnTrace:

@@ -49,10 +49,15 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
-    """Return settings with another base URL and model; the key is looked up again for another URL."""
+    """Return settings with another base URL and model; the key is looked up again for another URL.
+
+    A model that was chosen has none to be asked after it: a fleet is to measure that one.
+    """
     if base_url is not None and base_url != llm.base_url:
-        llm = replace(llm, base_url=base_url, api_key=None)
-    return LlmEndpoint(replace(llm, model=model or llm.model)).settings
+        llm = replace(llm, base_url=base_url, api_key=None, then=())
+    if model is not None and model != llm.model:
+        llm = replace(llm, model=model, then=())
+    return LlmEndpoint(llm).settings
 
 
 def continue_interrupted(episode: Episode) -> bool:

@@ -122,8 +122,7 @@ def _past(episode: Episode) -> Past | None:
 
 def _configuration(case: PlayCase) -> tuple[GameConfiguration, Any]:
     config = GameConfiguration.of_project()
-    config.client_base_url = case.base_url or config.client_base_url
-    config.agent_model = case.model or (MODEL if case.offline else config.agent_model)
+    config.ask(case.base_url, case.model or (MODEL if case.offline else None))
     config.mcp_enabled = case.mcp
     if case.mcp_config is not None and case.mcp:
         config.mcp_config_file = str(Path(case.mcp_config).absolute())

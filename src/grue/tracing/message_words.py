@@ -259,6 +259,10 @@ def _uncounted(body: m.CostUncounted) -> str:
     )
 
 
+def _passed_over(body: m.ModelPassedOver) -> str:
+    return f"{body.model} cannot be asked ({body.reason}): {body.asks.model} at {body.asks.address} is"
+
+
 def _schema_ignored(body: m.SchemaIgnored) -> str:
     return f"{body.model} ({body.endpoint}) replied in another shape: prompts state the schema now"
 
@@ -537,6 +541,14 @@ def _note_retried(body: m.CompletionRetried) -> Note:
     return Note("completion_retried", Verdict("warning", failure.kind, failure.message), facts)
 
 
+def _log_passed_over(body: m.ModelPassedOver) -> LogLine:
+    asks = body.asks
+    message = (
+        f"LLM {body.model} cannot be asked: {body.reason}. Asking {asks.model} at {asks.address} instead"
+    )
+    return _problem("llm_model_passed_over", message, model=asks.model, error=body.reason)
+
+
 def _log_cut(body: m.ReplyCut) -> LogLine:
     limit, larger = body.limit_tokens, body.retried_with
     at = "its length limit" if limit is None else f"{limit} tokens"
@@ -760,6 +772,7 @@ _TABLE: dict[type, _Row] = {
     m.ReplyDropped: _Row(_reply_dropped),
     m.CompletionReceived: _Row(_reply),
     m.CompletionFailed: _fail("no reply", lambda body: failure_words(body.failure).short),
+    m.ModelPassedOver: _warn("next model", _passed_over, live=_always, logged=_log_passed_over),
     m.CompletionRetried: _warn("retry", _retried, live=_always, logged=_log_retried, noted=_note_retried),
     m.ReplyCut: _warn(
         "cut",

@@ -205,9 +205,10 @@ class CachedPrompts:
                 self._learn({"ignores_schema": True}, place)
             case m.FormAdapted():
                 self._learn(body.changed, place)
-                asked = self._asked.get(cause)
-                if asked is not None and asked.command.conversation in self._talks:
-                    self._adopt(self._talks[asked.command.conversation])
+                self._adopt_asked(cause)
+            case m.ModelPassedOver():
+                self._form = self._form_for(body.asks, place)
+                self._adopt_asked(cause)
             case m.CompletionReceived() | m.ReplyDropped() if cause in self._asked or isinstance(
                 body, m.ReplyDropped
             ):
@@ -220,7 +221,7 @@ class CachedPrompts:
         past = run.history
         name = m.ConversationId(f"turn-{run.turn}") if past is None else past.conversation
         if run.asks is not None:
-            self._form = self._learned.get((run.asks.address, run.asks.model)) or _form_of(run.asks, place)
+            self._form = self._form_for(run.asks, place)
         talk = self._talks.get(name)
         if run.resumed is None or talk is None:
             talk = self._found(name, past)
@@ -231,6 +232,9 @@ class CachedPrompts:
         self._talks[name] = talk
         talk.run = run
         talk.notes.append((*place, "the turn offers no tools"))
+
+    def _form_for(self, asks: m.ModelAsked, place: tuple[int, str]) -> _Form:
+        return self._learned.get((asks.address, asks.model)) or _form_of(asks, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
         """Return the conversation that a turn continues: this one, a branch of another one, or a new one."""
@@ -280,6 +284,11 @@ class CachedPrompts:
                 # An old version said the same again after a resume, or a secret was redacted.
                 talk.whole = False
                 talk.encoded.history.forget()
+
+    def _adopt_asked(self, cause: int) -> None:
+        asked = self._asked.get(cause)
+        if asked is not None and asked.command.conversation in self._talks:
+            self._adopt(self._talks[asked.command.conversation])
 
     def _adopt(self, talk: _Prompted) -> None:
         """Write the conversation as the endpoint wants it by now, as the LLM actor does before a request."""
@@ -547,7 +556,7 @@ def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
             why = "what was said before was rewritten"
         elif kind == "SchemaIgnored":
             why = "the schema of the answer is told in words from now on"
-        elif kind == "RunTurn":
+        elif kind in ("RunTurn", "ModelPassedOver"):
             why = "another model or endpoint is asked"
         return cause, kind, why
     if asked.command.aside:

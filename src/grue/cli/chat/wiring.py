@@ -45,9 +45,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
         MissingDependencyError: There are MCP servers, and `mcp` is not installed.
     """
     config = GameConfiguration.of_project()
-    if options.base_url is not None:
-        config.client_base_url = options.base_url
-    config.agent_model = options.model or (MODEL if options.offline else config.agent_model)
+    config.ask(options.base_url, options.model or (MODEL if options.offline else None))
     servers: dict[str, McpServer] = {}
     notes: tuple[str, ...] = ()
     lock: ToolLock | None = None

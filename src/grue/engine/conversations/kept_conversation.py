@@ -147,6 +147,7 @@ class KeptConversation:
         self._unwritten: list[bytes] = []
         self._failed: ConversationError | None = None
         self._first: WireProfile | None = None
+        self._endpoint: LlmEndpoint | None = None
         self._in_ask = threading.Lock()
         self._in_turn = threading.Lock()
 
@@ -492,7 +493,7 @@ class KeptConversation:
 
     def _lent(self, lender: LendingFactory, endpoint: LlmEndpoint | None) -> LentConversation:
         """Return what is lent to the LLM actor."""
-        self._first = lender.profile if endpoint is None else endpoint.first_profile
+        self._first, self._endpoint = lender.profile, endpoint
         if self._encoded is None:
             self._encoded = self._encode(lender, endpoint)
         return LentConversation(self.id, self._encoded, self._write)
@@ -554,9 +555,17 @@ class KeptConversation:
     def _learn(self, encoded: Conversation) -> None:
         if self._first is None:
             return
+        # The model that answered may be another one of the chain than the first.
+        chain = () if self._endpoint is None else self._endpoint.chain
+        asked = (
+            each for each in chain if (each.settings.model, each.profile) == (encoded.model, encoded.profile)
+        )
+        first = next((each.first_profile for each in asked), None)
+        if first is None and self._endpoint is not None:
+            first = self._endpoint.first_profile
         learned = Learned(
             model=encoded.model,
-            first=self._first,
+            first=first or self._first,
             profile=encoded.profile,
             names=encoded.names.known,
             tools=encoded.tools,

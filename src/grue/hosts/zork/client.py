@@ -128,7 +128,10 @@ class LLMClient:
             sampling: The sampling settings; the endpoint chooses those that are left out.
         """
         settings = model_settings(model or self.config.agent_model, sampling)
-        return replace(self._settings, **{name: getattr(settings, name) for name in ("model", *_SAMPLING)})
+        # A program that names a model wants that one.
+        then = self._settings.then if settings.model == self._settings.model else ()
+        chosen = {name: getattr(settings, name) for name in ("model", *_SAMPLING)}
+        return replace(self._settings, **chosen, then=then)
 
     def endpoint(
         self, model: str | None = None, *, force_tool_support: bool = False, **sampling: Unpack[Sampling]
@@ -314,7 +317,8 @@ def _choice(tool_choice: str | Mapping[str, Any] | None, conversation: Conversat
 
 
 def _with_base_url(config: GameConfiguration, base_url: str) -> GameConfiguration:
-    return dataclasses.replace(config, client_base_url=base_url)
+    same = base_url == config.client_base_url
+    return dataclasses.replace(config, client_base_url=base_url, then=config.then if same else [])
 
 
 def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:

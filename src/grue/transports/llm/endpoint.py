@@ -13,7 +13,7 @@ only ever sent to the provider that it belongs to.
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import random
 from types import TracebackType
 from typing import Self
@@ -37,6 +37,7 @@ from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, with_inp
 from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import PROFILES, profile_for, provider_name
 from grue.protocol.retry import RetryPolicy
+from grue.protocol.turn.model_chain import Breaker, first_to_ask, next_to_ask
 from grue.protocol.turn.prices import Price, price_of
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
@@ -149,6 +150,8 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
         force_tool_support: Offer tools even if the endpoint or the model's name says that it takes none.
+        then: The models that are asked, in this order, if this one cannot be: its endpoint cannot be reached,
+            answers with 5xx or 429, or does not answer in time, after its retries. They have none themselves.
 
     Source: R12.4
     """
@@ -161,6 +164,7 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
     profile: WireProfile | None = None
     prices: Mapping[str, Price] = msgspec.field(default_factory=dict)
     force_tool_support: bool = False
+    then: "tuple[LlmSettings, ...]" = ()
 
     def __post_init__(self) -> None:
         """Refuse a base URL without a scheme, the most frequent mistake, and a model without a name."""
@@ -171,6 +175,11 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
                     f"LlmSettings({field}={value!r:.60}): {field} is a text that may not be empty, such as"
                     f" {field}={example!r}."
                 )
+        if not all(isinstance(each, LlmSettings) and not each.then for each in self.then):
+            raise MCPConfigError(
+                "LlmSettings(then=...) wants the LlmSettings of the models that are asked next, which have no"
+                " `then` of their own: LlmSettings(..., then=(LlmSettings(...), LlmSettings(...)))."
+            )
         if self.extra_body.get("n") not in (None, 1):
             raise MCPConfigError(
                 f"LlmSettings(extra_body={{'n': {self.extra_body['n']!r:.20}}}): that asks for several"
@@ -200,6 +209,8 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
         headers = {name: value.strip() for name, value in self.extra_headers.items() if looks_secret(name)}
         tokens = {f"{name} token": value.rpartition(" ")[2] for name, value in headers.items()}
         named = {"api_key": (self.api_key or "").strip(), **headers, **tokens, **secrets_in(headers)}
+        for number, each in enumerate(self.then, start=2):
+            named |= {f"{name} of model {number}": value for name, value in each.named_values().items()}
         return {name: value for name, value in named.items() if len(value) >= MIN_SECRET}
 
     def __repr__(self) -> str:
@@ -220,6 +231,8 @@ class LlmEndpoint:
         profile: What the endpoint supports. It changes when an error of the endpoint shows a difference.
         first_profile: What the endpoint was taken to support at first.
         left_out: Which settings have been reported as left out of requests.
+        chain: This endpoint, and those of `LlmSettings.then`.
+        breaker: Whether it could be asked lately, if it is part of a chain.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -247,6 +260,9 @@ class LlmEndpoint:
         self.headers = _headers(settings, self.profile)
         self._transport = transport
         self.jitter = jitter
+        others = (LlmEndpoint(each, transport=transport, jitter=jitter) for each in settings.then)
+        self.chain: tuple[LlmEndpoint, ...] = (self, *others)
+        self.breaker = Breaker()
         self._says_tools: bool | None = None
         self._list_read = False
         # One client for each event loop: turns may run in several threads at once.
@@ -266,6 +282,8 @@ class LlmEndpoint:
         connections = self._connections.get() or Connections(self._new_connection)
         connections.entered += 1
         self._connections.set(connections)
+        for other in self.chain[1:]:
+            await other.__aenter__()
         return self
 
     async def __aexit__(
@@ -274,6 +292,8 @@ class LlmEndpoint:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
+        for other in self.chain[1:]:
+            await other.__aexit__(exc_type, exc_val, exc_tb)
         connections = self._connections.get()
         if connections is None:
             return
@@ -345,13 +365,41 @@ class LlmEndpoint:
             streams=profile.streams,
         )
 
+    def first(self, now_s: float) -> "LlmEndpoint":
+        """Return the endpoint of the chain that a turn begins with; `now_s`: on the event loop's clock."""
+        return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
+
+    def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
+        """Return the endpoint of the chain to ask after those that could not be; `None`: there is none.
+
+        Args:
+            tried: The endpoints that the request has been sent to.
+            now_s: On the event loop's clock.
+            tools: Whether the request offers tools.
+        """
+        places = {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
+        done = {at for at, each in enumerate(self.chain) if each in tried}
+        at = next_to_ask([each.breaker for each in self.chain], now_s, done, places)
+        return None if at is None else self.chain[at]
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model may be offered tools, as far as it is known."""
+        return self._support().supported
+
     @property
     def price(self) -> Price | None:
         """The user's price of the model; `None` if there is none."""
         return price_of(self.settings.prices, self.settings.model)
 
     def counts_cost(self) -> bool | None:
-        """Return whether the cost of replies is known. `None`: the first reply says it."""
+        """Return whether the cost of all replies of the chain is known. `None`: the first reply says it."""
+        counted = [each.reports_cost for each in self.chain]
+        return None if None in counted and False not in counted else all(counted)
+
+    @property
+    def reports_cost(self) -> bool | None:
+        """Whether the cost of this endpoint's replies is known. `None`: the first reply says it."""
         if self.price is not None:
             return True
         return {"always": True, "never": False, "unknown": None}[self.profile.reports_cost]
