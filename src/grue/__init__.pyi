@@ -50,6 +50,7 @@ from grue.policies import FailurePolicy as FailurePolicy
 from grue.policies import ToolAnnotations as ToolAnnotations
 from grue.policies import ToolPolicy as ToolPolicy
 from grue.policies import ToolRule as ToolRule
+from grue.policies import ToolSearch as ToolSearch
 from grue.policies import TurnLimits as TurnLimits
 from grue.protocol.retry import RetryPolicy as RetryPolicy
 from grue.protocol.turn.states import TurnProgress as TurnProgress

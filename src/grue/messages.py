@@ -56,6 +56,7 @@ from grue.policies import (
     ToolAnnotations,
     ToolChange,
     ToolPolicy,
+    ToolSearch,
     TurnLimits,
 )
 
@@ -1442,6 +1443,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
             turn. Old traces lack it.
         when_called: The servers that start at their first call, and the tools that the model is offered of
             them until then. Their sessions are not opened at the turn's start.
+        tool_search: When the model is offered `find_tools` and `call_tool` in place of the servers' tools;
+            `None`: never, as in old traces.
     """
 
     turn: int
@@ -1473,6 +1476,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     sorts_tools: bool = False
     references: Literal["never", "later", "now"] = "never"
     when_called: tuple[PresumedListing, ...] = ()
+    tool_search: ToolSearch | None = None
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -1542,6 +1546,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
         overflowed: Whether the one try after an overflow has been used.
         window: The model's context window in tokens, as far as it is known.
         refers: The model has been told a handle of a result. Old traces lack it.
+        searching: The model is offered `find_tools` and `call_tool`. Old traces lack it.
     """
 
     turn: int
@@ -1565,6 +1570,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
     window: int | None = None
     definitions: dict[str, str] = field(default_factory=dict)
     refers: bool = False
+    searching: bool = False
 
 
 class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):

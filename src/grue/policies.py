@@ -298,6 +298,38 @@ SUMMARY_REQUEST = (
 
 
 _LOW_WATER = 0.6
+_MOST_FOUND = 50
+
+
+class ToolSearch(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Offer a model two tools that find and call the others, where there are many.
+
+    The model is offered `find_tools(query)` and `call_tool(name, arguments)`. What it finds is told as a
+    result, after what prompt caches hold. Policies, approvals and traces see the tool that is called.
+
+    Attributes:
+        above: Search if there are more tools than this (a whole number), or if their definitions would fill
+            more than this share of the context window (a number below 1, such as 0.1). A window that is not
+            known is taken for 128,000 tokens. Once a turn searches, it goes on until its end.
+        most: How many tools `find_tools` returns.
+        always: Patterns of canonical tool names (`files.read`, `web.*`) that are offered beside the two.
+
+    Raises:
+        MCPConfigError: A number is out of its range.
+    """
+
+    above: int | float = 40
+    most: int = 5
+    always: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not (self.above >= 1 and self.above % 1 == 0) and not 0 <= self.above < 1:
+            text = f"above is {self.above:g}; it must be a number of tools, or a share of the window below 1."
+            raise MCPConfigError.of_value("ToolSearch", ("above",), text)
+        if not 1 <= self.most <= _MOST_FOUND:
+            text = f"most is {self.most}; it must be from 1 to {_MOST_FOUND}."
+            raise MCPConfigError.of_value("ToolSearch", ("most",), text)
 
 
 class ContextPolicy(Struct, frozen=True, kw_only=True):

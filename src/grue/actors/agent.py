@@ -120,6 +120,12 @@ class AgentActor(Actor[m.TurnEvent]):
         return presuming or isinstance(state, AwaitingCompletion | AwaitingSummary)
 
     @property
+    def tools(self) -> tuple[m.ToolDefinition, ...]:
+        """The tools of the turn's servers. May be read from any thread, since states are immutable."""
+        state = self._state
+        return () if isinstance(state, Idle | Finished) else state.turn.tools
+
+    @property
     def progress(self) -> TurnProgress:
         """How far the turn has come. May be read from any thread, since states are immutable."""
         seen, before = self._state, self._before

@@ -1,4 +1,4 @@
-"""Read a `ToolPolicy` and a `ContextPolicy` from tables of a file.
+"""Read a `ToolPolicy`, a `ContextPolicy` and a `ToolSearch` from tables of a file.
 
 ```toml
 [tool.grue.tool_policy]
@@ -11,6 +11,9 @@ verdict = "ask"
 [tool.grue.context]
 window_tokens = 32_000
 reply_tokens = 4_000
+
+[tool.grue.tool_search]
+above = 40
 ```
 
 The problems of an error have keys that begin in the table. Who knows the file says where that is.
@@ -25,7 +28,7 @@ from msgspec import Struct
 
 from grue.config.documents import KeyPath, nearest, problem_of
 from grue.errors import ConfigProblem, MCPConfigError
-from grue.policies import ContextPolicy, ToolPolicy, ToolRule
+from grue.policies import ContextPolicy, ToolPolicy, ToolRule, ToolSearch
 from grue.protocol.tools.policy import check_policy
 
 P = TypeVar("P", bound=Struct)
@@ -68,6 +71,15 @@ def read_context_policy(table: Mapping[str, Any]) -> ContextPolicy | None:
         MCPConfigError: With its `problems`: a key is unknown or a value cannot be used.
     """
     return _converted(_listed(table, "read_only"), ContextPolicy) if table else None
+
+
+def read_tool_search(table: Mapping[str, Any]) -> ToolSearch | None:
+    """Return the settings that a table describes; `None` if it is empty. `always` may be one pattern.
+
+    Raises:
+        MCPConfigError: With its `problems`: a key is unknown or a value cannot be used.
+    """
+    return _converted(_listed(table, "always"), ToolSearch) if table else None
 
 
 def _rule(rule: Any, number: int) -> Any:

@@ -15,7 +15,7 @@ from grue.errors import ConfigProblem, MCPConfigError
 
 GRUE, ZORKGPT = "tool.grue", "tool.zorkgpt"
 _SHOWN_CHARS = 40
-TABLES = ("mcp", "llm", "agent_sampling", "retry", "budget", "tool_policy", "context")
+TABLES = ("mcp", "llm", "agent_sampling", "retry", "budget", "tool_policy", "context", "tool_search")
 
 
 class ProjectTables(Struct, frozen=True):

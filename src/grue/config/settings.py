@@ -1,10 +1,10 @@
 """`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
 
-These tables are read: `[tool.grue.mcp]`, `.tool_policy`, `.context`, `.llm`, `.agent_sampling`, `.retry` and
-`.budget`. An unknown key is an error. A setting that is not there is taken from the same table of
-`[tool.zorkgpt]`. Of those, only `mcp`, `tool_policy` and `context` are grue's; the others belong to a larger
-project, and their unknown keys are ignored. Every value is checked when it is set, whether from a file, by a
-keyword or by an assignment.
+These tables are read: `[tool.grue.mcp]`, `.tool_policy`, `.context`, `.tool_search`, `.llm`,
+`.agent_sampling`, `.retry` and `.budget`. An unknown key is an error. A setting that is not there is taken
+from the same table of `[tool.zorkgpt]`. Of those, only `mcp`, `tool_policy`, `context` and `tool_search` are
+grue's; the others belong to a larger project, and their unknown keys are ignored. Every value is checked when
+it is set, whether from a file, by a keyword or by an assignment.
 
 Source: R2.4, R13, P4, P45
 """
@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
 from grue.config.documents import nearest
-from grue.config.policy_tables import read_context_policy, read_tool_policy
+from grue.config.policy_tables import read_context_policy, read_tool_policy, read_tool_search
 from grue.config.project_tables import (
     ZORKGPT,
     ProjectTables,
@@ -39,7 +39,7 @@ from grue.config.project_tables import (
     where_it_belongs,
 )
 from grue.errors import ConfigProblem, MCPConfigError
-from grue.policies import DEFAULT_START, TURN_TIMEOUT_S, ContextPolicy, StartWhen, ToolPolicy
+from grue.policies import DEFAULT_START, TURN_TIMEOUT_S, ContextPolicy, StartWhen, ToolPolicy, ToolSearch
 from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.chat_wire.profile import Effort, TextToolCalls
 from grue.protocol.turn.prices import Price
@@ -264,6 +264,7 @@ class GameConfiguration(_Table):
         budget: Limits on requests, tokens and cost; none by default.
         tool_policy: Which tool calls are made, asked about or denied; by default all are made.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
+        tool_search: When tools are searched and not offered; `None`: never.
         project_dir: Folder that relative paths start from; the TOML's folder when loaded from one.
 
     Source: R1.5, R2.5, R12.4, R13.1-5, P45
@@ -292,6 +293,7 @@ class GameConfiguration(_Table):
     budget: BudgetSettings = dataclasses.field(default_factory=BudgetSettings)
     tool_policy: InstanceOf[ToolPolicy] = ToolPolicy()
     context: InstanceOf[ContextPolicy] | None = None
+    tool_search: InstanceOf[ToolSearch] | None = None
     project_dir: Annotated[Path, Field(strict=False)] = Path()
 
     @property
@@ -347,7 +349,11 @@ class GameConfiguration(_Table):
             except MCPConfigError as error:
                 named = [ConfigProblem(keys, f"{keys[0]} {text}") for keys, text in error.problems]
                 raise project.error(name, named) from error.__cause__
-        for name, read in (("tool_policy", read_tool_policy), ("context", read_context_policy)):
+        for name, read in (
+            ("tool_policy", read_tool_policy),
+            ("context", read_context_policy),
+            ("tool_search", read_tool_search),
+        ):
             try:
                 values[name] = read(tables[name])
             except MCPConfigError as error:

@@ -11,7 +11,16 @@ from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.settings import GameConfiguration, NextModel, Unwritten
 from grue.errors import MCPConfigError
-from grue.policies import Budget, ContextPolicy, FailurePolicy, OnToolDrift, StartWhen, ToolPolicy, TurnLimits
+from grue.policies import (
+    Budget,
+    ContextPolicy,
+    FailurePolicy,
+    OnToolDrift,
+    StartWhen,
+    ToolPolicy,
+    ToolSearch,
+    TurnLimits,
+)
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tools.lock import ToolLock
 from grue.tool_sessions.server_specs import McpServer
@@ -29,6 +38,7 @@ class Configured(Struct, frozen=True):
     budget: Budget
     tool_policy: ToolPolicy
     context: ContextPolicy | None
+    tool_search: ToolSearch | None
     start: StartWhen
 
 
@@ -59,6 +69,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
         budget=budget,
         tool_policy=config.tool_policy,
         context=config.context,
+        tool_search=config.tool_search,
         start=config.mcp_start,
     )
 

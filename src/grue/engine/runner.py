@@ -44,6 +44,7 @@ from grue.policies import (
     Misses,
     Start,
     ToolPolicy,
+    ToolSearch,
     TurnLimits,
 )
 from grue.protocol.tools.lock import ToolLock
@@ -87,6 +88,8 @@ class Runner(AsyncToolAccess, Closing):
             function, which gets a thread of its own, or a coroutine function. The wait counts against the
             turn's limit. `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
+        tool_search: Offer the model two tools that find and call the others, where there are many; `None`:
+            each tool is offered.
         budget: For the model, for all turns together. The budget of a single turn is `limits.budget`.
         keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
@@ -123,6 +126,7 @@ class Runner(AsyncToolAccess, Closing):
         tool_policy: ToolPolicy | None = None,
         approve: Approve | None = None,
         context: ContextPolicy | None = None,
+        tool_search: ToolSearch | None = None,
         budget: Budget | None = None,
         keep: Keep = "nothing",
         start: Start = DEFAULT_START,
@@ -139,6 +143,9 @@ class Runner(AsyncToolAccess, Closing):
         self.limits = settings_or_default("limits", limits, TurnLimits())
         self.policy = settings_or_default("policy", policy, FailurePolicy())
         self.context = None if context is None else settings_or_default("context", context, ContextPolicy())
+        self.tool_search = (
+            None if tool_search is None else settings_or_default("tool_search", tool_search, ToolSearch())
+        )
         self.budget = settings_or_default("budget", budget, Budget())
         sessions, when = starts_of(keep, start)
         self._wiring = wire(
@@ -196,6 +203,7 @@ class Runner(AsyncToolAccess, Closing):
             tool_lock=configured.tool_lock,
             tool_policy=configured.tool_policy,
             context=configured.context,
+            tool_search=configured.tool_search,
             approve=approve,
             budget=configured.budget,
             keep=keep,
@@ -524,6 +532,7 @@ class Runner(AsyncToolAccess, Closing):
             policy=self.policy,
             tool_policy=self.tool_policy,
             context=self.context,
+            tool_search=self.tool_search,
             budget=self.budget,
             spending=self._spending,
         )

@@ -27,7 +27,15 @@ from grue.engine.turn_errors import error_for, naming_the_trace, pending_error
 from grue.engine.turn_request import TurnOutcome, TurnRequest, images_for, outcome_of, read_images
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationError, MCPError, TurnCancelled
-from grue.policies import Budget, ContextPolicy, FailurePolicy, SupportCheck, ToolPolicy, TurnLimits
+from grue.policies import (
+    Budget,
+    ContextPolicy,
+    FailurePolicy,
+    SupportCheck,
+    ToolPolicy,
+    ToolSearch,
+    TurnLimits,
+)
 from grue.protocol.answers import SCHEMA_IN_WORDS
 from grue.protocol.turn.budget import Spent
 from grue.protocol.turn.connection import Disabled, Settled
@@ -199,6 +207,7 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
         policy: What to do after a failure.
         tool_policy: Which tool calls are made, asked about or denied.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
+        tool_search: When tools are searched and not offered; `None`: never.
         budget: For the model, for all turns together.
         spending: What the finished turns have spent of it.
     """
@@ -208,6 +217,7 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
     policy: FailurePolicy
     tool_policy: ToolPolicy
     context: ContextPolicy | None
+    tool_search: ToolSearch | None
     budget: Budget
     spending: Spending
 
@@ -364,6 +374,7 @@ class HostTurn(Generic[T]):
             states_answer=not self.answer.told,
             sorts_tools=True,
             references=self._references(),
+            tool_search=request.tool_search or settings.tool_search,
         )
 
     def _references(self) -> Literal["never", "later", "now"]:

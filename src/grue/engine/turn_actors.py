@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.actors.agent import AgentActor
 from grue.actors.approval import ApprovalActor
-from grue.actors.built_in import BuiltInTools
+from grue.actors.built_in import AnswersCall, BuiltInTools
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.engine.answers import AnswerCheck
@@ -36,6 +36,7 @@ from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions
+from grue.tool_sessions.result_reading import ResultReader
 from grue.tool_sessions.server_specs import McpServer, starts_when_called
 from grue.tool_sessions.session_pool import SessionPool
 
@@ -273,12 +274,11 @@ class TurnActors:
             supervisor.start(factory(llm, agent, _shown(supervisor.note, shown)))
             self._sampling.sampler = self._sampler(supervisor, agent)
             self._start_sessions(supervisor, agent, connections, deadline)
-            built_in = self._built_in(supervisor, agent)
             sessions = {name: session.mailbox for name, session in self._sessions.items()}
             self._agent = AgentActor(
                 agent,
                 llm=llm,
-                sessions={**sessions, SERVER: built_in},
+                sessions={**sessions, **self._built_in(supervisor, agent)},
                 check=self._check,
                 note=supervisor.note if early is None else early.releasing(supervisor.note),
                 deadline=deadline,
@@ -341,18 +341,34 @@ class TurnActors:
                 session.reopens = self._past.reopened.get(name)
             supervisor.start(session)
 
-    def _built_in(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.SessionCommand]:
-        """Start the actor that serves the built-in tools."""
-        limit = self._command.limits.max_result_chars
-        tools = BuiltInTools(supervisor.mailbox(SERVER), agent, supervisor.note, self._result_of, limit)
+    def _built_in(
+        self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]
+    ) -> dict[m.ServerName, Mailbox[m.SessionCommand]]:
+        """Start the actor that serves the built-in tools, if the turn can offer any."""
+        command = self._command
+        answers: dict[str, AnswersCall] = {}
+        if command.references != "never":
+            reader = ResultReader(self._result_of, command.limits.max_result_chars)
+            answers["read_result"] = reader.read_result
+        if command.tool_search is not None:
+            from grue.tool_sessions.tool_search import ToolSearcher  # few programs need it
+
+            searcher = ToolSearcher(self._tools, command.tool_search.most)
+            answers |= {"find_tools": searcher.find_tools, "call_tool": searcher.call_tool}
+        if not answers:
+            return {}
+        tools = BuiltInTools(supervisor.mailbox(SERVER), agent, supervisor.note, answers)
         supervisor.start(tools)
-        return tools.mailbox
+        return {SERVER: tools.mailbox}
 
     def _result_of(self, handle: str) -> m.ToolCallResult | None:
         """Return the whole result of a call of this turn, or of an earlier one of its conversation."""
         call_id = m.CallId(handle)
         found = None if self._agent is None else self._agent.result_of(call_id)
         return self._earlier.find(call_id) if found is None else found
+
+    def _tools(self) -> tuple[m.ToolDefinition, ...]:
+        return () if self._agent is None else self._agent.tools
 
     def _llm(self, early: EarlyRequest | None) -> LlmFactory:
         llm = self._wiring.llm

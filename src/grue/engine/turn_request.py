@@ -17,7 +17,7 @@ from grue import messages as m
 from grue.engine.answers import AnswerSpec, spec_of, unusable_answer
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.errors import MCPConfigError, MCPError
-from grue.policies import ContextPolicy, TurnLimits
+from grue.policies import ContextPolicy, ToolSearch, TurnLimits
 from grue.protocol.tools.media import MediaRoom
 from grue.runtime.safe_open import read_regular
 
@@ -47,6 +47,7 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
             may be patterns: `("files.read", "web.*")`.
         context: How to stay within the model's context window; `None`: as the runner says, which by default
             clears nothing.
+        tool_search: When the tools are searched and not offered; `None`: as the runner says.
         user_stub: What may take the place of `user` in the history, if a later turn of the conversation has
             no room for it; empty: it stays.
         on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
@@ -70,6 +71,7 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
     turn: int | None = None
     tools: bool | tuple[str, ...] = True
     context: ContextPolicy | None = None
+    tool_search: ToolSearch | None = None
     user_stub: str = ""
     on_delta: Callable[[m.TextDelta], None] | None = None
     final_request: str = m.FINAL_REQUEST

@@ -15,6 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
+from grue.errors import MCPError
+from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.results import whole_text, without_middle
 
 _BLOCK = 65_536
@@ -410,3 +412,44 @@ def _written(value: object) -> str:
 
 def _compact(value: object) -> str:
     return (bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)).decode()
+
+
+UNKNOWN = (
+    "no result is kept under the handle {handle!r}. Copy the handle as it was told. If it is right, the"
+    " result is gone: call its tool again, if that does no harm"
+)
+
+
+class ResultReader:
+    """Answers `read_result` in one turn.
+
+    Args:
+        result_of: Finds the whole result of an earlier call by its handle; `None`: there is none. It may read
+            a trace.
+        max_chars: Longest answer.
+    """
+
+    def __init__(self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int) -> None:
+        self._result_of = result_of
+        self._max_chars = max_chars
+        self._last: tuple[str, WholeResult] | None = None
+
+    def read_result(self, arguments: m.JsonObject) -> m.ToolCallResult:
+        """Answer a call of `read_result`."""
+        try:
+            asked = wanted(arguments)
+            return tool_results.success(self._whole(asked.handle).read(asked, self._max_chars))
+        except (CannotReadError, MCPError) as error:
+            return tool_results.call_failed(str(error))
+
+    def _whole(self, handle: str) -> WholeResult:
+        # A model reads a result in several steps, and each would lay it out again.
+        last = self._last
+        if last is not None and last[0] == handle:
+            return last[1]
+        result = self._result_of(handle)
+        if result is None:
+            raise CannotReadError(UNKNOWN.format(handle=handle[:80]))
+        whole = WholeResult(result)
+        self._last = (handle, whole)
+        return whole

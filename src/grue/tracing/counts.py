@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.tools.built_in import named_call
 from grue.runtime.trace.format import PAYLOADS
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
@@ -193,7 +194,7 @@ class CallCounts:
 
     def name(self, turn: int, calls: Iterable[m.ToolCall]) -> None:
         """Remember the canonical names of the calls in a reply."""
-        self._names.update(((turn, call.call_id), call.name) for call in calls)
+        self._names.update(((turn, call.call_id), call.name) for call in map(named_call, calls))
 
     def route(self, turn: int, server: str, calls: Iterable[m.ServerCall]) -> None:
         """Remember the names of calls whose reply is not in the trace."""

@@ -16,7 +16,7 @@ from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.engine.conversations.recorded_conversation import resume_conversation
 from grue.engine.turn_request import Image, TurnOutcome, TurnRequest
 from grue.errors import MCPConfigError, NothingToResume
-from grue.policies import ApprovalDecision, ApprovalQuestion, ContextPolicy
+from grue.policies import ApprovalDecision, ApprovalQuestion, ContextPolicy, ToolSearch
 from grue.protocol.context.history import items_of
 from grue.protocol.turn.connection import Settled
 from grue.runtime.loops.closing import Closing
@@ -66,6 +66,7 @@ class AskOptions(TypedDict, total=False):
     turn_timeout_s: float
     on_delta: Callable[[m.TextDelta], None]
     context: ContextPolicy
+    tool_search: ToolSearch
     user_stub: str
 
 

@@ -4,16 +4,27 @@ They are served under one name, `SERVER`, by an actor of the turn (`actors/built
 session: it is never opened, listed or closed, so the machine only adds its tools to those that it offers.
 A built-in tool has no effect outside the turn. So no policy judges it, and no person is asked about it.
 
-To add one: its definition here, its answer in `tool_sessions/`, a branch in the actor.
+With `ToolSearch` the model is offered `find_tools` and `call_tool` in place of the servers' tools. A call of
+`call_tool` that names a tool becomes a call of that tool before anything else is decided (`named_call`).
+Policies, approvals, argument checks, records and readers of traces see the tool that is meant. Only the
+conversation keeps the call as the model wrote it.
+
+To add a tool: its definition here, its answer in `tool_sessions/`, and its row in `engine/turn_actors.py`.
 """
 
 from collections.abc import Iterable
 
+import msgspec
+from msgspec.structs import replace
+
 from grue import messages as m
 from grue.policies import ToolAnnotations
+from grue.protocol.tools.arguments import MAX_CHARS, read_arguments
 
 SERVER = m.ServerName("grue.tools")
 """The server of the built-in tools. A user's server cannot have this name, because it has a dot."""
+
+_MOST_SERVERS = 100
 
 READ_RESULT = m.ToolDefinition(
     server=SERVER,
@@ -54,6 +65,61 @@ READ_RESULT = m.ToolDefinition(
 )
 """Reads on in a result that is too long for the conversation, or that was cleared from it."""
 
+CALL_TOOL = m.ToolDefinition(
+    server=SERVER,
+    tool="call_tool",
+    full_name="call_tool",
+    description=(
+        "Call a tool that find_tools has found. Give its name as it was listed, and its arguments as its"
+        " input_schema says."
+    ),
+    input_schema={
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "description": "The tool's name, such as files.read."},
+            "arguments": {"type": "object", "description": "The arguments of that tool."},
+        },
+        "required": ["name"],
+    },
+    annotations=ToolAnnotations(read_only=True),
+    trusted=True,
+)
+"""Calls a tool by its name."""
+
+_FIND_TOOLS = m.ToolDefinition(
+    server=SERVER,
+    tool="find_tools",
+    full_name="find_tools",
+    description=(
+        "Find tools for a task. There are many tools, and only these few are listed here. Returns the names,"
+        " descriptions and input schemas of the tools that fit best; call_tool calls them."
+    ),
+    input_schema={
+        "type": "object",
+        "properties": {
+            "query": {
+                "type": "string",
+                "description": "What the tool should do, in a few words: read a file, list open issues.",
+            }
+        },
+        "required": ["query"],
+    },
+    annotations=ToolAnnotations(read_only=True),
+    trusted=True,
+)
+
+
+def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
+    """Return `find_tools`, which names the servers that a turn may call.
+
+    These are known from the configuration. So the definition stays the same whichever of them start, and
+    whatever they list.
+    """
+    names = list(servers)
+    named = ", ".join(names[:_MOST_SERVERS])
+    more = f" and {len(names) - _MOST_SERVERS} more" if len(names) > _MOST_SERVERS else ""
+    return replace(_FIND_TOOLS, description=f"{_FIND_TOOLS.description} The servers: {named}{more}.")
+
 
 def is_built_in(tool: m.ToolDefinition) -> bool:
     """Return whether grue serves a tool itself."""
@@ -68,3 +134,21 @@ def with_tool(tools: tuple[m.ToolDefinition, ...], tool: m.ToolDefinition) -> tu
 def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
     """Return whether a built-in tool is among these."""
     return any(is_built_in(each) and each.tool == tool.tool for each in tools)
+
+
+def named_call(call: m.ToolCall) -> m.ToolCall:
+    """Return the call that a call of `call_tool` asks for; any other call, or one without a name, as it is.
+
+    Whether there is such a tool is not asked here. Arguments that are not JSON are passed on as they are, and
+    are refused like those of any other call.
+    """
+    if call.name != CALL_TOOL.name:
+        return call
+    wrapped = read_arguments(call.arguments, MAX_CHARS)
+    name = wrapped.get("name") if isinstance(wrapped, dict) else None
+    if not isinstance(wrapped, dict) or not isinstance(name, str) or not name:
+        return call
+    arguments = wrapped.get("arguments", {})
+    # Small models write an object as a text.
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return replace(call, name=name, arguments=text)

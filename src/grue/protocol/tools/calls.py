@@ -146,6 +146,8 @@ def read_calls(
     calls: tuple[m.ToolCall, ...],
     tools: tuple[m.ToolDefinition, ...],
     serving_unlisted: tuple[m.ServerName, ...] = (),
+    *,
+    offered: Iterable[m.ToolDefinition] | None = None,
 ) -> tuple[tuple[ValidCall, ...], tuple[Rejected, ...]]:
     """Return the valid calls in order, and those that name an unknown tool or have unreadable arguments.
 
@@ -153,11 +155,12 @@ def read_calls(
         calls: The calls of one reply.
         tools: The tools of all open sessions.
         serving_unlisted: The servers whose tools need not be listed.
+        offered: The tools that the model was offered; `None`: all.
 
     Source: R5.3, R6.4, R8.3
     """
     listed = {tool.name: tool for tool in tools}
-    known = ", ".join(listed)
+    known = ", ".join(listed if offered is None else dict.fromkeys(tool.name for tool in offered))
     valid: list[ValidCall] = []
     rejected: list[Rejected] = []
     room = MAX_CHARS

@@ -69,7 +69,7 @@ def call(
     unlisted = turn.unlisted
     tasks = turn.open_tasks
     left = tuple(call for call in calls if call.call_id not in done and call.call_id not in tasks)
-    valid, rejected = read_calls(left, turn.tools, unlisted)
+    valid, rejected = read_calls(left, turn.callable, unlisted, offered=turn.offered)
     before = turn.used
     turn, judged = _judged(turn, valid)
     if tasks:
@@ -166,7 +166,7 @@ def parked_at_questions(state: AwaitingApproval, expires_at: float | None = None
         settled=reply.earlier,
         expires_at=expires_at,
         used={**reply.used_before},
-        definitions=definitions_of(reply.calls.values(), state.turn.tools, state.turn.unlisted),
+        definitions=definitions_of(reply.calls.values(), state.turn.callable, state.turn.unlisted),
         untold=answers_at_end(state.turn, reply.calls, reply.earlier, reply.calls),
     )
 

@@ -15,6 +15,7 @@ from grue.protocol.turn.context import (
     make_room,
     may_summarise,
     said,
+    searching,
     summary_request,
     with_summary,
 )
@@ -31,7 +32,7 @@ def ask(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: Co
     doubles: Commands = ()
     if phase == "loop":
         tools, doubles = without_doubles(turn.tools)
-        turn = replace(turn, tools=tools)
+        turn = searching(replace(turn, tools=tools))
     if turn.ledger is None:
         return _send(turn, phase, new, (*notes, *doubles))
     return _send_fitted(turn, phase, new, (*notes, *doubles), may_summarise=may_summarise(turn))

@@ -11,10 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.policies import ContextItem, ContextOverflow, ContextPolicy
+from grue.policies import ContextItem, ContextOverflow, ContextPolicy, ToolSearch
 from grue.protocol.context.fit import StubFor, clear, cut_last, fit, room_in, stub_of, without_oldest
 from grue.protocol.context.ledger import ContextLedger
-from grue.protocol.tools.built_in import READ_RESULT
+from grue.protocol.tools.built_in import READ_RESULT, is_built_in
 from grue.protocol.tools.results import READ_ON, is_referred
 from grue.protocol.turn.states import Turn
 
@@ -25,6 +25,9 @@ _SUMMARY_SHARE = 10
 
 _WORDS_PER_TOKEN = 0.7
 _MOST_WORDS = 2000
+
+_WINDOW = 128_000
+"""The context window that is assumed where none is known."""
 
 
 class Fitted(Struct, frozen=True, kw_only=True):
@@ -61,11 +64,26 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
 
+def searching(turn: Turn) -> Turn:
+    """Return the turn before it offers tools: if there are too many, it offers to search them from now on."""
+    search = turn.run.tool_search
+    if search is None or turn.searching or not _are_many(turn, search):
+        return turn
+    return replace(turn, searching=True, relisted=True)
+
+
+def _are_many(turn: Turn, search: ToolSearch) -> bool:
+    if search.above >= 1:
+        return sum(not is_built_in(tool) for tool in turn.tools) > search.above
+    ledger = turn.ledger or ContextLedger(bytes_per_token=ContextPolicy().bytes_per_token)
+    return ledger.offer(turn.tools).tools.tokens > search.above * (turn.window or _WINDOW)
+
+
 def make_room(turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool) -> Fitted:
     """Fit a request that adds `new` into the window."""
     policy, ledger = _kept(turn)
     if turn.relisted:
-        ledger = ledger.offer(turn.tools)
+        ledger = ledger.offer(turn.offered)
     turn = replace(turn, ledger=ledger)
     if turn.window is None:
         return Fitted(turn=turn, new=new)

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.tools.built_in import named_call
 from grue.protocol.tools.calls import tool_of, without_doubles
 from grue.protocol.turn.asking import ask, refused
 from grue.protocol.turn.context import heard
@@ -95,7 +96,7 @@ def _ask_early(state: AwaitingSessions) -> Transition:
     following = Presuming(
         turn=replace(asked.turn, tools=turn.tools, relisted=turn.relisted),
         pending=state.pending,
-        offered=asked.turn.tools,
+        offered=asked.turn.callable,
         ledger=asked.turn.ledger,
     )
     return following, (*notes, replace(request, presumed=True))
@@ -172,7 +173,7 @@ def _when_verified(state: Presuming) -> Transition:
         return state, ()
     tools, doubles = without_doubles(state.turn.tools)
     turn = replace(state.turn, tools=tools)
-    changed = changed_tools(state.offered, tools)
+    changed = changed_tools(state.offered, turn.callable)
     if not changed and not turn.unlisted:
         return _go_on(replace(turn, relisted=False), state.reply, (_verified(turn),))
     match state.reply:
@@ -180,7 +181,7 @@ def _when_verified(state: Presuming) -> Transition:
             _is_kept(call, state.offered, turn) for call in calls
         ):
             return _go_on(turn, state.reply, (*doubles, _verified(turn, changed)))
-        case None if len(changed) < len({tool.name for tool in (*state.offered, *tools)}):
+        case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *tools)}):
             # Some tool is as it was presumed, and the reply may call no other one.
             return state, ()
         case _:
@@ -216,5 +217,6 @@ def _drop(turn: Turn, reason: str) -> m.DropCompletion:
 def _is_kept(call: m.ToolCall, offered: Iterable[m.ToolDefinition], turn: Turn) -> bool:
     """Return whether a call means what it would mean if the listed tools had been offered."""
     before = {tool.name: tool for tool in offered}
-    now = {tool.name: tool for tool in turn.tools}
-    return before.get(call.name) == tool_of(call.name, now, turn.unlisted)
+    now = {tool.name: tool for tool in turn.callable}
+    name = named_call(call).name if turn.searching else call.name
+    return before.get(name) == tool_of(name, now, turn.unlisted)

@@ -22,4 +22,5 @@ def progress(turn: Turn) -> m.TurnParked:
         overflowed=turn.overflowed,
         window=turn.window,
         refers=turn.refers,
+        searching=turn.searching,
     )

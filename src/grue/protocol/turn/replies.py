@@ -27,7 +27,8 @@ RUN_THEM = '; the setting text_tool_calls = "run" makes such calls'
 def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
     """Go on after the reply to a request that offered tools; the caller has counted its tokens."""
     if reply.tool_calls:
-        return call(replace(turn, iterations=turn.iterations + 1), reply.tool_calls)
+        meant = tuple(map(turn.meant, reply.tool_calls))
+        return call(replace(turn, iterations=turn.iterations + 1), meant)
     unusable = m.ReplyUnusable(
         finish_reason=reply.finish_reason, iteration=turn.iterations + 1, seen=_seen(reply)
     )

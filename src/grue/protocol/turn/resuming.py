@@ -116,6 +116,7 @@ def turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
         used=parked.used,
         summaries=parked.summaries,
         overflowed=parked.overflowed,
+        searching=parked.searching,
         window=turn.window if parked.window is None else parked.window,
     )
 

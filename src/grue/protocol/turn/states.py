@@ -14,8 +14,16 @@ from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.context.growing import Growing, Remaining
 from grue.protocol.context.ledger import ContextLedger
-from grue.protocol.tools.built_in import READ_RESULT, SERVER, is_built_in, with_tool
-from grue.protocol.tools.calls import Run, ValidCall, tool_messages
+from grue.protocol.tools.built_in import (
+    CALL_TOOL,
+    READ_RESULT,
+    SERVER,
+    find_tools,
+    is_built_in,
+    named_call,
+    with_tool,
+)
+from grue.protocol.tools.calls import Run, ValidCall, tool_messages, tool_of
 from grue.protocol.tools.media import MediaRoom
 from grue.protocol.tools.policy import CallTerms, matches_any
 from grue.protocol.tools.results import is_referred
@@ -54,6 +62,7 @@ class Turn(Struct, frozen=True, kw_only=True):
         told: The answers to the last reply's tool calls, until a request tells them to the model.
         reminded: Whether the model has been told to make tool calls as such, and not as text.
         unstarted: Servers that start when they are called, and have not been called yet.
+        searching: The model is offered `find_tools` and `call_tool` in place of the servers' tools.
     """
 
     run: m.RunTurn
@@ -79,6 +88,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     told: tuple[m.ToolMessage, ...] = ()
     reminded: bool = False
     unstarted: tuple[m.ServerName, ...] = ()
+    searching: bool = False
 
     @property
     def conversation(self) -> m.ConversationId:
@@ -134,9 +144,31 @@ class Turn(Struct, frozen=True, kw_only=True):
         Servers may list their tools in another order each time, and a prompt is read from a cache only as far
         as its bytes are the same. So the order is that of the names.
         """
-        if not self.run.sorts_tools:
-            return self.tools
-        return tuple(sorted(self.tools, key=lambda tool: (tool.server, tool.name)))
+        search = self.run.tool_search if self.searching else None
+        shown = self.tools
+        if search is not None:
+            shown = tuple(
+                tool for tool in shown if is_built_in(tool) or matches_any(tool.name, search.always)
+            )
+        if self.run.sorts_tools:
+            shown = tuple(sorted(shown, key=lambda tool: (is_built_in(tool), tool.server, tool.name)))
+        return shown if search is None else (find_tools(self.run.servers), CALL_TOOL, *shown)
+
+    @property
+    def callable(self) -> tuple[m.ToolDefinition, ...]:
+        """The tools that a call may name, offered or to be found."""
+        return (find_tools(self.run.servers), CALL_TOOL, *self.tools) if self.searching else self.tools
+
+    def meant(self, call: m.ToolCall) -> m.ToolCall:
+        """Return the call that is to be made: `call_tool` names a tool, and that one is called.
+
+        If there is no such tool, the call stays as it is, and `call_tool` itself says so.
+        """
+        named = named_call(call) if self.searching else call
+        if named is call:
+            return call
+        listed = _by_name(self.tools)
+        return call if tool_of(named.name, listed, self.unlisted) is None else named
 
     @property
     def lists(self) -> bool:
@@ -159,9 +191,10 @@ class Turn(Struct, frozen=True, kw_only=True):
         if wanted is not None:
             listed = (tool for tool in listed if matches_any(tool.name, wanted))
         tools = tuple(sorted((*others, *listed), key=lambda tool: order[tool.server]))
-        if self.run.sorts_tools and self.tools and _by_name(self.tools) == _by_name(tools):
-            return replace(self, tools=tools)
-        return replace(self, tools=tools, relisted=True)
+        turn = replace(self, tools=tools)
+        if self.run.sorts_tools and self.tools and turn.offered == self.offered:
+            return turn
+        return replace(turn, relisted=True)
 
     def tell(self, records: tuple[m.ToolCallRecord, ...]) -> tuple["Turn", tuple[m.ToolMessage, ...]]:
         """Add the records of one reply to the turn, and return the tool messages for the conversation."""

@@ -53,7 +53,7 @@ def start_calls(
         Remaining(runs),
         reply.settled,
         changed=changed,
-        tools=turn.tools,
+        tools=turn.callable,
         noted=_placed(reply),
     )
     following, commands = _send_runs(state)

@@ -30,6 +30,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.tools.built_in import named_call
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, LogLevel, LogLine
@@ -232,7 +233,7 @@ class EventFeed:
     def _calling(self, moment: Moment, body: _Calling) -> list[Event]:
         match body:
             case m.CompletionReceived(tool_calls=calls):
-                self._begin_reply(calls)
+                self._begin_reply(tuple(map(named_call, calls)))
                 return []
             case m.ToolCalled(server=server, tool=tool, arguments=arguments):
                 call = self._calls[body.call_id] = _Call(f"{server}.{tool}", server)

@@ -29,6 +29,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.tools.built_in import named_call
 from grue.protocol.tools.calls import record_settlement
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace.recorder import Envelope
@@ -269,7 +270,7 @@ class SpanFeed:
                     session = ToolSession(servers=scope.command.servers, max_iterations=most)
                     scope.session = self._open(scope, session, scope.root)
             case m.CompletionReceived(tool_calls=calls):
-                scope.names.update({call.call_id: call.name for call in calls})
+                scope.names.update({call.call_id: call.name for call in map(named_call, calls)})
                 scope.replies_with_calls += bool(calls)
             case m.CallTools(server=server, batch=batch, timeout_s=timeout_s):
                 scope.timeouts[server, batch] = timeout_s
