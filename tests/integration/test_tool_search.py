@@ -25,7 +25,7 @@ from grue.testing import assert_prefix_stable, replay
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.testing.trace_watch import TraceWatch
 from grue.tool_sessions.tool_search import ToolIndex
-from grue.tracing.counting import count_episode
+from grue.tracing.counts import count_episode
 from grue.tracing.reading import open_episode
 
 TWO = ["find_tools", "call_tool"]

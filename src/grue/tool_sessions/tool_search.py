@@ -8,7 +8,7 @@ names of its arguments. Words are compared by their stems. A word that begins an
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from grue import messages as m
 from grue.protocol.tools import results as tool_results
@@ -24,73 +24,12 @@ _MOST_TEXT = 4000
 _MOST_NAMED = 60
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
-_EMPTY = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "any",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "can",
-        "do",
-        "for",
-        "from",
-        "get",
-        "give",
-        "has",
-        "have",
-        "how",
-        "i",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "let",
-        "me",
-        "my",
-        "of",
-        "on",
-        "one",
-        "or",
-        "our",
-        "please",
-        "s",
-        "so",
-        "some",
-        "that",
-        "the",
-        "their",
-        "them",
-        "there",
-        "these",
-        "this",
-        "those",
-        "to",
-        "tool",
-        "tools",
-        "use",
-        "used",
-        "using",
-        "want",
-        "we",
-        "what",
-        "when",
-        "where",
-        "which",
-        "who",
-        "will",
-        "with",
-        "would",
-        "you",
-        "your",
-    ]
+_SAYS_NOTHING = (
+    "a an and any are as at be by can do for from get give has have how i if in into is it its let me my of"
+    " on one or our please s so some that the their them there these this those to tool tools use used using"
+    " want we what when where which who will with would you your"
 )
+_EMPTY = frozenset(re.findall(r"\w+", _SAYS_NOTHING))
 _VERBS = (
     "create make new add generate",
     "delete remove drop erase",
@@ -156,7 +95,7 @@ class ToolIndex:
         return wanted
 
     def _score(
-        self, counts: Counter[str], length: float, wanted: dict[str, list[tuple[str, float]]]
+        self, counts: Mapping[str, float], length: float, wanted: Mapping[str, list[tuple[str, float]]]
     ) -> float:
         norm = _K1 * (1 - _B + _B * length / self._mean)
         total = 0.0

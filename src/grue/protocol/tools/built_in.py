@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ToolAnnotations
-from grue.protocol.tools.arguments import MAX_CHARS, read_arguments
+from grue.protocol.tools.arguments import read_arguments
 
 SERVER = m.ServerName("grue.tools")
 """The server of the built-in tools. A user's server cannot have this name, because it has a dot."""
@@ -144,7 +144,7 @@ def named_call(call: m.ToolCall) -> m.ToolCall:
     """
     if call.name != CALL_TOOL.name:
         return call
-    wrapped = read_arguments(call.arguments, MAX_CHARS)
+    wrapped = read_arguments(call.arguments)
     name = wrapped.get("name") if isinstance(wrapped, dict) else None
     if not isinstance(wrapped, dict) or not isinstance(name, str) or not name:
         return call
