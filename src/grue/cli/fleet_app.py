@@ -53,6 +53,66 @@ def retry(
 
 
 @fleet_app.command()
+def fork(
+    folder: Annotated[Path, typer.Argument(help="A folder with traces, such as runs, or one trace.")],
+    where: Annotated[
+        str,
+        typer.Option(
+            metavar="CONDITION",
+            help='Which turns: "outcome = forced and tool ~ ^shop".',
+            show_default="all of them",
+        ),
+    ] = "",
+    model: Annotated[str | None, typer.Option(help="Another model.", show_default="the recorded one")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="Another endpoint.", show_default="the recorded one")
+    ] = None,
+    system: Annotated[Path | None, typer.Option(metavar="FILE", help="Another system text.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="A limit, a policy or llm.SETTING."),
+    ] = None,
+    misses: Annotated[
+        str, typer.Option(help="Calls that the record has no result of: fail or call.")
+    ] = "fail",
+    repetitions: Annotated[int, typer.Option(min=1, help="Forks of each turn.")] = 5,
+    max_requests: Annotated[
+        int | None, typer.Option(min=1, help="Most requests to models.", show_default="no limit")
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="The fleet's folder.", show_default="runs/FOLDER-forks")
+    ] = None,
+    workers: _Workers = None,
+) -> None:
+    """Make the same change in many recorded turns. The same command again continues where it stopped."""
+    with plain_errors():
+        from grue.cli.fleet_fork import FleetForkOptions, fork_fleet
+        from grue.cli.fork import ForkOptions
+        from grue.cli.hosts import load_hosts
+
+        take_interrupts()
+        load_hosts()
+        change = ForkOptions(
+            trace=folder,
+            model=model,
+            base_url=base_url,
+            system=system,
+            settings=settings or (),
+            misses=misses,  # type: ignore[arg-type]  # the work's settings check the word
+        )
+        options = FleetForkOptions(
+            fork=change,
+            where=where,
+            repetitions=repetitions,
+            directory=directory,
+            workers=workers or 0,
+            max_requests=max_requests,
+        )
+        if not fork_fleet(options):
+            raise typer.Exit(FAILED)
+
+
+@fleet_app.command()
 def status(directory: _Directory, as_json: _Json = False) -> None:
     """Print how many episodes of a fleet are done."""
     with plain_errors():

@@ -1,14 +1,12 @@
 """`grue fork`: run a recorded turn again from a place in it, with another model, prompt, tool or result."""
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from grue import messages as m
 from grue.cli.project import known_servers
@@ -16,8 +14,7 @@ from grue.cli.saying import GRUE, say, shown_path
 from grue.cli.trace_replay import text_of, value_of
 from grue.config import tool_listing_file, tool_lock_file
 from grue.config.settings import GameConfiguration
-from grue.config.wiring import llm_settings
-from grue.engine.fork import read_run, recorded_llm
+from grue.engine.fork import model_for, read_run
 from grue.engine.runner import Runner, TurnOutcome
 from grue.engine.terminal_approval import ask_at_terminal
 from grue.errors import MCPConfigError
@@ -25,7 +22,6 @@ from grue.policies import Misses
 from grue.tool_sessions.host_tools import ToolServer
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import new_run_path
-from grue.transports.llm.endpoint import LlmSettings, api_key, require_key
 
 _LLM = "llm."
 LOCK = "lock"
@@ -119,42 +115,6 @@ def change_of(options: ForkOptions) -> Change:
         tool_results={call: _content(Path(file)) for call, file in files},
         tools={} if options.tools is None else _tools(options.tools),
     )
-
-
-def model_for(
-    asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
-) -> LlmSettings:
-    """Return the settings of the model: those of the record, else the project's, with what is changed.
-
-    Raises:
-        MCPConfigError: A setting cannot be used, or there is no key for the endpoint.
-    """
-    if asked is None:
-        config = GameConfiguration.of_project()
-        config.client_base_url = base_url or config.client_base_url
-        settings = llm_settings(config)
-    else:
-        settings = recorded_llm(asked, base_url)
-    given = {**changed, **({} if model is None else {"model": model})}
-    kept = {name: getattr(settings, name) for name in settings.__struct_fields__}
-    unknown = [name for name in given if name not in kept or name in ("api_key", "profile")]
-    if unknown:
-        names = ", ".join(name for name in kept if name not in ("api_key", "profile"))
-        raise MCPConfigError(f"There is no setting llm.{unknown[0]}. The settings are: {names}.")
-    try:
-        checked = msgspec.convert({name: given[name] for name in given}, _fields_of(given))
-    except msgspec.ValidationError as error:
-        raise MCPConfigError(f"--set llm.…: {error}.") from error
-    settings = replace(settings, **{name: getattr(checked, name) for name in given})
-    settings = replace(settings, api_key=settings.api_key or api_key(settings.base_url, os.environ))
-    require_key(settings.base_url, settings.api_key, ", or name another endpoint with --base-url")
-    return settings
-
-
-def _fields_of(given: Mapping[str, Any]) -> Any:
-    """Return a Struct of the given settings, which checks their values."""
-    types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
-    return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 
 
 def servers_for_misses(mcp_config: Path | None) -> dict[str, ToolServer]:

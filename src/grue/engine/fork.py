@@ -10,6 +10,7 @@ such place before it. The fork's trace repeats what comes before, so that it can
 and forked without the other trace.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -21,6 +22,8 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.actors.llm import LentConversation
+from grue.config.settings import GameConfiguration
+from grue.config.wiring import llm_settings
 from grue.engine.answers import AnswerSpec, spec_of
 from grue.engine.conversations.earlier_results import EarlierResults
 from grue.engine.conversations.recorded_conversation import said_before
@@ -43,7 +46,7 @@ from grue.runtime.actor import Note
 from grue.tool_sessions.connection import ToolConnection
 from grue.tracing.changes import merged
 from grue.tracing.reading import EpisodeEnvelope, open_episode
-from grue.transports.llm.endpoint import LlmSettings
+from grue.transports.llm.endpoint import LlmSettings, api_key, require_key
 
 T = TypeVar("T")
 
@@ -106,6 +109,11 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         body = self.envelopes[0].body
         assert isinstance(body, m.RunTurn), "it is read from there"
         return body
+
+    @property
+    def messages(self) -> tuple[EpisodeEnvelope, ...]:
+        """The messages of the turn, without pieces of replies and what hosts have noted."""
+        return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
     @property
     def asks(self) -> m.ModelAsked | None:
@@ -200,6 +208,42 @@ def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSetting
     return LlmSettings(
         base_url=base_url or asked.address, model=asked.model, wire=wire, extra_body=extra, **known
     )
+
+
+def model_for(
+    asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
+) -> LlmSettings:
+    """Return the settings of the model: those of the record, else the project's, with what is changed.
+
+    Raises:
+        MCPConfigError: A setting cannot be used, or there is no key for the endpoint.
+    """
+    if asked is None:
+        config = GameConfiguration.of_project()
+        config.client_base_url = base_url or config.client_base_url
+        settings = llm_settings(config)
+    else:
+        settings = recorded_llm(asked, base_url)
+    given = {**changed, **({} if model is None else {"model": model})}
+    kept = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    unknown = [name for name in given if name not in kept or name in ("api_key", "profile")]
+    if unknown:
+        names = ", ".join(name for name in kept if name not in ("api_key", "profile"))
+        raise MCPConfigError(f"There is no setting llm.{unknown[0]}. The settings are: {names}.")
+    try:
+        checked = msgspec.convert({name: given[name] for name in given}, _fields_of(given))
+    except msgspec.ValidationError as error:
+        raise MCPConfigError(f"--set llm.…: {error}.") from error
+    settings = replace(settings, **{name: getattr(checked, name) for name in given})
+    settings = replace(settings, api_key=settings.api_key or api_key(settings.base_url, os.environ))
+    require_key(settings.base_url, settings.api_key, ", or name another endpoint with --base-url")
+    return settings
+
+
+def _fields_of(given: Mapping[str, Any]) -> Any:
+    """Return a Struct of the given settings, which checks their values."""
+    types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
+    return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 
 
 def _some(numbers: Mapping[int, int]) -> str:

@@ -299,7 +299,7 @@ class TurnActors:
         assert self._agent is not None, "it has just been made"
         past = self._past
         if past is not None:
-            numbers = _repeat(past.copied, self._wiring.recorder)
+            numbers = repeat(past.copied, self._wiring.recorder)
         if past is None or past.event is None:
             for rewrite in () if past is None else past.rewrites:
                 supervisor.note(rewrite, sender="llm")
@@ -488,7 +488,7 @@ class TurnActors:
         return Sampler(llm, limits.max_samplings)
 
 
-def _repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int]:
+def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int]:
     """Record messages again, and return their new numbers by the old ones."""
     numbers: dict[int, int] = {}
     for each in copied:

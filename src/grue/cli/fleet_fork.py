@@ -1,0 +1,75 @@
+"""`grue fleet fork`: the same change in every recorded turn that fits a condition."""
+
+import sys
+from pathlib import Path
+
+from msgspec import Struct
+
+from grue.cli.fleet_progress import FleetProgress
+from grue.cli.fork import ForkOptions, change_of
+from grue.cli.saying import GRUE, say, shown_path
+from grue.errors import FleetError
+from grue.fleet.broker import FleetBudget
+from grue.fleet.driver import Tally
+from grue.fleet.engine import Costs
+from grue.fleet.fleet import Fleet
+from grue.fleet.fork_work import cases_of, condition, fork_again, turns_in
+from grue.tracing.facts import counted
+
+
+class FleetForkOptions(Struct, frozen=True, kw_only=True):
+    """The options of `grue fleet fork`; see its help.
+
+    Attributes:
+        fork: What is changed; its trace is the folder of the records.
+    """
+
+    fork: ForkOptions
+    where: str = ""
+    repetitions: int = 5
+    directory: Path | None = None
+    workers: int = 0
+    max_requests: int | None = None
+
+
+def fork_fleet(options: FleetForkOptions) -> bool:
+    """Fork the turns and print the progress; return whether all of them are done.
+
+    Raises:
+        FleetError: The condition cannot be read, no turn fits it, or the fleet's folder cannot be used.
+        MCPConfigError: An option or a file cannot be used.
+    """
+    fork, change = options.fork, change_of(options.fork)
+    if fork.misses == "ask":
+        raise FleetError("A fleet has nobody to ask: choose --misses fail or --misses call.")
+    fits = condition(options.where)
+    chosen = [turn for turn in turns_in(fork.trace) if fits(turn)]
+    if not chosen:
+        raise FleetError(f"No recorded turn in {fork.trace} fits {options.where or 'everything'!r}.")
+    given = {
+        "model": fork.model,
+        "base_url": fork.base_url,
+        "system": change.system,
+        "llm": change.llm,
+        "changes": change.changes,
+        "misses": fork.misses,
+    }
+    cases = cases_of(chosen, {name: value for name, value in given.items() if value not in (None, {})})
+    place = options.directory or Path("runs") / f"{fork.trace.absolute().stem}-forks"
+    budget = FleetBudget(requests=options.max_requests)
+    say(f"{counted(len(chosen), 'turn')}, each forked {counted(options.repetitions, 'time')}")
+    view, costs = FleetProgress(sys.stdout, place, budget), Costs()
+
+    def watch(tally: Tally, running: dict[str, float], known: Costs) -> None:
+        nonlocal costs
+        costs = known
+        view.show(tally, running, known)
+
+    fleet = Fleet(place, workers=options.workers, budget=budget)
+    finished = fleet.map(fork_again, cases, repetitions=options.repetitions, watch=watch)
+    view.end(finished.tally, costs)
+    tally = finished.tally
+    say(f"{finished.reason}: {tally.done:,} of {tally.total:,} episodes are done; {tally.failed:,} failed.")
+    shown = shown_path(place)
+    say(f"To compare: {GRUE} fleet compare {shown}:fork=recorded :fork=changed")
+    return finished.reason == "finished" and not tally.given_up and not tally.unpaid

@@ -1,0 +1,251 @@
+"""Forks of recorded turns as a fleet's work: the same change in hundreds of turns, beside what was recorded.
+
+Each turn has two cases that differ in the setting `fork`: `recorded` repeats what the trace holds, `changed`
+runs the turn again with the change. `grue fleet compare DIR:fork=recorded :fork=changed` pairs them turn by
+turn. The scores: `score` (1: the turn was answered), `same_answer` and `same_calls` (1: as recorded),
+`requests`, `tool_calls`. Others come from the traces: `grue fleet score`. A fork whose model makes a call
+that the record does not answer has failed, with the kind `ForkMissed`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.engine.fork import RecordedRun, model_for, read_run
+from grue.engine.runner import Runner, TurnOutcome
+from grue.engine.turn_actors import repeat
+from grue.errors import FleetError, TraceError
+from grue.fleet.work import Episode, work
+from grue.policies import Misses
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Recorder
+from grue.tracing.reading import open_episode
+
+_SCORES = ("score", "same_answer", "same_calls", "requests", "tool_calls")
+
+
+class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a case.
+
+    Attributes:
+        trace: The record.
+        turn: The turn in it.
+        fork: Whether the record is repeated, or run again with the change.
+        llm: Settings of the model, as in `--set llm.NAME=VALUE`.
+        changes: Limits and policies, as in `Runner.fork`.
+        misses: `fail` or `call`: nobody can be asked.
+    """
+
+    trace: str
+    turn: int
+    fork: Literal["recorded", "changed"] = "changed"
+    model: str | None = None
+    base_url: str | None = None
+    system: str | None = None
+    llm: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
+    misses: Misses = "fail"
+    seed: int = 0
+
+
+@work(files=("trace",), scores=_SCORES, settings=ForkCase)
+def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
+    """Repeat a recorded turn, or fork it.
+
+    Raises:
+        ForkMissed: The model made a call that the record does not answer.
+        MCPError: As `Runner.fork`.
+    """
+    settings = msgspec.convert(case, ForkCase)
+    run = read_run(settings.trace, settings.turn)
+    recorded = _end_of(run)
+    if settings.fork == "recorded":
+        _repeat(run, episode.trace)
+        return _scores(recorded, recorded)
+    llm = model_for(run.asks, settings.llm, settings.model, settings.base_url)
+    with Runner(llm=llm, servers=_servers(settings), trace=episode.trace) as runner:
+        outcome: TurnOutcome[Any] = runner.fork(
+            settings.trace,
+            turn=settings.turn,
+            system=settings.system,
+            changes=settings.changes,
+            misses=settings.misses,
+        )
+    return _scores(outcome, recorded)
+
+
+def _servers(case: ForkCase) -> dict[str, Any]:
+    if case.misses == "fail":
+        return {}
+    from grue.config.settings import GameConfiguration
+    from grue.hosting import MCPConfig, tool_servers
+
+    return dict(tool_servers(MCPConfig.from_file(GameConfiguration.of_project().mcp_config_path)))
+
+
+def _repeat(run: RecordedRun, trace: Path) -> None:
+    recorder = Recorder()
+    with TraceWriter(trace, episode=run.episode) as writer:
+        recorder.add(writer)
+        repeat(run.messages, recorder)
+        recorder.settle()
+
+
+def _end_of(run: RecordedRun) -> m.TurnEnd | None:
+    ends = [each.body for each in run.envelopes if isinstance(each.body, m.TurnEnd)]
+    return ends[-1] if ends else None
+
+
+def _scores(end: TurnOutcome[Any] | m.TurnEnd | None, recorded: m.TurnEnd | None) -> dict[str, float]:
+    if end is None:
+        return dict.fromkeys(_SCORES, 0.0)
+    answered = isinstance(end, TurnOutcome | m.TurnCompleted) and end.kind != "fallback"
+    return {
+        "score": float(answered),
+        "same_answer": float(answered and _answer(end) == _answer(recorded)),
+        "same_calls": float(_calls(end) == _calls(recorded)),
+        "requests": float(end.requests),
+        "tool_calls": float(len(end.tool_calls)),
+    }
+
+
+def _answer(end: TurnOutcome[Any] | m.TurnEnd | None) -> str | None:
+    return end.raw_response if isinstance(end, TurnOutcome | m.TurnCompleted) else None
+
+
+def _calls(end: TurnOutcome[Any] | m.TurnEnd | None) -> list[tuple[str, str]]:
+    return [] if end is None else [(call.name, call.arguments) for call in end.tool_calls]
+
+
+# --- Which turns
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    """What a condition can ask about a recorded turn.
+
+    Attributes:
+        outcome: The kind of its outcome, `failed` or `parked`; empty: it has no end.
+        tool: The names of the tools that it called.
+        error: What went wrong in its calls.
+        calls: How many calls it made.
+    """
+
+    trace: str
+    turn: int
+    outcome: str = ""
+    answer: str = ""
+    user: str = ""
+    system: str = ""
+    model: str = ""
+    tool: tuple[str, ...] = ()
+    error: tuple[str, ...] = ()
+    requests: int = 0
+    calls: int = 0
+
+
+_CONDITION = re.compile(r"\s*(\w+)\s*(!=|=|~|>|<)\s*(.*?)\s*", re.DOTALL)
+_OPERATORS: dict[str, Callable[[str, str], bool]] = {
+    "=": lambda value, wanted: value == wanted,
+    "!=": lambda value, wanted: value != wanted,
+    "~": lambda value, wanted: re.search(wanted, value) is not None,
+    ">": lambda value, wanted: float(value) > float(wanted),
+    "<": lambda value, wanted: float(value) < float(wanted),
+}
+
+
+def condition(written: str) -> Callable[[Turn], bool]:
+    """Return the function that a condition stands for: `outcome = forced and tool ~ shop`.
+
+    A part is `NAME OP VALUE`. The names are the fields of `Turn`; of `tool` and `error` one of the values has
+    to fit, with `!=` all of them. `~` searches for a regular expression.
+
+    Raises:
+        FleetError: It cannot be read.
+    """
+    parts = [_CONDITION.fullmatch(part) for part in written.split(" and ")] if written.strip() else []
+    checks = []
+    for part in parts:
+        if part is None or part[1] not in Turn.__struct_fields__:
+            names = ", ".join(Turn.__struct_fields__)
+            raise FleetError(
+                f"--where {written!r:.200}: a condition is NAME OP VALUE, several are joined by ' and '. The"
+                f" names are {names}; the operators =, !=, ~ (a regular expression), >, <."
+            )
+        checks.append(_check(part[1], part[2], part[3], written))
+    return lambda turn: all(check(turn) for check in checks)
+
+
+def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[Turn], bool]:
+    try:
+        re.compile(wanted if sign == "~" else "")
+        float(wanted if sign in "<>" else 0)
+    except (re.error, ValueError) as error:
+        raise FleetError(f"--where {written!r:.200}: {error}.") from error
+    if sign in "<>" and name not in ("turn", "requests", "calls"):
+        raise FleetError(f"--where {written!r:.200}: {name} is no number, so {sign} says nothing about it.")
+
+    def check(turn: Turn) -> bool:
+        value = getattr(turn, name)
+        values = value if isinstance(value, tuple) else (str(value),)
+        return (all if sign == "!=" else any)(_OPERATORS[sign](each, wanted) for each in values)
+
+    return check
+
+
+def turns_in(folder: Path) -> Iterator[Turn]:
+    """Yield the turns of all traces below a folder, or of one trace; traces that cannot be read are left out.
+
+    Of a turn that was run again, the last run counts. Forks are left out: they are no record.
+    """
+    traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
+    for path in traces:
+        try:
+            yield from _turns_of(path)
+        except TraceError:
+            continue  # the file is something else, or was cut off
+
+
+def _turns_of(path: Path) -> list[Turn]:
+    found: dict[int, Turn] = {}
+    forks: set[int] = set()
+    reader = open_episode(path)
+    for line in reader.lines():
+        if line.tag == m.TurnForked.__name__:
+            forks.add(line.line.turn)
+        if line.tag not in ("RunTurn", "TurnCompleted", "TurnFailed", "TurnParked"):
+            continue
+        body, number = line.envelope().body, line.line.turn
+        if isinstance(body, m.RunTurn):
+            model = "" if body.asks is None else body.asks.model
+            trace = str(path.absolute())
+            found[number] = Turn(trace=trace, turn=number, user=body.user, system=body.system, model=model)
+        elif isinstance(body, m.TurnEnd) and number in found:
+            found[number] = _with_end(found[number], body)
+    return [turn for number, turn in found.items() if number not in forks]
+
+
+def _with_end(turn: Turn, end: m.TurnEnd) -> Turn:
+    kind = "failed" if isinstance(end, m.TurnFailed) else "parked"
+    return msgspec.structs.replace(
+        turn,
+        outcome=end.kind if isinstance(end, m.TurnCompleted) else kind,
+        answer=_answer(end) or "",
+        tool=tuple(call.name for call in end.tool_calls),
+        error=tuple(call.result.error_message or "" for call in end.tool_calls if call.result.is_error),
+        requests=end.requests,
+        calls=len(end.tool_calls),
+    )
+
+
+def cases_of(turns: Iterable[Turn], change: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the two cases of each turn: what was recorded, and the fork with the change."""
+    return [
+        {"trace": turn.trace, "turn": turn.turn, **change, "fork": side}
+        for turn in turns
+        for side in ("recorded", "changed")
+    ]

@@ -1,0 +1,145 @@
+"""The same change in many recorded turns: which are chosen, how they are paired, and that it can go on."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import grue
+from forked_turns import Box, runner
+
+from grue import TurnRequest
+from grue.errors import FleetError, MCPError
+from grue.fleet.fork_work import Turn, condition, turns_in
+from grue.fleet.results import results
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tracing.diff import diff
+from grue.tracing.reading import open_episode
+
+TURNS = 18
+
+
+def shop(request: LlmRequest) -> LlmReply:
+    """Look, and answer; the model `other` deletes something in every third room, which the record lacks."""
+    told = [message for message in request.messages if message["role"] == "tool"]
+    room = int(re.findall(r"room (\d+)", str(request.messages))[0])
+    if told:
+        return text_reply(f"{request.body['model']} saw {told[-1]['content']}")
+    if request.body["model"] == "other" and room % 3 == 0:
+        return tool_calls_reply(("box.delete", {"name": "all"}), ids=("x",))
+    return tool_calls_reply(("box.look", {"at": f"room {room}"}), ids=("a",))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedLlmServer]:
+    with ScriptedLlmServer(shop) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, server: ScriptedLlmServer) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name in "ab":
+        with runner(server, "chat_completions", folder / f"{name}.jsonl", servers=Box().servers()) as each:
+            for number in range(TURNS // 2):
+                room = number + (TURNS // 2 if name == "b" else 0)
+                each.run_turn(TurnRequest(user=f"Go to room {room}."))
+    (folder / "notes.jsonl").write_text('{"not": "a trace"}\n')
+    return folder
+
+
+def play(folder: Path, place: Path, *more: str) -> Any:
+    return grue(
+        "fleet", "fork", str(folder), "--model", "other", "--where", "tool ~ look and turn > 1",
+        "--repetitions", "2", "--workers", "2", "--dir", str(place), *more, cwd=folder,
+    )  # fmt: skip
+
+
+def test_turns_are_forked_paired_and_not_forked_twice(
+    tmp_path: Path, folder: Path, server: ScriptedLlmServer
+) -> None:
+    place = tmp_path / "forks"
+    server.requests.clear()
+    done = play(folder, place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = list(results(place))
+    assert len(found) == (TURNS - 2) * 2 * 2
+    recorded = [each for each in found if each.planned["fork"] == "recorded"]
+    changed = [each for each in found if each.planned["fork"] == "changed"]
+    assert {each.scores["score"] for each in recorded} == {1.0}
+    failed = [each for each in changed if each.outcome == "failed"]
+    assert {each.end.kind for each in failed if each.end} == {"ForkMissed"}
+    assert len(failed) == 2 * len([room for room in range(TURNS) if room % 3 == 0 and room not in (0, 9)])
+    others = [each for each in changed if each.outcome == "scored"]
+    assert {each.scores["same_calls"] for each in others} == {1.0}
+    assert {each.scores["same_answer"] for each in others} == {0.0}
+    trace = recorded[0].run(place) / "trace.jsonl"
+    assert [*diff(open_episode(trace), open_episode(trace))] == []
+    asked = len(server.requests)
+    assert asked == 2 * (TURNS - 2) + len(others), "two requests for each fork, one for each that has failed"
+    assert play(folder, place).returncode == 0
+    assert len(server.requests) == asked, "what is done is not done again"
+
+    pytest.importorskip("scipy", reason="pip install 'grue[evaluate]'")
+    compared = grue("fleet", "compare", f"{place}:fork=recorded", ":fork=changed", "--all", cwd=tmp_path)
+    assert f"{TURNS - 2} cases were played on both sides" in compared.stdout, (
+        compared.stdout + compared.stderr
+    )
+    assert "fork: recorded in A, changed in B" in compared.stdout
+
+
+def test_a_budget_ends_the_fleet_and_a_larger_one_goes_on(
+    tmp_path: Path, folder: Path, server: ScriptedLlmServer
+) -> None:
+    place = tmp_path / "forks"
+    server.requests.clear()
+    done = play(folder, place, "--max-requests", "5")
+    assert done.returncode != 0
+    assert len(server.requests) <= 5
+    assert play(folder, place).returncode == 0
+    assert sum(each.played for each in results(place)) == (TURNS - 2) * 2 * 2
+
+
+def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, folder: Path) -> None:
+    rows = [
+        (("--where", "speed = 1"), "The names are trace, turn, outcome"),
+        (("--where", "turn > x"), "could not convert"),
+        (("--where", "answer > 1"), "answer is no number"),
+        (("--where", "user ~ ("), "unterminated"),
+        (("--where", "turn > 99"), "No recorded turn"),
+        (("--misses", "ask"), "nobody to ask"),
+    ]
+    for options, says in rows:
+        done = grue("fleet", "fork", str(folder), *options, "--dir", str(tmp_path / "f"), cwd=tmp_path)
+        assert done.returncode != 0
+        assert says in done.stderr, (options, done.stderr)
+    assert not (tmp_path / "f").exists()
+
+
+def test_conditions_choose_turns(folder: Path) -> None:
+    turns = [*turns_in(folder)]
+    assert len(turns) == TURNS
+    assert [turn.turn for turn in turns if condition("user ~ room 1[0-2]")(turn)] == [2, 3, 4]
+    assert all(condition("outcome = answered and calls < 2 and tool != box.delete")(turn) for turn in turns)
+    assert not any(condition("error ~ .")(turn) for turn in turns)
+    assert all(condition("")(turn) for turn in turns)
+    with pytest.raises(FleetError):
+        condition("outcome")
+    assert not condition("tool = a.b")(Turn(trace="t", turn=1))
+
+
+def test_forks_are_not_forked_again(tmp_path: Path, folder: Path, server: ScriptedLlmServer) -> None:
+    shutil.copy(folder / "a.jsonl", tmp_path / "a.jsonl")
+    with runner(server, "chat_completions", tmp_path / "fork.jsonl") as each:
+        each.fork(tmp_path / "a.jsonl", turn=1)
+    assert {Path(turn.trace).name for turn in turns_in(tmp_path)} == {"a.jsonl"}
+
+
+def test_several_turns_need_a_number(folder: Path, server: ScriptedLlmServer) -> None:
+    with (
+        runner(server, "chat_completions", folder / "unused.jsonl") as each,
+        pytest.raises(MCPError, match="several turns: 1, 2, 3"),
+    ):
+        each.fork(folder / "a.jsonl")
