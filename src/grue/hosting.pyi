@@ -126,6 +126,7 @@ from grue.runtime.trace.file import TraceWriter as TraceWriter
 from grue.runtime.trace.recorder import Envelope as Envelope
 from grue.runtime.trace.recorder import Observer as Observer
 from grue.runtime.trace.recorder import Recorder as Recorder
+from grue.sandbox.launch import missing_for as missing_for
 from grue.tool_sessions.confined_folder import ConfinedFolder as ConfinedFolder
 from grue.tool_sessions.confined_folder import RefusedPath as RefusedPath
 from grue.tool_sessions.connection import Connect as Connect

@@ -9,6 +9,7 @@ from grue import __version__
 from grue.cli import take_interrupts
 from grue.cli.fleet_app import fleet_app
 from grue.cli.plain_errors import FAILED, Commands, plain_errors
+from grue.cli.sandbox_app import sandbox_app
 from grue.cli.trace_app import trace_app
 from grue.errors import MCPConfigError
 from grue.policies import StartAhead, StartWhen
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(trace_app, name="trace")
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(sandbox_app, name="sandbox")
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from grue.errors import SandboxError
-from grue.sandbox.seccomp import Wanted, machine, program
+from grue.sandbox.seccomp import Machine, Wanted, calls_program, machine, program
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _PIDFD_GETFD = 438
@@ -124,7 +124,7 @@ def confine(rules: Iterable[Rule], wanted: Wanted) -> int | None:
     if have.landlock:
         _restrict_files(rules, have.landlock, tcp=wanted.network != "any")
     _drop_capabilities()
-    return _install(wanted) if have.seccomp else None
+    return _install_code(program(_machine(), wanted), listens=bool(wanted.ask)) if have.seccomp else None
 
 
 def _restrict_files(rules: Iterable[Rule], version: int, *, tcp: bool) -> None:
@@ -176,13 +176,16 @@ def _drop_capabilities() -> None:
     libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
 
 
-def _install(wanted: Wanted) -> int | None:
+def _machine() -> Machine:
     here = machine()
     assert here is not None, "coverage says that seccomp is known here"
-    code = program(here, wanted)
+    return here
+
+
+def _install_code(code: bytes, *, listens: bool) -> int | None:
     buffer = ctypes.create_string_buffer(code, len(code))
     described = struct.pack("=H6xQ", len(code) // 8, ctypes.addressof(buffer))
-    if not wanted.ask:
+    if not listens:
         _must(_seccomp(_SET_MODE_FILTER, 0, described), "seccomp")
         return None
     # Without the second flag a signal interrupts a call that is being asked about, which Go sends all the
@@ -192,6 +195,16 @@ def _install(wanted: Wanted) -> int | None:
         if listener >= 0 or ctypes.get_errno() != errno.EINVAL:
             break
     return _must(listener, "seccomp")
+
+
+def watch(calls: tuple[str, ...]) -> int | None:
+    """Have the calling thread's system calls asked about, and limit nothing; return the listener.
+
+    Raises:
+        SandboxError: The kernel refused.
+    """
+    _must(_libc().prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    return _install_code(calls_program(_machine(), calls), listens=True)
 
 
 def connect(descriptor: int, address: bytes) -> int:

@@ -18,8 +18,10 @@ from typing import Generic, TypeVar
 
 from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox
+from grue.sandbox.gate import Gate
 from grue.sandbox.kernel import confine, coverage
 from grue.sandbox.places import home, places_of
+from grue.sandbox.refusals import refusals
 from grue.sandbox.seccomp import Wanted
 
 Started = TypeVar("Started")
@@ -48,6 +50,7 @@ class Boxed:
         self, box: Sandbox, *, program: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str
     ) -> None:
         self._box = box
+        self.gate: Gate | None = None
         self.scratch = os.path.realpath(tempfile.mkdtemp(prefix="grue-box-"))
         try:
             self._places = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch=self.scratch)
@@ -55,8 +58,10 @@ class Boxed:
             self.end()
             raise
         self.env = {**env, "TMPDIR": self.scratch, "TMP": self.scratch, "TEMP": self.scratch}
-        opened = (*self._places.opened, *self._places.written)
-        if not any(home() == each or home().startswith(each.rstrip("/") + "/") for each in opened):
+        self.gate = Gate(box.hosts) if box.hosts else None
+        if self.gate is not None:
+            self.env.update(self.gate.environment())
+        if not opens_home(box, cwd):
             # Programs take a settings file that is not there for none, and one that is refused for an error.
             self.env["HOME"] = self.scratch
 
@@ -68,11 +73,10 @@ class Boxed:
             Exception: What `start` raises.
         """
         network = "any" if self._box.any_network else "tcp" if self._box.hosts else "none"
-        wanted = Wanted(network=network, unix_sockets=self._box.unix_sockets)
-        thread = _ConfinedThread(lambda: confine(self._places.rules, wanted), start)
-        thread.start()
-        thread.join()
-        return thread.result()
+        asks = ("connect",) if self.gate is not None and coverage().listener else ()
+        wanted = Wanted(network=network, unix_sockets=self._box.unix_sockets, ask=asks)
+        serve = None if self.gate is None else self.gate.serve
+        return call_in_thread(lambda: confine(self._places.rules, wanted), start, serve)
 
     def limit(self, pid: int) -> None:
         """Set the box's resource limits for a process, before it runs the program."""
@@ -90,12 +94,29 @@ class Boxed:
         if box.processes is not None:
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
 
+    def refusals(self, text: str) -> tuple[str, ...]:
+        """Return a sentence for each thing that the box has refused, as far as `text` and the gate tell."""
+        network = "any" if self._box.any_network else "hosts" if self.gate is not None else "none"
+        refused = () if self.gate is None else tuple(self.gate.refused)
+        return refusals(text, self._places.rules, refused, network=network)
+
     def end(self) -> None:
-        """Remove the scratch folder. Call it when no process of the program is alive. Safe to repeat."""
+        """Remove the scratch folder and close the gate. Call it when no process of the program is alive.
+
+        Safe to repeat.
+        """
+        if self.gate is not None:
+            self.gate.end()
         try:
             os.rmdir(self.scratch)  # noqa: PTH106 - usually empty, and looking into it takes four times as long
         except OSError:
             shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+class Watching(Sandbox, frozen=True, kw_only=True):
+    """A box that limits nothing; `start` makes what stands in for a `Boxed`. See `learning.py`."""
+
+    start: Callable[..., Boxed]
 
 
 def boxed(
@@ -113,6 +134,9 @@ def boxed(
     Raises:
         SandboxError: This machine cannot enforce the box and `required` is set, or a path cannot be opened.
     """
+    folder = os.path.join(os.getcwd(), cwd or "")  # noqa: PTH109, PTH118
+    if isinstance(box, Watching):
+        return box.start(program=program, args=args, env=env, cwd=folder)
     missing = missing_for(box)
     if missing and box.required:
         raise SandboxError(f"The box cannot be enforced: {'; '.join(missing)}.", remedy=_REMEDY)
@@ -122,7 +146,7 @@ def boxed(
             SandboxWarning,
             stacklevel=2,
         )
-    return Boxed(box, program=program, args=args, env=env, cwd=os.path.join(os.getcwd(), cwd or ""))  # noqa: PTH109, PTH118
+    return Boxed(box, program=program, args=args, env=env, cwd=folder)
 
 
 def missing_for(box: Sandbox) -> tuple[str, ...]:
@@ -130,14 +154,45 @@ def missing_for(box: Sandbox) -> tuple[str, ...]:
     found = list(coverage().missing(hosts=bool(box.hosts)))
     if box.processes is not None and hasattr(os, "getuid") and os.getuid() == 0:
         found.append("the kernel does not limit the number of root's processes")
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        found.append("threads are gevent's greenlets, and a box is closed around a thread of the system")
     return tuple(found)
 
 
+def call_in_thread(
+    confined: Callable[[], int | None],
+    start: Callable[[], Started],
+    serve: Callable[[int], object] | None,
+) -> Started:
+    """Confine a new thread, call `start` in it, wait for its end, and return the result.
+
+    `serve` gets the listener of the thread's filter. It is called here, in a thread that is free: what the
+    confined one starts is confined, too. It is called before `start` has ended, which may wait for an answer.
+    """
+    thread = _ConfinedThread(confined, start)
+    thread.start()
+    thread.is_confined.wait()
+    if serve is not None and thread.listener is not None:
+        serve(thread.listener)
+    thread.join()
+    return thread.result()
+
+
+def opens_home(box: Sandbox, cwd: str) -> bool:
+    """Return whether a box lists something in the user's home folder, or all of it."""
+    listed = [os.path.join(cwd, os.path.expanduser(path)) for path in (*box.read, *box.write)]  # noqa: PTH111, PTH118
+    mine = f"{home()}/"
+    return any(each.startswith(mine) or mine.startswith(each.rstrip("/") + "/") for each in listed)
+
+
 class _ConfinedThread(threading.Thread, Generic[Started]):
-    def __init__(self, confined: Callable[[], object], start: Callable[[], Started]) -> None:
+    def __init__(self, confined: Callable[[], int | None], start: Callable[[], Started]) -> None:
         super().__init__(name="grue-box", daemon=True)
         self._confined = confined
         self._start_it = start
+        self.listener: int | None = None
+        self.is_confined = threading.Event()
         self._result: Started
         self._asked_in = _thread_of_the_system()
         self._error: BaseException | None = None
@@ -147,10 +202,13 @@ class _ConfinedThread(threading.Thread, Generic[Started]):
             if _thread_of_the_system() == self._asked_in:
                 # gevent makes greenlets of threads. The box would close around the whole host, for good.
                 raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
-            self._confined()
+            self.listener = self._confined()
+            self.is_confined.set()
             self._result = self._start_it()
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller of `result`
             self._error = error
+        finally:
+            self.is_confined.set()
 
     def result(self) -> Started:
         if self._error is not None:

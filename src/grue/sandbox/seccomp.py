@@ -163,6 +163,14 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     return b"".join([*code, _stmt(_RETURN, _ALLOW)])
 
 
+def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
+    """Return a BPF program that refuses nothing, and asks the listener about some calls."""
+    code = [_stmt(_LOAD, _ARCH), _jump(_EQUAL, here.audit, 1, 0), _stmt(_RETURN, _ALLOW), _stmt(_LOAD, _NR)]
+    for name in calls:
+        code += _on_call(here.calls[name], [_stmt(_RETURN, _NOTIFY)])
+    return b"".join([*code, _stmt(_RETURN, _ALLOW)])
+
+
 def _conditions(wanted: Wanted) -> list[tuple[str, list[bytes]]]:
     """Return the calls that are refused for some arguments; each list of instructions ends with a return."""
     found = [

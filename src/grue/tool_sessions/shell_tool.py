@@ -250,6 +250,9 @@ class _Commands:
         except SpawnError as error:
             return tool_results.failure(f"It could not be started: {error}")
         content = _content(command)
+        boxed = command.refusals(str(content["stderr"]))
+        if boxed:
+            content["box"] = list(boxed)
         if finished:
             return tool_results.success(content)
         if finished is None:

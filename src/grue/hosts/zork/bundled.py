@@ -3,14 +3,18 @@
 import importlib.util
 import sys
 
-from grue import ServerOptions, StdioServer
+from grue import Sandbox, ServerOptions, StdioServer
+from grue.hosting import missing_for
 
 BUNDLED_NAME = "mind"
 """The server's name in tool names: the model sees `mind.think`."""
 
 
 def bundled_server() -> StdioServer:
-    """Return the server: this Python, isolated and without site packages, so that it boots fast."""
+    """Return the server: this Python, isolated and without site packages, so that it boots fast.
+
+    It needs neither files nor a network, so it runs in the box `pure` where this machine can enforce that.
+    """
     spec = importlib.util.find_spec("grue.hosts.servers.think")
     assert spec is not None, "think.py is part of the package"
     assert spec.origin is not None, "and a file"
@@ -20,4 +24,5 @@ def bundled_server() -> StdioServer:
         command=sys.executable,
         args=("-I", "-S", spec.origin),
         options=ServerOptions(startup_timeout_place=place),
+        sandbox=None if missing_for(Sandbox()) else Sandbox(),
     )

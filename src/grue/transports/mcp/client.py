@@ -270,9 +270,15 @@ class McpClient:
                 if refused is not None:
                     raise ToolRefusedError(refused, code=_INVALID_PARAMS)
                 answer = await self._answer(tool, arguments, timeout_s)
-                return await self._read(tool, answer), answer
+                return self._with_refusals(await self._read(tool, answer)), answer
         except TimeoutError as error:
             raise ToolTimedOutError(tool, timeout_s) from error
+
+    def _with_refusals(self, result: m.ToolCallResult) -> m.ToolCallResult:
+        """Add to an error what the server's box has refused, for the model and for the trace."""
+        said = result.error_message or ""
+        refused = self._wire.refusals(said) if result.is_error else ""
+        return replace(result, error_message=f"{said}\n{refused}") if refused else result
 
     async def _answer(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Call a tool and return the raw result, also if the server makes a task of the call."""

@@ -106,6 +106,10 @@ class HttpWire:
             return "Check that the server is still running; its own log says more."
         return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."
 
+    def refusals(self, text: str) -> str:  # noqa: ARG002 - as `Wire` has it
+        """Return nothing: a server by URL is in no box."""
+        return ""
+
     @property
     def address(self) -> str:
         """The URL without secrets."""

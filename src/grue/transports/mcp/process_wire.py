@@ -12,6 +12,7 @@ from grue.policies import ServerPhase
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.runtime.processes.server_process import ServerProcess
+from grue.runtime.safe_text import plain_text
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import remedy_for
 from grue.tool_sessions.notices import Notify
@@ -84,6 +85,10 @@ class ProcessWire:
 
         Source: R14
         """
+        if self._spawned:
+            boxed = self.refusals(self._process.stderr_tail())
+            if boxed:
+                return boxed
         slow_place = self._server.options.startup_timeout_place if timed_out else None
         advice = remedy_for(self._server.command, phase, missing=missing, slow_place=slow_place)
         if phase not in ("initialize", "list"):
@@ -98,6 +103,14 @@ class ProcessWire:
             return advice
         # A server that still runs may only be slow, so give the general advice too.
         return found if self._process.exited is not None else f"{found}\n{advice}"
+
+    def refusals(self, text: str) -> str:
+        """Return what the server's box has refused, one sentence a line, as far as `text` tells."""
+        return (
+            self.redactor.text(plain_text("\n".join(self._process.refusals(text))))
+            if self._server.sandbox
+            else ""
+        )
 
     @cached_property
     def address(self) -> str:

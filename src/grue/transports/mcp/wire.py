@@ -52,6 +52,10 @@ class Wire(Protocol):
         """Return the advice for a failure in `phase`."""
         ...
 
+    def refusals(self, text: str) -> str:
+        """Return what the server's box has refused, as far as `text` tells; empty: nothing is known."""
+        ...
+
     @property
     def address(self) -> str:
         """The command line or the URL, without secrets."""

@@ -1,0 +1,162 @@
+"""`grue sandbox`: print what a box opens, run a command in one, and learn the box of a server."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.cli.project import known_servers
+from grue.cli.saying import say
+from grue.config.settings import GameConfiguration
+from grue.engine.outside_turns.tool_client import ToolClient
+from grue.errors import MCPConfigError, MCPToolCallError
+from grue.runtime.safe_text import printable
+from grue.sandbox.box import Preset, Sandbox, in_words
+from grue.sandbox.launch import boxed, missing_for
+from grue.sandbox.learning import Watch, watching
+from grue.sandbox.places import places_of
+from grue.tool_sessions.server_specs import StdioServer
+from grue.tracing.reading import open_episode
+
+
+def show(name: str | None, mcp_config: Path | None) -> None:
+    """Print the box of a preset, of a server, or of each server.
+
+    Raises:
+        MCPConfigError: There is no such server, or a path of a box cannot be opened.
+    """
+    if name in get_args(Preset):
+        _show(f"preset {name}", Sandbox(preset=name), "/bin/sh", (), os.getcwd(), dict(os.environ))  # type: ignore[arg-type]  # noqa: PTH109
+        return
+    servers = _started(mcp_config)
+    for each in [_named(servers, name)] if name else servers.values():
+        if each.sandbox is None:
+            say(f"{each.name}: no box. It can reach all that you can.")
+            continue
+        env = each.environment()
+        program = shutil.which(each.command, path=env.get("PATH")) or each.command
+        _show(each.name, each.sandbox, program, each.args, str(Path(each.cwd or "").absolute()), env)
+
+
+def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
+    """Run a command in a preset's or a server's box, with this terminal; return its exit status.
+
+    Raises:
+        MCPConfigError: There is no such server or command, or the box cannot be enforced.
+    """
+    if name in get_args(Preset):
+        box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
+        cwd = None
+    else:
+        server = _named(_started(mcp_config), name)
+        box, cwd = server.sandbox, server.cwd
+    if box is None:
+        raise MCPConfigError(f"The server {name!r} has no box.")
+    program = shutil.which(command[0])
+    if program is None:
+        raise MCPConfigError(f"The command {printable(command[0])!r} was not found.")
+    program, args = str(Path(program).absolute()), tuple(command[1:])
+    started = boxed(box, program=program, args=args, env=dict(os.environ), cwd=cwd)
+    try:
+        process = started.run(lambda: subprocess.Popen((program, *args), env=started.env, cwd=cwd))
+        started.limit(process.pid)
+        status = process.wait()
+        for line in started.refusals(""):
+            say(line, err=True)
+        return status if status >= 0 else 128 - status
+    finally:
+        started.end()
+
+
+def learn(path: Path, name: str, traces: list[Path]) -> bool:
+    """Make a server's calls while it is watched, and print the box that it needs.
+
+    Returns:
+        Whether every call was answered; a call that failed may have needed more.
+
+    Raises:
+        MCPConfigError: There is no such server, or a trace cannot be read.
+    """
+    server = _named(_started(path), name)
+    watch = Watch()
+    watched = replace(server, sandbox=watching(watch))
+    count = failed = 0
+    with ToolClient({name: watched}) as client:
+        client.connect(name)
+        for tool, arguments in _calls(name, traces):
+            count += 1
+            try:
+                result = client.call(f"{name}.{tool}", arguments)
+            except MCPToolCallError as error:
+                failed += 1
+                say(printable(f"{tool}: {error}"), err=True)
+                continue
+            failed += result.is_error
+            say(printable(f"{tool}: {result.error_message if result.is_error else 'answered'}"), err=True)
+    box = watch.proposal(cwd=str(Path(server.cwd or "").absolute()))
+    say(f"{count} calls, {failed} failed. The box that would have sufficed:", err=True)
+    say(json.dumps({"sandbox": _table(box)}, indent=2, ensure_ascii=True))
+    return failed == 0
+
+
+def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
+    for trace in traces:
+        for envelope in open_episode(trace):
+            body = envelope.body
+            if isinstance(body, m.ToolCalled) and body.server == name:
+                yield body.tool, body.arguments
+    for line in () if traces else sys.stdin:
+        tool, _, text = line.strip().partition(" ")
+        if not tool:
+            continue
+        try:
+            arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise MCPConfigError(f"Write TOOL and a JSON object in one line: {error}.") from error
+        yield tool, arguments
+
+
+def _table(box: Sandbox) -> dict[str, object]:
+    given = {key: getattr(box, key) for key in box.__struct_fields__}
+    plain = Sandbox()
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in given.items()
+        if key == "preset" or value != getattr(plain, key)
+    }
+
+
+def _show(
+    name: str, box: Sandbox, program: str, args: tuple[str, ...], cwd: str, env: dict[str, str]
+) -> None:
+    say(f"{name}: {in_words(box)}")
+    found = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch="/nonexistent")
+    for verb, paths in (("reads", found.opened), ("writes", found.written)):
+        for path in paths:
+            absent = "" if Path(path).exists() else " (does not exist)"
+            say(printable(f"  {verb} {path}{absent}"))
+    say("  and the system's programs, libraries and certificates; and a scratch folder")
+    for each in missing_for(box):
+        say(f"  Not enforced here: {each}.")
+
+
+def _started(mcp_config: Path | None) -> dict[str, StdioServer]:
+    known = known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
+    return {name: each for name, each in known.servers.items() if isinstance(each, StdioServer)}
+
+
+def _named(servers: dict[str, StdioServer], name: str) -> StdioServer:
+    if name not in servers:
+        listed = ", ".join(servers) or "none"
+        raise MCPConfigError(
+            f"There is no preset and no server {printable(name)!r} to start. Servers: {listed}."
+        )
+    return servers[name]

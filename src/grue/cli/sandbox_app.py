@@ -1,0 +1,67 @@
+"""The options of `grue sandbox` and its sub-commands; `sandbox.py` implements them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grue.cli import take_interrupts
+from grue.cli.plain_errors import FAILED, Commands, plain_errors
+
+sandbox_app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Show, try and learn what a server may reach."
+)
+
+_McpConfig = Annotated[
+    Path | None,
+    typer.Option("--mcp-config", help="The file of MCP servers.", show_default="the project's"),
+]
+
+
+@sandbox_app.command("show")
+def sandbox_show(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A server, or pure, files, web.", show_default="all servers"),
+    ] = None,
+    mcp_config: _McpConfig = None,
+) -> None:
+    """Print in words what a box opens, path by path, and what this machine cannot enforce."""
+    with plain_errors():
+        from grue.cli.sandbox import show
+
+        show(name, mcp_config)
+
+
+@sandbox_app.command("try", context_settings={"ignore_unknown_options": True})
+def sandbox_try(
+    name: Annotated[str, typer.Argument(help="A preset, or a server whose box is used.")],
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
+    mcp_config: _McpConfig = None,
+) -> None:
+    """Run a command in a box, at this terminal. The exit status is the command's."""
+    with plain_errors():
+        from grue.cli.sandbox import try_command
+
+        raise typer.Exit(try_command(name, command, mcp_config))
+
+
+@sandbox_app.command("learn")
+def sandbox_learn(
+    mcp_config: Annotated[Path, typer.Argument(help="The file of MCP servers.")],
+    server: Annotated[str, typer.Argument(help="The server to watch.")],
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(help="Make the calls that this trace has for the server; repeatable."),
+    ] = None,
+) -> None:
+    """Run a server without limits, watch its calls, and print the narrowest box that would have sufficed.
+
+    Without --trace, calls are read from standard input, one a line: TOOL {"argument": "value"}.
+    """
+    with plain_errors():
+        from grue.cli.sandbox import learn
+
+        take_interrupts()
+        if not learn(mcp_config, server, trace or []):
+            raise typer.Exit(FAILED)

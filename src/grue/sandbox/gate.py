@@ -1,0 +1,413 @@
+"""The way out of a box whose network is a list of hosts: a proxy on loopback, and who may connect where.
+
+The program gets no network. Each `connect` that it makes is stopped by the filter and asked about here. It
+is made here too, on a copy of its socket: if the kernel went on with the program's own call, another thread
+of it could change the address after it was looked at. Three kinds are made: to this gate's proxy, to a listed
+port of this machine (`localhost:5432`), and to a listed IP address. All others are refused.
+
+The proxy understands CONNECT and plain HTTP. It resolves names itself, and connects to the address that it
+has checked. It serves only connections that were made here, so that no other program of this machine can use
+it. Nothing is decrypted. One gate belongs to one program, and ends with it.
+
+Everything runs in threads of its own: one that waits, and one for each connection.
+"""
+
+import contextlib
+import errno
+import fcntl
+import ipaddress
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from grue.sandbox.box import HostPort
+from grue.sandbox.kernel import connect, descriptor_of
+
+RECEIVE, SEND, _ID_VALID = 0xC0502100, 0xC0182101, 0x40082102
+NOTIFICATION = struct.Struct("=QIIiIQ6Q")
+ANSWER = struct.Struct("=QqiI")
+_LONGEST_ADDRESS = 128
+
+_MOST_CONNECTIONS = 64
+_HEAD_BYTES = 16_384
+_HEAD_S, _CONNECT_S, _IDLE_S = 10.0, 15.0, 600.0
+_MOST_BYTES = 1 << 30
+_CHUNK = 65_536
+_ADMITTED_S = 5.0
+_MOST_REFUSALS = 20
+_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
+_SHARED = ipaddress.ip_network("100.64.0.0/10")
+
+
+class Refusal(Struct, frozen=True):
+    """A connection that was refused; `why` is a sentence without a full stop, `allow` the entry to add."""
+
+    where: str
+    why: str
+    allow: str
+
+
+class Gate:
+    """The proxy of one program, and the answers to its connections.
+
+    Args:
+        hosts: Where it may connect.
+        record: Allow every host, and remember each: for learning a box.
+
+    Attributes:
+        refused: The last connections that were refused.
+        seen: With `record`, the `host:port` of each connection.
+    """
+
+    def __init__(self, hosts: Sequence[HostPort], *, record: bool = False) -> None:
+        self._hosts = tuple(hosts)
+        self._record = record
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=_MOST_CONNECTIONS)
+        self._server.setblocking(False)
+        self.port: int = self._server.getsockname()[1]
+        self._wake, self._waker = os.pipe()
+        self._listener: int | None = None
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._admitted: set[int] = set()
+        self._open: set[socket.socket] = set()
+        self._count = 0
+        self._ended = False
+        self.refused: deque[Refusal] = deque(maxlen=_MOST_REFUSALS)
+        self.seen: dict[str, None] = {}
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that tell a program of the proxy. Node honours them from version 24 on."""
+        url = f"http://127.0.0.1:{self.port}"
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+        direct = "localhost,127.0.0.1,::1"
+        found = {name: url for upper in names for name in (upper, upper.lower())}
+        return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
+
+    def serve(self, listener: int) -> None:
+        """Start to answer. `listener` is the filter's descriptor; it is closed at the end."""
+        self._listener = listener
+        self._thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Close the proxy and all its connections. Safe to repeat."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended = True
+            self._changed.notify_all()
+            for each in self._open:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+        os.close(self._waker)
+        if self._thread is not None:
+            self._thread.join(_HEAD_S)
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        self._server.close()
+        os.close(self._wake)
+        if self._listener is not None:
+            os.close(self._listener)
+
+    def _wait(self) -> None:
+        listener = self._listener
+        assert listener is not None, "`serve` has set it"
+        poll = select.poll()
+        for fd in (self._wake, self._server.fileno(), listener):
+            poll.register(fd, select.POLLIN)
+        try:
+            while not self._ended:
+                for fd, event in poll.poll():
+                    if fd == self._server.fileno():
+                        self._accept()
+                    elif fd == listener and event & select.POLLIN:
+                        self._answer(listener)
+                    elif fd == listener:
+                        poll.unregister(listener)  # no process of the program is left
+        finally:
+            self._close()
+
+    # --- connections that the program asks for ---
+
+    def _answer(self, listener: int) -> None:
+        buffer = bytearray(NOTIFICATION.size)
+        try:
+            fcntl.ioctl(listener, RECEIVE, buffer)
+        except OSError:
+            return  # the call was interrupted, or its process was killed
+        key, pid, _, _, _, _, fd, address, length, *_ = NOTIFICATION.unpack(buffer)
+        try:
+            error = self._connect(listener, key, pid, fd & 0xFFFFFFFF, address, length & 0xFFFFFFFF)
+        except OSError as failed:
+            error = failed.errno or errno.EACCES
+        with contextlib.suppress(OSError):  # it is gone meanwhile
+            fcntl.ioctl(listener, SEND, bytearray(ANSWER.pack(key, 0, -error, 0)))
+
+    def _connect(self, listener: int, key: int, pid: int, fd: int, address: int, length: int) -> int:
+        if not 2 <= length <= _LONGEST_ADDRESS:
+            return errno.EINVAL
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+            memory.seek(address)
+            raw = memory.read(length)
+        leader = _leader_of(pid)
+        pidfd = os.pidfd_open(leader)
+        try:
+            own = descriptor_of(pidfd, fd)
+        finally:
+            os.close(pidfd)
+        try:
+            # Now it is certain that the number has not been given to another process meanwhile.
+            fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
+            return self._connect_socket(own, raw)
+        finally:
+            os.close(own)
+
+    def _connect_socket(self, own: int, raw: bytes) -> int:
+        family = struct.unpack_from("=H", raw)[0]
+        if family == socket.AF_UNSPEC:
+            return connect(own, raw)  # it takes a connection back
+        place = _place_of(family, raw)
+        if place is None:
+            return errno.EAFNOSUPPORT
+        host, port = place
+        if (host, port) == ("127.0.0.1", self.port):
+            return self._connect_to_proxy(own, raw)
+        allowed = self._allows(host, port) or (_is_loopback(host) and self._allows("localhost", port))
+        if self._record:
+            self._see(host, port)
+        elif not allowed:
+            self._refuse(host, port, "the program connects past the proxy, and this address is not listed")
+            return errno.EACCES
+        return connect(own, raw)
+
+    def _connect_to_proxy(self, own: int, raw: bytes) -> int:
+        with self._changed:
+            error = connect(own, raw)
+            if error in (0, errno.EINPROGRESS):
+                with socket.socket(fileno=os.dup(own)) as made:
+                    self._admitted.add(made.getsockname()[1])
+                self._changed.notify_all()
+            return error
+
+    # --- the proxy ---
+
+    def _accept(self) -> None:
+        try:
+            client, (_, port) = self._server.accept()
+        except OSError:
+            return
+        with self._changed:
+            if self._ended or self._count >= _MOST_CONNECTIONS:
+                client.close()
+                return
+            self._count += 1
+            self._open.add(client)
+        client.setblocking(True)
+        threading.Thread(target=self._serve, args=(client, port), name="grue-proxy", daemon=True).start()
+
+    def _serve(self, client: socket.socket, port: int) -> None:
+        try:
+            with client:
+                if self._is_admitted(port):
+                    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._proxy(client)
+        except (OSError, ValueError):
+            pass  # one of the two has gone away, or was silent for too long
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._open.discard(client)
+
+    def _is_admitted(self, port: int) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: port in self._admitted or self._ended, _ADMITTED_S)
+            found = port in self._admitted and not self._ended
+            self._admitted.discard(port)
+            return found
+
+    def _proxy(self, client: socket.socket) -> None:
+        head, rest = _read_head(client)
+        line, _, headers = head.partition(b"\r\n")
+        method, _, target = line.decode("latin-1").partition(" ")
+        target = target.rpartition(" ")[0]
+        if method == "CONNECT":
+            host, _, number = target.rpartition(":")
+            host, port = host.strip("[]"), int(number)
+            first = rest
+        else:
+            url = urlsplit(target)
+            host, port = url.hostname or "", url.port or 80
+            path = target.partition("://")[2].partition("/")[2]
+            if url.scheme != "http" or not host:
+                _say(client, 400, "This proxy serves CONNECT and http:// only.")
+                return
+            first = b"%s /%s HTTP/1.1\r\n" % (method.encode(), path.encode("latin-1"))
+            first += _without_proxy_headers(headers) + b"Connection: close\r\n\r\n" + rest
+        remote = self._reach(client, host, port)
+        if remote is None:
+            return
+        with remote:
+            if method == "CONNECT":
+                client.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
+            remote.sendall(first) if first else None
+            with self._changed:
+                self._open.add(remote)
+            try:
+                _relay(client, remote)
+            finally:
+                with self._changed:
+                    self._open.discard(remote)
+
+    def _reach(self, client: socket.socket, host: str, port: int) -> socket.socket | None:
+        """Connect to a host that is listed; tell the client why not, and return `None`."""
+        if self._record:
+            self._see(host, port)
+        elif not self._allows(host, port):
+            self._say_refused(client, host, port, "it is not in the box's list of hosts")
+            return None
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            _say(client, 502, f"{host} was not found.")
+            return None
+        public = [each for each in found if self._may_be(host, str(each[4][0]), port)]
+        if not public:
+            self._say_refused(client, host, port, "its address is private and is not listed itself")
+            return None
+        for family, kind, protocol, _, address in public:
+            remote = socket.socket(family, kind, protocol)
+            try:
+                remote.settimeout(_CONNECT_S)
+                remote.connect(address)
+                if self._may_be(host, str(remote.getpeername()[0]), port):
+                    remote.settimeout(None)
+                    remote.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    return remote
+            except OSError:
+                pass
+            remote.close()
+        _say(client, 502, f"{host}:{port} did not answer.")
+        return None
+
+    def _say_refused(self, client: socket.socket, host: str, port: int, why: str) -> None:
+        self._refuse(host, port, why)
+        _say(client, 403, f"The box of this program refuses {host}:{port}: {why}.")
+
+    def _refuse(self, host: str, port: int, why: str) -> None:
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.refused.append(Refusal(shown, why, shown))
+
+    def _see(self, host: str, port: int) -> None:
+        self.seen[f"[{host}]:{port}" if ":" in host else f"{host}:{port}"] = None
+
+    def _allows(self, host: str, port: int) -> bool:
+        return any(each.covers(host, port) for each in self._hosts)
+
+    def _may_be(self, host: str, address: str, port: int) -> bool:
+        """Return whether a listed host may be at this address: a public one, or one that is listed."""
+        if self._record or not _is_private(address):
+            return True
+        return self._allows(address, port) or (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))
+
+
+def _leader_of(pid: int) -> int:
+    with open(f"/proc/{pid}/status", "rb") as lines:  # noqa: PTH123
+        for line in lines:
+            if line.startswith(b"Tgid:"):
+                return int(line.split()[1])
+    return pid
+
+
+def _place_of(family: int, raw: bytes) -> tuple[str, int] | None:
+    if family == socket.AF_INET and len(raw) >= 8:
+        return socket.inet_ntoa(raw[4:8]), int.from_bytes(raw[2:4])
+    if family == socket.AF_INET6 and len(raw) >= 24:
+        address = ipaddress.IPv6Address(raw[8:24])
+        return str(address.ipv4_mapped or address), int.from_bytes(raw[2:4])
+    return None
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _is_private(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
+        if inner is not None:
+            return _is_private(str(inner))
+    return not found.is_global or found.is_multicast or found in _SHARED
+
+
+def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
+    """Return the head of a request without its last empty line, and what came after it.
+
+    Raises:
+        ValueError: It is too long, or it did not come within the time limit.
+    """
+    found, deadline = b"", time.monotonic() + _HEAD_S
+    while b"\r\n\r\n" not in found:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or len(found) > _HEAD_BYTES:
+            raise ValueError("no head of a request")
+        client.settimeout(left_s)
+        chunk = client.recv(_CHUNK)
+        if not chunk:
+            raise ValueError("no head of a request")
+        found += chunk
+    client.settimeout(None)
+    head, _, rest = found.partition(b"\r\n\r\n")
+    return head, rest
+
+
+def _without_proxy_headers(headers: bytes) -> bytes:
+    kept = [
+        line
+        for line in headers.split(b"\r\n")
+        if line and not line.lower().startswith((b"proxy-", b"connection:", b"keep-alive:"))
+    ]
+    return b"".join(line + b"\r\n" for line in kept)
+
+
+def _say(client: socket.socket, status: int, text: str) -> None:
+    body = f"{text}\n".encode()
+    head = f"HTTP/1.1 {status} grue\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+    client.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
+
+
+def _relay(one: socket.socket, other: socket.socket) -> None:
+    """Copy bytes both ways until both have ended, one is silent for too long, or there are too many."""
+    poll, left = select.poll(), _MOST_BYTES
+    to = {one.fileno(): (one, other), other.fileno(): (other, one)}
+    for fd in to:
+        poll.register(fd, select.POLLIN)
+    for each in (one, other):
+        each.settimeout(_IDLE_S)
+    buffer = bytearray(_CHUNK)
+    while to and left > 0:
+        ready = poll.poll(_IDLE_S * 1000)
+        if not ready:
+            return
+        for fd, _ in ready:
+            source, target = to[fd]
+            count = source.recv_into(buffer)
+            left -= count
+            if count:
+                target.sendall(memoryview(buffer)[:count])
+                continue
+            poll.unregister(fd)
+            del to[fd]
+            with contextlib.suppress(OSError):
+                target.shutdown(socket.SHUT_WR)

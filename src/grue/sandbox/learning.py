@@ -1,0 +1,248 @@
+"""Learn a box: run a program without limits, see which files it opens and where it connects, propose a box.
+
+The same filter that refuses calls elsewhere asks about them here, and lets each go on. The paths are read
+from the program's memory. It could change them in between, so this shows what an honest program does; it
+protects nothing.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from grue.errors import SandboxError
+from grue.sandbox.box import Sandbox
+from grue.sandbox.gate import ANSWER, NOTIFICATION, RECEIVE, SEND, Gate
+from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule, coverage, watch
+from grue.sandbox.launch import Boxed, Watching, call_in_thread
+from grue.sandbox.places import is_too_wide
+from grue.sandbox.seccomp import machine
+
+Started = TypeVar("Started")
+
+_CONTINUE = 1
+_AT_FDCWD = -100
+_MOST_PATH = 4096
+_MOST_PATHS = 100_000
+_MANY_FILES = 6
+_OPENS = {"open": 0, "openat": 1, "openat2": 1, "creat": 0}
+_CHANGES = {
+    "mkdir": (0,), "mkdirat": (1,), "unlink": (0,), "unlinkat": (1,), "rmdir": (0,), "rename": (0, 1),
+    "renameat": (1, 3), "renameat2": (1, 3), "link": (0, 1), "linkat": (1, 3), "symlink": (1,),
+    "symlinkat": (2,), "truncate": (0,),
+}  # fmt: skip
+"""System calls that change a folder, and which of their arguments are the paths in it."""
+_STARTS = {"execve": 0, "execveat": 1}
+
+
+class Watch:
+    """What a watched program has done, over all its starts.
+
+    Attributes:
+        read: Files that it opened to read, and that exist.
+        written: Files that it wrote, and folders in which it made or deleted something.
+        started: Programs that it started.
+        hosts: `host:port` of its connections; an IP address where it did not use the proxy.
+        unix: Whether it used Unix sockets.
+        opened: The rules of the box `pure` for it: these need not be proposed.
+    """
+
+    def __init__(self) -> None:
+        self.read: dict[str, None] = {}
+        self.written: dict[str, None] = {}
+        self.started: dict[str, None] = {}
+        self.hosts: dict[str, None] = {}
+        self.unix = False
+        self.opened: tuple[Rule, ...] = ()
+
+    def proposal(self, *, cwd: str) -> Sandbox:
+        """Return the narrowest box that would have sufficed. Folders stand for many files in them.
+
+        Args:
+            cwd: The program's working directory; it is written as `.` if the box opens it.
+        """
+        written = _reduced([path for path in self.written if not self._is_open(path, WRITE_FILE)])
+        read = [
+            path
+            for path in self.read
+            if not self._is_open(path, READ_FILE) and not any(_within(path, each) for each in written)
+        ]
+        started = [
+            path
+            for path in self.started
+            if not self._is_open(path, EXECUTE) and not any(_within(path, each) for each in written)
+        ]
+        return Sandbox(
+            read=tuple(_shown(path, cwd) for path in _reduced(_gathered([*read, *started]))),
+            write=tuple(_shown(path, cwd) for path in written),
+            network=tuple(self.hosts) or None,
+            unix_sockets=self.unix,
+        )
+
+    def _is_open(self, path: str, access: int) -> bool:
+        return any(
+            rule.access & access and _within(path, os.path.realpath(rule.path)) for rule in self.opened
+        )
+
+
+def watching(watch: Watch) -> Sandbox:
+    """Return a box for a program that limits nothing, and tells `watch` what the program does."""
+    return Watching(start=functools.partial(Watched, watch))
+
+
+class Watched(Boxed):
+    """One start of a program that is watched. It has a scratch folder, and its own home."""
+
+    def __init__(
+        self, watch: Watch, *, program: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str
+    ) -> None:
+        if not coverage().listener:
+            raise SandboxError("Watching needs seccomp's listener.", remedy="Linux 5.9 and later have it.")
+        super().__init__(Sandbox(), program=program, args=args, env=env, cwd=cwd)
+        watch.opened = (*watch.opened, *self._places.rules)
+        self.gate = self._watching = _WatchingGate(watch)
+        self.env.update(self.gate.environment())
+        if "HOME" in env:
+            self.env["HOME"] = env["HOME"]
+
+    def run(self, start: Callable[[], Started]) -> Started:
+        """Call `start` in a thread whose calls are watched, and return what it returns."""
+        here = machine()
+        assert here is not None, "the listener is there"
+        names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in here.calls)
+        return call_in_thread(lambda: watch(names), start, self._watching.serve)
+
+    def limit(self, pid: int) -> None:
+        """Set no limits."""
+
+    def refusals(self, text: str) -> tuple[str, ...]:  # noqa: ARG002 - as `Boxed` has it
+        """Return nothing: nothing is refused."""
+        return ()
+
+
+class _WatchingGate(Gate):
+    """Remembers each call that is asked about, and lets it go on."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__((), record=True)
+        self._watch = watch
+        self.seen = watch.hosts
+        here = machine()
+        self._names = {} if here is None else {number: name for name, number in here.calls.items()}
+
+    def _answer(self, listener: int) -> None:
+        buffer = bytearray(NOTIFICATION.size)
+        try:
+            fcntl.ioctl(listener, RECEIVE, buffer)
+        except OSError:
+            return
+        key, pid, _, number, _, _, *arguments = NOTIFICATION.unpack(buffer)
+        name = self._names.get(number, "")
+        error, flags = 0, _CONTINUE
+        with contextlib.suppress(OSError, ValueError):
+            if name == "connect":
+                error, flags = self._watched_connect(listener, key, pid, arguments), 0
+            else:
+                self._remember(name, pid, arguments)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
+
+    def _watched_connect(self, listener: int, key: int, pid: int, arguments: list[int]) -> int:
+        fd, address, length = arguments[0] & 0xFFFFFFFF, arguments[1], arguments[2] & 0xFFFFFFFF
+        error = self._connect(listener, key, pid, fd, address, length)
+        if error == errno.EAFNOSUPPORT:
+            self._watch.unix = True
+            raise ValueError("not of the network: let it go on")
+        return error
+
+    def _remember(self, name: str, pid: int, arguments: list[int]) -> None:
+        if name in _OPENS:
+            at = _OPENS[name]
+            path = _path(pid, arguments, at, is_at=at == 1)
+            flags = os.O_WRONLY | os.O_CREAT if name == "creat" else _flags(name, pid, arguments, at)
+            self._opened(path, flags)
+        elif name in _CHANGES:
+            for at in _CHANGES[name]:
+                self._changed_in(_path(pid, arguments, at, is_at=name.endswith(("at", "at2"))))
+        else:
+            at = _STARTS[name]
+            path = _path(pid, arguments, at, is_at=at == 1)
+            if os.path.isfile(path):  # noqa: PTH113 - a shell tries each folder of its PATH
+                _keep(self._watch.started, path)
+
+    def _opened(self, path: str, flags: int) -> None:
+        exists = os.path.lexists(path)
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
+            _keep(self._watch.written, path if exists else os.path.dirname(path))  # noqa: PTH120
+        elif flags & os.O_CREAT and not exists:
+            self._changed_in(path)
+        elif exists:
+            _keep(self._watch.read, path)
+
+    def _changed_in(self, path: str) -> None:
+        folder = os.path.dirname(path)  # noqa: PTH120
+        if os.path.isdir(folder):  # noqa: PTH112
+            _keep(self._watch.written, folder)
+
+
+def _path(pid: int, arguments: list[int], at: int, *, is_at: bool) -> str:
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+        raw = b""
+        memory.seek(arguments[at])
+        while b"\0" not in raw and len(raw) < _MOST_PATH:
+            # Up to the end of the page: the next one may not be there.
+            chunk = memory.read(4096 - (arguments[at] + len(raw)) % 4096)
+            if not chunk:
+                break
+            raw += chunk
+    text = os.fsdecode(raw.partition(b"\0")[0])
+    folder = (arguments[at - 1] & 0xFFFFFFFF) if is_at else _AT_FDCWD & 0xFFFFFFFF
+    if text.startswith("/"):
+        return os.path.realpath(text.replace("/proc/self/", f"/proc/{pid}/", 1))
+    base = "cwd" if folder == _AT_FDCWD & 0xFFFFFFFF else f"fd/{folder}"
+    return os.path.realpath(os.path.join(os.readlink(f"/proc/{pid}/{base}"), text))  # noqa: PTH115, PTH118
+
+
+def _flags(name: str, pid: int, arguments: list[int], at: int) -> int:
+    if name != "openat2":
+        return arguments[at + 1]
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+        memory.seek(arguments[2])
+        return int.from_bytes(memory.read(8), "little")
+
+
+def _keep(found: dict[str, None], path: str) -> None:
+    if len(found) < _MOST_PATHS and not path.startswith(("/proc/", "/dev/pts/", "/dev/tty")):
+        found[path] = None
+
+
+def _gathered(paths: list[str]) -> list[str]:
+    """Put a folder in place of many files in it, unless that would open a home folder or more."""
+    by_folder: dict[str, list[str]] = {}
+    for path in paths:
+        by_folder.setdefault(path if os.path.isdir(path) else os.path.dirname(path), []).append(path)  # noqa: PTH112, PTH120
+    found: list[str] = []
+    for folder, inside in by_folder.items():
+        many = len(inside) >= _MANY_FILES and not is_too_wide(folder)
+        found += [folder] if many else inside
+    return found
+
+
+def _reduced(paths: list[str]) -> list[str]:
+    """Leave out what is inside of another path, and folders that are too wide to be opened."""
+    wanted = sorted({path for path in paths if not (os.path.isdir(path) and is_too_wide(path))})  # noqa: PTH112
+    return [path for path in wanted if not any(path != each and _within(path, each) for each in wanted)]
+
+
+def _shown(path: str, cwd: str) -> str:
+    home = os.path.expanduser("~")  # noqa: PTH111
+    if path == os.path.realpath(cwd):
+        return "."
+    return f"~{path[len(home) :]}" if path.startswith(f"{home}/") else path
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -1,0 +1,315 @@
+# ruff: noqa: E501 - tables
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import boxes
+import pytest
+
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.sandbox import gate as gates
+from grue.sandbox.box import HostPort, Sandbox
+from grue.sandbox.gate import Gate
+
+needs_hosts = boxes.needs_hosts
+
+
+@contextmanager
+def server(answer: Callable[[bytes], bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """A TCP server on loopback that answers what it reads first; yields its port and what it has read."""
+    read: list[bytes] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listening.accept()
+            except OSError:
+                return
+            with client, suppress(OSError):  # the other side may have gone away
+                data = client.recv(65536)
+                read.append(data)
+                if data:
+                    client.sendall(answer(data))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1], read
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def http(_: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+
+
+FETCH = """
+import sys, urllib.request
+try: print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())
+except urllib.error.HTTPError as error: print(error.code, error.read().decode())
+except OSError as error: print("failed", error)
+"""
+TUNNEL = """
+import http.client, os, sys, urllib.parse
+proxy = urllib.parse.urlsplit(os.environ["HTTPS_PROXY"])
+link = http.client.HTTPConnection(proxy.hostname, proxy.port, timeout=60)
+link.set_tunnel(sys.argv[1], int(sys.argv[2]))
+try:
+    link.request("GET", "/x"); print(link.getresponse().read().decode())
+except OSError as error: print("failed", error)
+"""
+CONNECT = """
+import socket, sys
+try:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), 60) as s: s.sendall(b"x"); print(s.recv(9))
+except OSError as error: print("failed", error)
+"""
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Names that the proxy resolves, and to what."""
+    known: dict[str, list[str]] = {}
+    real = socket.getaddrinfo
+
+    def look_up(host: str, port: int, *args: object, **options: object) -> object:
+        found = known.get(host)
+        if found is None:
+            return real(host, port, *args, **options)  # type: ignore[arg-type]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return known
+
+
+@needs_hosts
+def test_a_listed_host_is_reached_through_the_proxy(names: dict[str, list[str]]) -> None:
+    names["api.example"] = ["127.0.0.1"]
+    with server(http) as (port, read):
+        box = Sandbox(network=(f"api.example:{port}", f"127.0.0.1:{port}"))
+        assert boxes.python(box, FETCH, f"http://api.example:{port}/a?b=c").stdout == "hello\n"
+        assert boxes.python(box, TUNNEL, "api.example", str(port)).stdout == "hello\n"
+    assert read[0].startswith(b"GET /a?b=c HTTP/1.1\r\n")
+    assert b"proxy" not in read[0].lower()
+    assert read[1].startswith(b"GET /x HTTP/1.1\r\n")
+
+
+@needs_hosts
+def test_other_hosts_ports_and_private_addresses_are_refused_with_the_reason(
+    names: dict[str, list[str]],
+) -> None:
+    names["api.example"] = names["other.example"] = ["127.0.0.1"]
+    with server(http) as (port, read):
+        box = Sandbox(network=(f"api.example:{port}",))
+        said = boxes.python(box, FETCH, f"http://other.example:{port}/").stdout
+        assert (
+            f"403 The box of this program refuses other.example:{port}: it is not in the box's list of hosts"
+            in said
+        )
+        said = boxes.python(box, FETCH, "http://api.example:1/").stdout
+        assert "refuses api.example:1" in said
+        said = boxes.python(box, FETCH, f"http://api.example:{port}/").stdout
+        assert "its address is private and is not listed itself" in said
+        said = boxes.python(box, TUNNEL, "other.example", str(port)).stdout
+        assert said.startswith("failed Tunnel connection failed: 403"), said
+    assert not read
+
+
+@needs_hosts
+def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
+    names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that changes between two look-ups (rebinding) is looked up once."""
+    asked: list[str] = []
+    names["api.example"] = ["127.0.0.1"]
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *args, **more: (asked.append(host), resolve(host, *args, **more))[1],
+    )
+    with server(http) as (port, _):
+        box = Sandbox(network=(f"api.example:{port}", f"127.0.0.1:{port}"))
+        assert "hello" in boxes.python(box, FETCH, f"http://api.example:{port}/").stdout
+    assert asked.count("api.example") == 1
+    # And a peer that turns out to be another one is dropped.
+    monkeypatch.setattr(
+        Gate, "_may_be", lambda self, host, address, port: len(checks.append(address) or checks) < 2
+    )
+    checks: list[str] = []
+    with server(http) as (port, read):
+        box = Sandbox(network=(f"api.example:{port}",))
+        assert "did not answer" in boxes.python(box, FETCH, f"http://api.example:{port}/").stdout
+    assert read in ([], [b""])
+
+
+@needs_hosts
+def test_a_program_that_knows_no_proxy_reaches_listed_addresses_only() -> None:
+    with server(lambda data: data) as (port, _), server(http) as (closed, read):
+        box = Sandbox(network=(f"localhost:{port}", "example.com"))
+        assert boxes.python(box, CONNECT, "127.0.0.1", str(port)).stdout == "b'x'\n"
+        assert boxes.python(box, CONNECT, "localhost", str(port)).stdout == "b'x'\n"
+        assert "failed [Errno 13]" in boxes.python(box, CONNECT, "127.0.0.1", str(closed)).stdout
+        assert "failed [Errno 13]" in boxes.python(box, CONNECT, "93.184.216.34", "443").stdout
+        assert "failed" in boxes.python(box, CONNECT, "example.com", "443").stdout
+        assert not read
+
+
+@needs_hosts
+def test_the_port_of_the_proxy_elsewhere_is_no_way_out() -> None:
+    """Landlock knows ports only: with a rule for the proxy's port, that port of any machine would be open."""
+    code = """
+import os, socket, urllib.parse
+port = urllib.parse.urlsplit(os.environ["HTTP_PROXY"]).port
+for address in ("127.0.0.2", "::1", "10.0.0.1"):
+    try: socket.create_connection((address, port), 5); print("STOLEN")
+    except OSError as error: print(error.errno)"""
+    assert boxes.python(Sandbox(network=("a.example",)), code).stdout == "13\n13\n13\n"
+
+
+@needs_hosts
+def test_node_and_non_blocking_sockets_connect() -> None:
+    code = """
+import asyncio, os, urllib.parse
+async def ask():
+    port = urllib.parse.urlsplit(os.environ["HTTP_PROXY"]).port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"CONNECT b.example:443 HTTP/1.1\\r\\n\\r\\n")
+    print(await reader.readline())
+asyncio.run(ask())"""
+    assert boxes.python(Sandbox(network=("a.example",)), code).stdout == "b'HTTP/1.1 403 grue\\r\\n'\n"
+
+
+@needs_hosts
+def test_datagrams_and_fast_open_stay_closed_with_a_list_of_hosts() -> None:
+    box = Sandbox(network=("a.example",))
+    udp = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"
+    assert "PermissionError" in boxes.python(box, udp).stderr
+    fast = "import socket; socket.socket().sendto(b'x', 0x20000000, ('127.0.0.1', 9))"
+    assert "PermissionError" in boxes.python(box, fast).stderr
+
+
+@needs_hosts
+def test_the_gate_ends_with_the_program() -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    registry = ProcessRegistry()
+    group = registry.spawn("cat", (), {"PATH": "/usr/bin:/bin"}, None, Sandbox(network=("a.example",)))
+    gate = group._boxed.gate  # type: ignore[union-attr]
+    assert gate is not None
+    assert gate._thread is not None
+    assert gate._thread.is_alive()
+    group.end()
+    group.close_descriptors()
+    assert not gate._thread.is_alive()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", gate.port), 5)
+    gate.end()
+    assert {thread.name for thread in threading.enumerate()} <= before | {"grue-proxy"}
+
+
+# --- the proxy alone, with a client that is admitted by hand ---
+
+
+@pytest.fixture
+def open_gate() -> Iterator[Gate]:
+    gate = Gate((HostPort.read("api.example:80"),))
+    thread = threading.Thread(target=accept, args=(gate,), daemon=True)
+    thread.start()
+    yield gate
+    gate._ended = True
+    thread.join()
+    gate._ended = False
+    gate.end()
+
+
+def accept(gate: Gate) -> None:
+    while not gate._ended:
+        if select.select([gate._server], [], [], 0.1)[0]:
+            gate._accept()
+
+
+def client_of(gate: Gate) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", gate.port), 60)
+    with gate._changed:
+        gate._admitted.add(client.getsockname()[1])
+        gate._changed.notify_all()
+    return client
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (b"GET /x HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET ftp://api.example/ HTTP/1.1\r\n\r\n", b"400"),
+        (b"CONNECT api.example HTTP/1.1\r\n\r\n", b""),
+        (b"CONNECT api.example:x HTTP/1.1\r\n\r\n", b""),
+        (b"\r\n\r\n", b"400"),
+        (b"CONNECT other.example:80 HTTP/1.1\r\n\r\n", b"403"),
+        (b"x" * 20_000, b""),
+    ],
+)
+def test_what_is_no_request_gets_an_answer_or_the_end(
+    open_gate: Gate, request_: bytes, answer: bytes
+) -> None:
+    with client_of(open_gate) as client:
+        client.sendall(request_)
+        try:
+            said = client.recv(65536)
+        except ConnectionResetError:
+            said = b""
+    assert said[9:12] == answer
+
+
+def test_a_client_that_the_gate_has_not_connected_is_not_served(
+    open_gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "_ADMITTED_S", 0.05)
+    with socket.create_connection(("127.0.0.1", open_gate.port), 60) as stranger:
+        stranger.sendall(b"CONNECT api.example:80 HTTP/1.1\r\n\r\n")
+        with suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+
+
+def test_a_slow_head_and_too_many_bytes_end_the_connection(
+    open_gate: Gate, monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]
+) -> None:
+    monkeypatch.setattr(gates, "_HEAD_S", 0.05)
+    with client_of(open_gate) as slow:
+        slow.sendall(b"CONNECT api")
+        assert slow.recv(100) == b""
+    monkeypatch.setattr(gates, "_HEAD_S", 60.0)
+    monkeypatch.setattr(gates, "_MOST_BYTES", 1000)
+    with server(lambda _: b"y" * 5_000_000) as (port, _):
+        names["api.example"] = ["127.0.0.1"]
+        open_gate._hosts = (HostPort.read(f"api.example:{port}"), HostPort.read(f"127.0.0.1:{port}"))
+        with client_of(open_gate) as greedy:
+            greedy.sendall(f"CONNECT api.example:{port} HTTP/1.1\r\n\r\nx".encode())
+            total = 0
+            with suppress(ConnectionResetError):
+                while chunk := greedy.recv(65536):
+                    total += len(chunk)
+    assert total < 1_000_000
+
+
+def test_connections_are_limited(open_gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "_MOST_CONNECTIONS", 1)
+    with client_of(open_gate) as first:
+        first.sendall(b"CONN")
+        second = client_of(open_gate)
+        with suppress(ConnectionResetError):
+            assert second.recv(1) == b""
+        second.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "private"),
+    [
+        ("8.8.8.8", False), ("2606:4700::1111", False),
+        ("127.0.0.1", True), ("10.1.2.3", True), ("172.16.0.1", True), ("192.168.1.1", True), ("169.254.169.254", True),
+        ("100.64.0.1", True), ("0.0.0.0", True), ("224.0.0.1", True), ("::1", True), ("fe80::1%eth0", True),
+        ("fc00::1", True), ("::ffff:127.0.0.1", True), ("2002:7f00:1::", True), ("::", True),
+    ],
+)  # fmt: skip
+def test_private_addresses_are_known_in_every_form(address: str, *, private: bool) -> None:
+    assert gates._is_private(address) is private
