@@ -862,6 +862,26 @@ class SchemaIgnored(Message, frozen=True, kw_only=True):
     model: str
 
 
+class ToolsUnseen(Message, frozen=True, kw_only=True):
+    """llm: by the endpoint's own count, the prompt did not have the tools that it was sent.
+
+    The chat template of a local model may leave tools out without an error. The count would be enough for the
+    texts, but not for the tools too, and the model has called none. Noted once for an endpoint.
+
+    Attributes:
+        request: The request that offered the tools.
+        tools: How many it offered.
+        prompt_tokens: How many tokens the endpoint has counted for all of the prompt.
+        endpoint: The kind of endpoint, as its profile is named.
+    """
+
+    request: int
+    tools: int
+    prompt_tokens: int
+    endpoint: str
+    model: str
+
+
 class SettingsLeftOut(Message, frozen=True, kw_only=True):
     """llm: requests leave out settings that the endpoint does not take, or no longer takes. Once each.
 
@@ -1731,6 +1751,7 @@ LlmNote: TypeAlias = (
     | SchemaIgnored
     | OfferChanged
     | FormAdapted
+    | ToolsUnseen
 )
 SessionNote: TypeAlias = (
     ConnectFailed

@@ -10,6 +10,7 @@ from grue.testing.llm_server import (
     LlmReply,
     LlmRequest,
     ScriptedLlmServer,
+    completion,
     error_reply,
     text_reply,
     tool_calls_reply,
@@ -151,3 +152,31 @@ def test_doctor_does_not_judge_a_schema_by_a_reply_that_was_cut(tmp_path: Path) 
     assert status == 0, told
     assert "Structured output: unknown, since the reply was cut at its length limit" in told
     assert "ignores it" not in told
+
+
+def counting(request: LlmRequest, *, tools: bool) -> LlmReply:
+    """Reply in words, with a count of the prompt that has the tools or not."""
+    tokens = sum(len(str(message["content"])) // 4 + 5 for message in request.messages)
+    tokens += len(str(request.chat.get("tools", ""))) // 4 if tools else 0
+    usage = {"prompt_tokens": tokens, "completion_tokens": 5, "total_tokens": tokens + 5}
+    content = '{"swatch": "green"}' if "response_format" in request.body else "21 degrees."
+    return completion({"role": "assistant", "content": content}, usage=usage)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (lambda request: counting(request, tools=False), "note   Tools: the chat template leaves them out."),
+        (lambda request: counting(request, tools=True), "Tools: they were accepted, but it did not call one"),
+        (lambda _: text_reply("ok"), "Tools: they were accepted, but it did not call one"),
+    ],
+    ids=["left out", "not called", "not counted"],
+)
+def test_doctor_compares_a_prompt_with_a_tool_and_without(
+    tmp_path: Path, script: Callable[[LlmRequest], LlmReply], words: str
+) -> None:
+    with ScriptedLlmServer(script) as llm:
+        status, told = examine(tmp_path, llm.base_url)
+    assert status == 0, told
+    assert words in told
+    assert ("--chat-template-file" in told) == ("leaves them out" in words)

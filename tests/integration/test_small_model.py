@@ -24,7 +24,7 @@ from commands import environment, forked
 from grue import FunctionTools, LLMError, Runner, TurnRequest
 from grue.engine.answers import AnswerSpec
 from grue.errors import AnswerError
-from grue.messages import CompletionReceived, SchemaIgnored, TextDelta
+from grue.messages import CompletionReceived, SchemaIgnored, TextDelta, ToolsUnseen
 from grue.policies import TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.testing.leftovers import assert_nothing_left
@@ -140,6 +140,24 @@ def test_a_schema_that_is_ignored_is_noticed_and_stated_in_words(small_model: st
     assert second > first + 30, "the schema is in the second prompt"
 
 
+@pytest.mark.parametrize("wire", WIRES)
+def test_it_is_noted_that_its_chat_template_leaves_the_tools_out(small_model: str, wire: str) -> None:
+    bodies: list[object] = []
+    tools = FunctionTools({f"lamp_{number}": lamp for number in range(4)})
+    servers, patience = {"home": tools}, TurnLimits(turn_timeout_s=4 * PATIENCE_S)
+    with Runner(llm=settings(small_model, wire, 8), servers=servers, limits=patience) as turns:
+        turns.recorder.add(lambda envelope, _line: bodies.append(envelope.body))
+        turns.run_turn(TurnRequest(user="Is the lamp in the hall on?"))
+    (note,) = [body for body in bodies if isinstance(body, ToolsUnseen)]
+    assert (note.tools, note.model) == (4, MODEL)
+    assert 10 < note.prompt_tokens < 60
+
+
+def lamp(room: str, state: str = "") -> str:
+    """Switch the lamp of a room on or off, and return whether it was on before. No state only asks."""
+    return f"{room} {state}"
+
+
 def test_a_prompt_longer_than_the_window_is_refused_with_what_to_do(small_model: str) -> None:
     with runner(small_model) as turns, pytest.raises(LLMError) as refused:
         turns.run_turn(TurnRequest(system="Be brief.", user="The lamp is here. " * WINDOW))
@@ -200,6 +218,8 @@ def test_doctor_judges_the_schema_by_the_reply(small_model: str, tmp_path: Path)
     too_slow = "Structured output: unknown, since the reply took too long."
     ignored = "Structured output: the endpoint accepts a JSON schema and ignores it"
     assert ignored in found.stdout or too_slow in found.stdout, found.stdout
+    left_out = "Tools: the chat template leaves them out."
+    assert left_out in found.stdout or "Tools: unknown, since" in found.stdout, found.stdout
 
 
 @pytest.mark.parametrize("text_tool_calls", ["ask", "run"])

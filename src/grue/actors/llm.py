@@ -336,6 +336,7 @@ class LlmActor(Actor[m.LlmCommand]):
         if isinstance(reply, m.LlmFailure):
             return m.CompletionFailed(request=command.request, failure=reply, usage=asked.asking.unreported)
         self._judge_shape(command, reply, asked.asking.say)
+        self._judge_tools(asked, reply)
         if not command.aside:
             texts = (reply.content or "", *(call.arguments for call in reply.tool_calls))
             self._long_reply = sum(map(len, texts)) >= LONG
@@ -363,6 +364,24 @@ class LlmActor(Actor[m.LlmCommand]):
             endpoint.profile = replace(endpoint.profile, ignores_schema=True)
             model = endpoint.settings.model
             say(m.SchemaIgnored(request=command.request, endpoint=endpoint.profile.name, model=model))
+
+    def _judge_tools(self, asked: _Asked, reply: Reply) -> None:
+        """Note it, once for an endpoint, if the model seems not to have been shown the tools."""
+        endpoint, conversation = self._endpoint, asked.conversation
+        if reply.tool_calls or reply.written:
+            endpoint.judged_tools = True
+        if endpoint.judged_tools or not conversation.leaves_tools_out(reply):
+            return
+        endpoint.judged_tools = True
+        asked.asking.say(
+            m.ToolsUnseen(
+                request=asked.command.request,
+                tools=len(conversation.tools),
+                prompt_tokens=reply.prompt_tokens,
+                endpoint=endpoint.profile.name,
+                model=endpoint.settings.model,
+            )
+        )
 
     def _report_thoughts(self, lent: LentConversation, say: Callable[[m.LlmNote], None]) -> None:
         conversation, replies = lent.encoded, lent.encoded.unread_thoughts

@@ -1,7 +1,9 @@
 """The checks of `grue doctor` for the configured LLM endpoint.
 
 They request the list of models, which no provider charges for, and then run three small turns as a host
-would: a short reply, a turn with a tool, and an answer with a schema. These cost a few dozen tokens.
+would: a short reply, a turn with a tool, and an answer with a schema. A tool that is not called is left out
+of a further request, to see by the tokens of the prompt whether the model was shown it. These cost a few
+dozen tokens.
 """
 
 import difflib
@@ -40,6 +42,16 @@ _SWATCH: m.JsonObject = {
     "required": ["swatch"],
 }
 """The request does not name the member, so a model that is not held to the schema does not guess it."""
+
+_SAY, _CALL, _NAME = "Say: ok.", "Call the thermometer, and say what it shows.", "Name a colour."
+"""The first two differ in length, so that an endpoint that counts has other counts for them."""
+
+_COUNTED = 5
+"""A tool's name and its description are at least this many tokens."""
+
+_TEMPLATE = """\
+Use a chat template that has a place for tools: with llama.cpp's server --jinja, and --chat-template-file if
+the model's own has none; with Ollama a model that is marked "tools"."""
 
 _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at all"}
 
@@ -91,12 +103,13 @@ def _asked(endpoint: LlmEndpoint) -> Iterator[Finding]:
     if known.verdict == "WRONG":
         yield known
         return
-    spoken = _short_reply(endpoint)
-    yield spoken
-    if spoken.verdict == "WRONG":
+    spoken = _Tried(_brief(endpoint), _SAY)
+    told = _short_reply(endpoint, spoken)
+    yield told
+    if told.verdict == "WRONG":
         return
     yield known
-    yield _tools(endpoint)
+    yield _tools(endpoint, spoken)
     yield _shape(endpoint)
 
 
@@ -124,9 +137,13 @@ def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
     return Finding("note", f"{model} is not in its list of {len(models)} models.{advice}")
 
 
-def _short_reply(endpoint: LlmEndpoint) -> Finding:
-    settings = structs.replace(endpoint.settings, max_tokens=_SHORT)
-    tried = _Tried(LlmEndpoint(settings))
+def _brief(endpoint: LlmEndpoint) -> LlmEndpoint:
+    """Return the endpoint with a small limit for replies."""
+    return LlmEndpoint(structs.replace(endpoint.settings, max_tokens=_SHORT))
+
+
+def _short_reply(endpoint: LlmEndpoint, tried: "_Tried") -> Finding:
+    settings = endpoint.settings
     where = (
         f"{settings.model} at {shown_endpoint(settings.base_url)} ({endpoint.profile.wire.replace('_', ' ')})"
     )
@@ -135,12 +152,15 @@ def _short_reply(endpoint: LlmEndpoint) -> Finding:
     return Finding("ok", f"{where}; a short reply takes {tried.replies[0].elapsed_s:.2f} s")
 
 
-def _tools(endpoint: LlmEndpoint) -> Finding:
-    tried = _Tried(endpoint, tool=True)
+def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
+    tried = _Tried(endpoint, _CALL, tool=True)
     if tried.support is not None and not tried.support.supported:
         return Finding("note", f"Tools: no, {tried.support.reason}.\nTurns of this model go without tools.")
     if tried.failure is not None:
         return Finding("note", f"Tools: {_in_a_word(tried.failure)}.\n{tried.failure}")
+    if not tried.replies[0].tool_calls and (counts := _left_out(endpoint, tried, spoken)):
+        said = f"The prompt has {counts[0]} tokens with a tool, and {counts[1]} without"
+        return Finding("note", f"Tools: the chat template leaves them out. {said}.\n{_TEMPLATE}")
     called = "it called one" if tried.replies[0].tool_calls else "they were accepted, but it did not call one"
     rule = rule_for(endpoint.settings.model)
     doubt = (
@@ -151,8 +171,21 @@ def _tools(endpoint: LlmEndpoint) -> Finding:
     return Finding("note" if doubt else "ok", f"Tools: {called}{doubt}")
 
 
+def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
+    """Return the prompt's tokens with a tool and without, if they show that the model is not shown tools.
+
+    An endpoint that reports the same count for another text does not count, and shows nothing.
+    """
+    bare = _Tried(_brief(endpoint), _CALL)
+    counts = [tried.replies[0].prompt_tokens if tried.replies else 0 for tried in (offered, bare, spoken)]
+    with_tool, without, other = counts
+    if not all(counts) or without == other or with_tool - without >= _COUNTED:
+        return None
+    return with_tool, without
+
+
 def _shape(endpoint: LlmEndpoint) -> Finding:
-    tried = _Tried(endpoint, answer=AnswerSpec(_swatch, schema=_SWATCH))
+    tried = _Tried(endpoint, _NAME, answer=AnswerSpec(_swatch, schema=_SWATCH))
     taken = _SHAPES.get(endpoint.profile.response_format)
     if tried.failure is not None and not tried.replies:
         return Finding("note", f"Structured output: {_in_a_word(tried.failure)}.\n{tried.failure}")
@@ -178,14 +211,13 @@ def _in_a_word(failure: MCPError) -> str:
 class _Tried:
     """A small turn: its replies, and why it failed."""
 
-    def __init__(self, endpoint: LlmEndpoint, *, tool: bool = False, answer: Any = None) -> None:
+    def __init__(self, endpoint: LlmEndpoint, user: str, *, tool: bool = False, answer: Any = None) -> None:
         self.replies: list[m.CompletionReceived] = []
         self.support: m.ToolSupportChecked | None = None
         self.failure: MCPError | None = None
         recorder = Recorder()
         recorder.add(self._keep)
         servers = {"doctor": FunctionTools({"thermometer": _thermometer})} if tool else {}
-        user = "Call the thermometer." if tool else "Name a colour." if answer else "Say: ok."
         limits = TurnLimits(max_tool_iterations=1, turn_timeout_s=2 * _PATIENCE_S)
         with Runner(llm=endpoint, servers=servers, limits=limits, recorder=recorder) as runner:
             try:

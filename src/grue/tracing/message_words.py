@@ -267,6 +267,13 @@ def _schema_ignored(body: m.SchemaIgnored) -> str:
     return f"{body.model} ({body.endpoint}) replied in another shape: prompts state the schema now"
 
 
+def _tools_unseen(body: m.ToolsUnseen) -> str:
+    return (
+        f"{body.model} ({body.endpoint}) has counted {body.prompt_tokens} tokens for a prompt with"
+        f" {counted(body.tools, 'tool')} and called none: its chat template seems to leave them out"
+    )
+
+
 def _left_out(body: m.SettingsLeftOut) -> str:
     return f"{' and '.join(body.settings)}: not sent, because {body.model} ({body.endpoint}) does not take it"
 
@@ -571,6 +578,12 @@ def _log_uncounted(body: m.CostUncounted) -> LogLine:
     return _problem("llm_cost_uncounted", message, limit_usd=body.limit_usd)
 
 
+def _log_unseen(body: m.ToolsUnseen) -> LogLine:
+    message = f"LLM {_tools_unseen(body)}. grue doctor tries it"
+    fields = {"tools": body.tools, "prompt_tokens": body.prompt_tokens, "request": body.request}
+    return LogLine("warning", "llm_tools_unseen", message, fields)
+
+
 def _log_schema(body: m.SchemaIgnored) -> LogLine:
     message = f"LLM {body.model} ({body.endpoint}) ignored the answer's schema: prompts state it now"
     return _problem("llm_schema_ignored", message, request=body.request)
@@ -795,6 +808,7 @@ _TABLE: dict[type, _Row] = {
     m.OfferChanged: _warn("other tools", _offer_changed),
     m.FormAdapted: _Row(_form_adapted, judge=_if(lambda body: body.rewritten, "warn", "adapted")),
     m.SchemaIgnored: _warn("schema ignored", _schema_ignored, live=_always, logged=_log_schema),
+    m.ToolsUnseen: _warn("tools unseen", _tools_unseen, live=_always, logged=_log_unseen),
     m.SettingsLeftOut: _warn("left out", _left_out, live=_always, logged=_log_left_out),
 }
 

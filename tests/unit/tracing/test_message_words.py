@@ -102,6 +102,7 @@ def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
         summarize(m.OfferChanged(conversation="c1", request=1, added=("a.x", "a.y"), changed=("b.z",))),
         summarize(m.FormAdapted(request=1, changed={"names": "encoded"}, rewritten=True)),
         summarize(m.FormAdapted(request=1, changed={})),
+        summarize(m.ToolsUnseen(request=1, tools=14, prompt_tokens=16, endpoint="generic", model="m")),
         summarize(m.CostUncounted(model="m", endpoint="groq", limit_usd=2.5)),
         summarize(m.HistoryRewritten(conversation="c1", rewrite=m.Rewritten(3, 5), reason="too long")),
         summarize(m.RunTurn(turn=2, system="", user="And this?", history=history, images=images)),
@@ -115,6 +116,8 @@ def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
         'the endpoint refused the form of request 1: names "encoded"; what was said before is sent in another'
         " form",
         "the endpoint refused the form of request 1: nothing new",
+        "m (generic) has counted 16 tokens for a prompt with 14 tools and called none: its chat template"
+        " seems to leave them out",
         "the limit of 2.5 USD has no effect: groq does not report what m costs, and no price is configured"
         " for it",
         "c1, 2 entries replaced: too long",

@@ -43,6 +43,12 @@ UNDERSTOOD = "Understood."
 
 _MOST_MARKERS = 4
 
+_MOST_PER_TOKEN, _TOO_MANY_PER_TOKEN = 8, 12
+"""Bytes of encoded texts for a token: what a tokenizer may reach, and what none reaches."""
+
+_TELLING_TOOLS = 400
+"""Fewest bytes of encoded tools by which a count can tell whether it includes them."""
+
 
 class Prompt(NamedTuple):
     """What a provider reads of a request, as JSON, in the order in which prompt caches take it."""
@@ -313,12 +319,29 @@ class Conversation:
         """Bytes of the encoded messages."""
         return self._messages.size
 
+    def leaves_tools_out(self, reply: Reply) -> bool:
+        """Return whether by the endpoint's count the prompt cannot have had the tools that it was sent.
+
+        There are two signs: the count is too small for the texts with the tools but not for the texts alone,
+        and no reply has called a tool so far. A count that is too small for the texts alone is none: some
+        endpoints always report the same number.
+        """
+        tools = len(self._encoded_tools) if isinstance(self._mode, m.OfferTools) else 0
+        if tools < _TELLING_TOOLS or self._has_calls or reply.tool_calls or reply.written:
+            return False
+        texts, count = self._prompt_size - tools, reply.prompt_tokens
+        return texts <= count * _MOST_PER_TOKEN and count * _TOO_MANY_PER_TOKEN < texts + tools
+
+    @property
+    def _prompt_size(self) -> int:
+        """Bytes of what is encoded: texts and tools."""
+        return self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
+
     def keep(self, reply: Reply) -> m.AssistantReply:
         """Keep the reply, and return what is kept; the next `ask` adds it to the history."""
         echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
-            size = self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
-            self.bytes_per_token = size / reply.prompt_tokens
+            self.bytes_per_token = self._prompt_size / reply.prompt_tokens
         kept = m.AssistantReply(content=reply.content, tool_calls=reply.tool_calls, echo=echo)
         self.history.keep(kept)
         return kept

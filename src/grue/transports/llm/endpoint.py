@@ -233,6 +233,8 @@ class LlmEndpoint:
         left_out: Which settings have been reported as left out of requests.
         chain: This endpoint, and those of `LlmSettings.then`.
         breaker: Whether it could be asked lately, if it is part of a chain.
+        judged_tools: Whether it is settled if the model is shown the tools that it is offered: it has called
+            one, or it was reported that it seems not to be.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -253,6 +255,7 @@ class LlmEndpoint:
             settings = msgspec.structs.replace(settings, api_key=key)
         self.settings = settings
         self.left_out: frozenset[str] = frozenset()
+        self.judged_tools = False
         self._redaction = _redaction(settings)
         self.first_profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
         self.profile = self.first_profile
@@ -441,7 +444,7 @@ class LlmEndpoint:
         profile = settings.profile or profile_for(settings.base_url, model, settings.wire)
         self.headers = _headers(settings, profile)
         self.settings, self.first_profile, self.profile = settings, profile, profile
-        self._says_tools, self._list_read = None, False
+        self._says_tools, self._list_read, self.judged_tools = None, False, False
 
     def recall(self, first: WireProfile, learned: WireProfile) -> None:
         """Use what an earlier process has learned, unless this one has learned something already.

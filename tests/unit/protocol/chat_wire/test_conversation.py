@@ -32,7 +32,9 @@ from grue.messages import (
     RequireAnswer,
     Rewritten,
     Said,
+    ServerName,
     SystemText,
+    ToolDefinition,
     ToolMessage,
     TurnCompleted,
     UserText,
@@ -485,3 +487,49 @@ def test_the_schema_beside_tools_follows_what_is_no_text_of_the_user() -> None:
     last = json.loads(without_markers(conversation.body(MODEL)))["messages"][-1]
     assert last["role"] == "user"
     assert "It has to match this JSON Schema" in json.dumps(last)
+
+
+WORDY = ToolDefinition(
+    server=ServerName("files"),
+    tool="read",
+    description="Read a file of the workspace, whole or in part. " * 20,
+    input_schema={"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+)
+"""About 1,100 bytes."""
+
+
+@pytest.mark.parametrize("profile", [GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES])
+@pytest.mark.parametrize(
+    ("tools", "tokens", "called", "out"),
+    [
+        ((WORDY,), 30, False, True),
+        ((WORDY,), 300, False, False),  # the texts and the tools
+        ((WORDY,), 0, False, False),  # not counted
+        ((WORDY,), 3, False, False),  # too few for the texts alone: not a count of this prompt
+        ((WORDY,), 30, True, False),
+        ((THINK,), 30, False, False),  # too small a tool to tell
+        ((), 30, False, False),
+    ],
+)
+def test_a_count_shows_that_the_prompt_had_no_tools(
+    profile: WireProfile, tools: tuple[ToolDefinition, ...], tokens: int, called: bool, out: bool
+) -> None:
+    conversation = Conversation(profile)
+    conversation.ask(
+        [SystemText("You help."), UserText("What does notes.txt say about it?")], OfferTools(tools)
+    )
+    calls = (call("c1"),) if called else ()
+    reply = Reply(content="It says hello.", tool_calls=calls, prompt_tokens=tokens)
+    assert conversation.leaves_tools_out(reply) is out
+
+
+def test_a_count_shows_nothing_of_tools_once_one_was_called_or_an_answer_is_required() -> None:
+    conversation = Conversation(GENERIC)
+    conversation.ask([UserText("What does notes.txt say about it?")], OfferTools((WORDY,)))
+    conversation.keep(Reply(tool_calls=(call("c1"),), prompt_tokens=30))
+    conversation.ask([ToolMessage(CallId("c1"), "hello")], OfferTools())
+    assert not conversation.leaves_tools_out(Reply(content="hello", prompt_tokens=40))
+    other = Conversation(GENERIC)
+    other.offer((WORDY,))
+    other.ask([UserText("What does notes.txt say about it?")], RequireAnswer())
+    assert not other.leaves_tools_out(Reply(content="hello", prompt_tokens=30))

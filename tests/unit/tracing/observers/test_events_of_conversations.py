@@ -2,7 +2,14 @@
 
 from recorded_turns import Tape
 
-from grue.messages import ConversationId, CostUncounted, SchemaIgnored, SettingsLeftOut, ThoughtsDropped
+from grue.messages import (
+    ConversationId,
+    CostUncounted,
+    SchemaIgnored,
+    SettingsLeftOut,
+    ThoughtsDropped,
+    ToolsUnseen,
+)
 from grue.tracing.observers.events import EventFeed
 
 
@@ -40,3 +47,12 @@ def test_a_schema_that_was_ignored_is_a_warning() -> None:
     (event,) = EventFeed("e").feed(tape.envelopes[0])
     assert (event.level, event.event_type) == ("warning", "llm_schema_ignored")
     assert event.fields == {"request": 3}
+
+
+def test_tools_that_the_prompt_seems_not_to_have_are_a_warning() -> None:
+    tape = Tape()
+    tape.say(ToolsUnseen(request=1, tools=1, prompt_tokens=16, endpoint="generic", model="m"))
+    (event,) = EventFeed("e").feed(tape.envelopes[0])
+    assert (event.level, event.event_type) == ("warning", "llm_tools_unseen")
+    assert "has counted 16 tokens for a prompt with 1 tool and called none" in event.message
+    assert event.fields == {"tools": 1, "prompt_tokens": 16, "request": 1}
