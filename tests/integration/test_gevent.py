@@ -65,3 +65,50 @@ def test_greenlets_run_turns_beside_each_other(lifetime: str, tmp_path: Path) ->
         command = [sys.executable, "-c", PROGRAM, llm.base_url, lifetime, *faulty_server.argv()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout) == (0, "all done\n"), done.stderr[-3000:]
+
+
+REFUSALS = """
+from gevent import monkey
+monkey.patch_all()
+import asyncio
+import sys
+import warnings
+from grue import LlmSettings, MCPError, Runner, TurnRequest
+from grue.hosting import run_blocking
+
+warnings.simplefilter("ignore")
+runner = Runner(llm=LlmSettings(base_url=sys.argv[1], model="m"), keep=sys.argv[2])
+
+def refused(call):
+    try:
+        print("answered:", call().response)
+    except MCPError as error:
+        print(error)
+
+async def beside_another_loop():
+    refused(lambda: runner.run_turn(TurnRequest(user="in a loop")))
+
+async def in_our_loop():
+    refused(lambda: runner.run_turn(TurnRequest(user="in our loop")))
+
+asyncio.run(beside_another_loop())
+run_blocking(in_our_loop, on_exit=lambda: None, twin="an async twin")
+refused(lambda: runner.run_turn(TurnRequest(user="alone")))
+runner.close()
+"""
+
+
+@pytest.mark.parametrize("keep", ["nothing", "loop"])
+def test_what_cannot_work_under_gevent_is_refused_with_the_reason_and_what_to_do(
+    keep: str, tmp_path: Path
+) -> None:
+    """Two places: inside an asyncio loop of the program's own, and inside one that runs our own work."""
+    pytest.importorskip("gevent", reason="pip install gevent runs turns in greenlets")
+    with ScriptedLlmServer(lambda _: text_reply("done")) as llm:
+        command = [sys.executable, "-c", REFUSALS, llm.base_url, keep]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, check=False)
+    first, second, last = done.stdout.splitlines()
+    assert "Under gevent, an asyncio loop of the program's own leaves no room for another." in first
+    assert "ulimit" not in done.stdout
+    assert "Under gevent this call would wait for itself: an event loop runs it. Use " in second
+    assert last == "answered: done", done.stderr[-3000:]

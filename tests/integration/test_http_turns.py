@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,13 @@ from urllib.parse import urlsplit
 import pytest
 from http_servers import real_http_server
 
-from grue import HttpServer, LlmSettings, Runner, ServerOptions, TraceWriter, TurnRequest
+from grue import FailurePolicy, HttpServer, LlmSettings, Runner, ServerOptions, TraceWriter, TurnRequest
+from grue.actors import mcp_session
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.manager import MCPManager
-from grue.messages import PrewarmLost, SessionPrewarmed
+from grue.messages import ConnectFailed, PrewarmLost, SessionPrewarmed
 from grue.policies import TurnLimits
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.faulty_http_server import faulty_http_server
@@ -84,6 +86,37 @@ def test_p26_p27_a_session_is_lost_and_the_server_given_up_when_it_does_not_come
     outcome = runner.run_turn(asked())
     assert outcome.kind == "degraded"
     assert "connection refused" in runner.disabled["far"]
+
+
+@pytest.mark.parametrize("keep", ["nothing", "loop"])
+def test_a_server_that_was_down_is_tried_again_when_its_wait_is_over(
+    llm: LlmSettings, monkeypatch: pytest.MonkeyPatch, keep: Any
+) -> None:
+    """The waits are 30 s and then 60 s, by a clock that the test sets."""
+    gone_by_s = [0.0]
+    monkeypatch.setattr(mcp_session, "now", lambda: gone_by_s[0])
+    tried: list[ConnectFailed] = []
+
+    def note(envelope: Envelope[Any], _line: bytes) -> None:
+        if isinstance(envelope.body, ConnectFailed):
+            tried.append(envelope.body)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    policy = FailurePolicy(first_connect="disable", retry_disabled_s=30.0)
+    servers = far(f"http://127.0.0.1:{port}/mcp")
+    with Runner(llm=llm, servers=servers, policy=policy, keep=keep) as runner:
+        runner.recorder.add(note)
+
+        def turn(later_s: float) -> tuple[str, int]:
+            gone_by_s[0] += later_s
+            return runner.run_turn(asked()).kind, len(tried)
+
+        assert [turn(0), turn(20), turn(11)] == [("degraded", 1), ("degraded", 1), ("degraded", 2)]
+        with real_http_server("--port", str(port)):
+            assert [turn(0), turn(50)] == [("degraded", 2)] * 2
+            assert [turn(11), turn(0)] == [("answered", 2)] * 2
+            assert not runner.disabled
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["ahead", "kept"])

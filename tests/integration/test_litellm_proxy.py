@@ -51,7 +51,8 @@ def upstream_says(request: LlmRequest) -> LlmReply:
     callable_now = callable_now and request.chat.get("tool_choice") != "none"
     if not callable_now or (heard and once):
         return text_reply(f"A maze, after {heard}.")
-    return tool_calls_reply((request.tool_names[0], {"text": "hello"}), content="Hm.")
+    calls = [(request.tool_names[0], {"text": text}) for text in ("hello", "again")]
+    return tool_calls_reply(*calls[: 2 if "twice" in json.dumps(request.messages) else 1], content="Hm.")
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +179,19 @@ def test_a_call_and_an_answer(proxy: str, model: str, wire: str, streamed: bool)
     assert (call.name, call.settlement, call.result.content) == ("house.echo", "returned", "hello")
     assert outcome.usage.input_tokens == 20
     assert "".join(delta.text for delta in deltas) == ("Hm.A maze, after 1." if streamed else "")
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("model", ["gpt", "claude"])
+def test_two_calls_in_a_stream(proxy: str, model: str, wire: str) -> None:
+    request = ask("Think once, and call twice.", on_delta=lambda _: None)
+    with runner(proxy, model, wire) as turns:
+        outcome = turns.run_turn(request)
+    assert (outcome.kind, outcome.response) == ("answered", "A maze, after 2.")
+    assert [(call.settlement, call.result.content) for call in outcome.tool_calls] == [
+        ("returned", "hello"),
+        ("returned", "again"),
+    ]
 
 
 @pytest.mark.parametrize("wire", WIRES)

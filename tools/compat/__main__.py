@@ -80,7 +80,8 @@ def _kill(pid: int) -> None:
 
 def _known(name: str) -> dict[str, Any]:
     part = _PARTS[name]
-    return {"kind": type(part).__name__, "registry": part.registry, "package": part.package}
+    known = {"kind": type(part).__name__, "registry": part.registry, "package": part.package}
+    return {**known, "requires": part.requires} if isinstance(part, Server) and part.requires else known
 
 
 def _row(part: Server | Endpoint, folder: Path) -> dict[str, Any]:

@@ -8,6 +8,9 @@ from typing import Any
 Row = dict[str, Any]
 
 _ABSENT = "not offered"
+_FAILED = re.compile(r"(\S+: )?failed")
+"""A step that grue could not take. A tool that answers with an error has been called."""
+
 _PATH = re.compile(r"(?<![\w`@:/.])(?:/[\w.@+-]+){2,}")
 _STATUS = re.compile(
     r"failed with status (?P<status>\d+): (?P<words>.*?)(?: Try again| Check| Set | Choose|$)"
@@ -28,7 +31,8 @@ _SERVERS = """\
 each includes a boot. *episode*: the same with `keep="sessions"`. *ahead*: with
 `start="after_turn"`. *left behind*: processes, descriptors and threads after each of these steps, and files
 in the server's working folder, its home and its temporary folder. A server without a call is started and
-listed in each turn.
+listed in each turn. With `mcp<2` are servers that are written with version 1 of the SDK and do not say
+so.
 
 """
 _ENDPOINTS = """\
@@ -58,7 +62,7 @@ def page(rows: Sequence[Row]) -> str:
     servers = [row for row in rows if row.get("kind") == "Server"]
     endpoints = [row for row in rows if row.get("kind") == "Endpoint" and row.get("registry") != "grue"]
     ours = [row for row in rows if row.get("kind") == "Endpoint" and row.get("registry") == "grue"]
-    working = sum("failed" not in str(_steps(row)) and "failed" not in row for row in servers)
+    working = sum("failed" not in row and not any(map(_FAILED.match, _steps(row))) for row in servers)
     dates = sorted({row["tried"] for row in rows})
     tried = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     replying = sum(
@@ -86,8 +90,8 @@ def page(rows: Sequence[Row]) -> str:
     )
 
 
-def _steps(row: Row) -> list[Any]:
-    return [row.get(name) for name in ("listed", "call", "turn", "episode", "ahead")]
+def _steps(row: Row) -> list[str]:
+    return [str(row.get(name)) for name in ("listed", "call", "turn", "episode", "ahead")]
 
 
 def _replies(row: Row, wire: str) -> bool:
@@ -98,7 +102,9 @@ def _server_table(rows: Sequence[Row]) -> Iterator[str]:
     yield "| server | package | version | boot | tools | call | turn | episode | ahead | left behind |\n"
     yield "|---|---|---|---|---|---|---|---|---|---|\n"
     for row in sorted(rows, key=lambda each: (each["registry"], each["name"])):
-        where = f"{row['registry']} `{row['package']}`"
+        where = " with ".join(
+            [f"{row['registry']} `{row['package']}`", *map("`{}`".format, row.get("requires", ()))]
+        )
         if "failed" in row:
             yield _line(row["name"], where, row.get("version", ""), f"failed: {row['failed']}", *[""] * 6)
             continue

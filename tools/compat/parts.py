@@ -1,4 +1,9 @@
-"""What is tried: MCP servers and model endpoints that others wrote, and that need no account."""
+"""What is tried: MCP servers and model endpoints that others wrote, and that start without an account.
+
+The servers are reference servers (`modelcontextprotocol/servers`, those that it has archived, and the
+examples of `modelcontextprotocol/ext-apps`), servers that the list in its README names, and servers from npm
+and PyPI that many download or that need nothing but their package.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -77,10 +82,15 @@ _REFERENCE = "@modelcontextprotocol/server-"
 _EVERYTHING = f"{_REFERENCE}everything"
 _BROWSER = "its tools drive a browser"
 _NETWORK = "its tools need the internet"
+_ACCOUNT = "its tools need an account"
+_STDIO = ("--stdio",)
+_MCP_1 = ("mcp<2",)
+"""For servers that are written with mcp 1 and take any version: the newest is one that they cannot use."""
+
 _THOUGHT = {"thought": "A gate.", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
 _SQL = {"query": "CREATE TABLE IF NOT EXISTS rooms (name TEXT)"}
 _PLOT = {"mermaid": "graph TD; gate-->hall", "outputType": "mermaid"}
-_BASE64 = "base64"
+_TUNE = "X:1\nT:Scale\nM:4/4\nK:C\nCDEF|GABc|"
 
 SERVERS = (
     Server("everything", "npm", _EVERYTHING, "mcp-server-everything", (), "echo", {"message": "hello"}),
@@ -241,6 +251,189 @@ SERVERS = (
     Server(
         "simple-timeserver", "PyPI", "mcp-simple-timeserver", "mcp-simple-timeserver", (), "get_local_time"
     ),
+    *(
+        Server(name, "npm", f"{_REFERENCE}{name}", program, _STDIO, tool, arguments)
+        for name, program, tool, arguments in (
+            ("basic-vanillajs", "mcp-server-basic-vanillajs", "get-time", {}),
+            ("budget-allocator", "mcp-budget-allocator-server", "get-budget-data", {}),
+            ("cohort-heatmap", "mcp-cohort-heatmap-server", "get-cohort-data", {}),
+            ("customer-segmentation", "mcp-customer-segmentation-server", "get-customer-data", {}),
+            ("map", "mcp-map-server", "show-map", {"west": 6.9, "south": 46.2, "east": 7.0, "north": 46.3}),
+            ("pdf", "mcp-pdf-server", "list_pdfs", {}),
+            ("scenario-modeler", "mcp-scenario-modeler-server", "get-scenario-data", {}),
+            ("sheet-music", "mcp-sheet-music-server", "play-sheet-music", {"abcNotation": _TUNE}),
+            ("system-monitor", "mcp-system-monitor-server", "get-system-info", {}),
+            ("threejs", "mcp-threejs-server", "learn_threejs", {}),
+        )
+    ),
+    Server(
+        "github",
+        "npm",
+        f"{_REFERENCE}github",
+        "mcp-server-github",
+        no_call=_ACCOUNT,
+        env={"GITHUB_PERSONAL_ACCESS_TOKEN": "made-up"},
+    ),
+    Server(
+        "postgres",
+        "npm",
+        f"{_REFERENCE}postgres",
+        "mcp-server-postgres",
+        ("postgresql://127.0.0.1:9/absent",),
+        "query",
+        {"sql": "SELECT 1"},
+    ),
+    Server("puppeteer", "npm", f"{_REFERENCE}puppeteer", "mcp-server-puppeteer", no_call=_BROWSER),
+    Server(
+        "git by cyanheads",
+        "npm",
+        "@cyanheads/git-mcp-server",
+        "git-mcp-server",
+        (),
+        "git_init",
+        {"path": "{work}"},
+    ),
+    Server(
+        "filesystem by agent-infra",
+        "npm",
+        "@agent-infra/mcp-server-filesystem",
+        "mcp-server-filesystem",
+        ("--allowed-directories", "{work}"),
+        "write_file",
+        {"path": "{work}/note.txt", "content": "hello"},
+    ),
+    Server(
+        "calc",
+        "npm",
+        "@coo-quack/calc-mcp",
+        "calc-mcp",
+        (),
+        "hash",
+        {"input": "hello", "algorithm": "sha256"},
+    ),
+    Server("notion", "npm", "@notionhq/notion-mcp-server", "notion-mcp-server", no_call=_ACCOUNT),
+    Server(
+        "knowledge-graph", "npm", "@itseasy21/mcp-knowledge-graph", "mcp-knowledge-graph", (), "read_graph"
+    ),
+    Server(
+        "pdf-reader",
+        "npm",
+        "@sylphx/pdf-reader-mcp",
+        "pdf-reader-mcp",
+        (),
+        "read_pdf",
+        {"sources": [{"path": "{work}/absent.pdf"}]},
+    ),
+    Server(
+        "sequential-thinking-tools",
+        "npm",
+        "mcp-sequentialthinking-tools",
+        "mcp-sequentialthinking-tools",
+        (),
+        "sequentialthinking_tools",
+        {
+            "available_mcp_tools": ["echo"],
+            "thought": "A gate.",
+            "thought_number": 1,
+            "total_thoughts": 1,
+            "next_thought_needed": False,
+        },
+    ),
+    Server("time by yokingma", "npm", "time-mcp", "time-mcp", (), "current_time", {"timezone": "UTC"}),
+    Server(
+        "mongodb",
+        "npm",
+        "mongodb-mcp-server",
+        "mongodb-mcp-server",
+        (),
+        "connect",
+        {"connectionString": "mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=500"},
+        env={"MDB_MCP_TELEMETRY": "disabled"},
+    ),
+    Server("nx", "npm", "nx-mcp", "nx-mcp", ("{work}",), no_call=_NETWORK),
+    Server(
+        "figma",
+        "npm",
+        "figma-developer-mcp",
+        "figma-developer-mcp",
+        _STDIO,
+        no_call=_ACCOUNT,
+        env={"FIGMA_API_KEY": "made-up"},
+    ),
+    Server("tavily", "npm", "tavily-mcp", "tavily-mcp", no_call=_ACCOUNT, env={"TAVILY_API_KEY": "made-up"}),
+    Server(
+        "excel by negokaz",
+        "npm",
+        "@negokaz/excel-mcp-server",
+        "excel-mcp-server",
+        (),
+        "excel_describe_sheets",
+        {"fileAbsolutePath": "{work}/absent.xlsx"},
+    ),
+    Server(
+        "excel",
+        "PyPI",
+        "excel-mcp-server",
+        "excel-mcp-server",
+        ("stdio",),
+        "create_workbook",
+        {"path": "book.xlsx"},
+    ),
+    Server(
+        "word",
+        "PyPI",
+        "office-word-mcp-server",
+        "word_mcp_server",
+        (),
+        "create_document",
+        {"filename": "{work}/letter.docx"},
+    ),
+    Server(
+        "duckdb",
+        "PyPI",
+        "mcp-server-duckdb",
+        "mcp-server-duckdb",
+        ("--db-path", "{work}/rooms.duckdb"),
+        "query",
+        {"query": "SELECT 42"},
+        requires=_MCP_1,
+    ),
+    Server(
+        "mm1 queue",
+        "PyPI",
+        "mcp-server-mm1",
+        "mcp-server-mm1",
+        (),
+        "calculate_metrics",
+        {"arrival_rate": 3.0, "service_rate": 5.0},
+    ),
+    Server(
+        "math", "PyPI", "mcp-server-math", "mcp-server-math", (), "sum", {"numbers": [1, 2]}, requires=_MCP_1
+    ),
+    Server("dice", "PyPI", "mcp-dice", "mcp-dice", (), "roll_dice", {"notation": "2d6"}, requires=_MCP_1),
+    Server(
+        "shell",
+        "PyPI",
+        "mcp-shell-server",
+        "mcp-shell-server",
+        (),
+        "shell_execute",
+        {"command": ["ls"], "directory": "{work}"},
+        env={"ALLOW_COMMANDS": "ls"},
+    ),
+    Server(
+        "cli",
+        "PyPI",
+        "cli-mcp-server",
+        "cli-mcp-server",
+        (),
+        "run_command",
+        {"command": "ls"},
+        env={"ALLOWED_DIR": "{work}"},
+        requires=_MCP_1,
+    ),
+    Server("wikipedia", "PyPI", "wikipedia-mcp", "wikipedia-mcp", no_call=_NETWORK),
+    Server("duckduckgo", "PyPI", "duckduckgo-mcp-server", "duckduckgo-mcp-server", no_call=_NETWORK),
 )
 
 _LITELLM = """{"model_list": [{"model_name": "gpt-4o-mini", "litellm_params": {"model": "openai/mock",

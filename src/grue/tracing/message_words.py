@@ -580,8 +580,8 @@ def _log_uncounted(body: m.CostUncounted) -> LogLine:
 
 def _log_unseen(body: m.ToolsUnseen) -> LogLine:
     message = f"LLM {_tools_unseen(body)}. grue doctor tries it"
-    fields = {"tools": body.tools, "prompt_tokens": body.prompt_tokens, "request": body.request}
-    return LogLine("warning", "llm_tools_unseen", message, fields)
+    counted_as = {"tools": body.tools, "prompt_tokens": body.prompt_tokens}
+    return _problem("llm_tools_unseen", message, **counted_as, request=body.request)
 
 
 def _log_schema(body: m.SchemaIgnored) -> LogLine:

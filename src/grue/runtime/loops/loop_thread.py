@@ -37,6 +37,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from grue.errors import MCPError, TurnCancelled
+from grue.runtime.greenlets import in_shared_loop
 from grue.runtime.loops.daemon_thread import context_of
 from grue.runtime.loops.host_code import single
 from grue.runtime.loops.interrupts import (
@@ -49,7 +50,7 @@ from grue.runtime.loops.interrupts import (
     wait_for,
 )
 from grue.runtime.loops.reentry import refuse_reentry
-from grue.runtime.loops.sync_edge import run_loop, start_thread
+from grue.runtime.loops.sync_edge import WAITS_FOR_ITSELF, run_loop, start_thread
 
 T = TypeVar("T")
 
@@ -116,11 +117,13 @@ class LoopThread(Struct, frozen=True):
 
         Raises:
             MCPError: The caller is part of a call of this loop, or of a function that such a call runs in a
-                worker thread. Or this is a forked process, which does not have the loop. Or the caller is a
-                signal handler that has interrupted grue or an import.
+                worker thread, or runs in the loop that all of gevent's greenlets share. Or this is a forked
+                process, which does not have the loop. Or the caller is a signal handler that has interrupted
+                grue or an import.
         """
         self.refuse_forked()
         refuse_reentry()
+        _refuse_in_shared_loop()
         if self.is_here or _current_loop_thread.get() is self.thread:
             raise MCPError(self.error_texts.waiting)
 
@@ -129,6 +132,12 @@ _current_loop_thread: "contextvars.ContextVar[threading.Thread | None]" = contex
     "current_loop_thread", default=None
 )
 """The loop thread whose call this code is part of. A worker thread inherits it."""
+
+
+def _refuse_in_shared_loop() -> None:
+    """Raise if the caller is a task of gevent's shared loop, because what it would wait for runs there."""
+    if in_shared_loop():
+        raise MCPError(WAITS_FOR_ITSELF.format(instead="a greenlet of its own: gevent.spawn"))
 
 
 class Call(Future[T]):
@@ -256,6 +265,7 @@ class EpisodeLoop:
         error_texts: ErrorTexts | None = None,
     ) -> None:
         refuse_reentry()
+        _refuse_in_shared_loop()
         self._context = context
         self._on_exit = on_exit
         self._force_kill = force_kill

@@ -36,6 +36,10 @@ from grue.runtime.loops.reentry import is_ours, refuse_reentry
 T = TypeVar("T")
 
 
+WAITS_FOR_ITSELF = "Under gevent this call would wait for itself: an event loop runs it. Use {instead}."
+"""All greenlets share one event loop, so a task in it that blocks also stops what it waits for."""
+
+
 class BlockingInsideEventLoopWarning(UserWarning):
     """A blocking call was made inside a running event loop. Everything else in that loop waits for it."""
 
@@ -64,9 +68,7 @@ def run_blocking(
     try:
         if warn_if_blocking(twin):
             if threads_are_greenlets():
-                raise MCPError(
-                    f"Under gevent this call would wait for itself: an event loop runs it. Use {twin}."
-                )
+                raise MCPError(WAITS_FOR_ITSELF.format(instead=twin))
             return _run_in_thread(function)
         if may_handle_interrupts():
             return MainThreadWork(function, force_kill).run_within(run_loop)

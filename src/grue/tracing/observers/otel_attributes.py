@@ -310,7 +310,7 @@ class Conventions:
             "openai.response.system_fingerprint": facts.system_fingerprint if _is_openai(asks) else None,
             "gen_ai.output.messages": replied(reply) if self._capture else None,
             "gen_ai.usage.reasoning.output_tokens": reply.usage.reasoning_tokens or None,
-            "llm.cost.total": reply.usage.cost_usd,  # OpenInference's, which Phoenix adds up
+            "llm.cost.total": reply.usage.cost_usd,  # OpenInference's name for it
             **_finished(reply.finish_reason),
             **_used(reply.usage),
         }

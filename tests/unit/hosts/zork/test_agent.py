@@ -12,7 +12,8 @@ from grue.config.settings import GameConfiguration
 from grue.errors import LLMError, MCPError, MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
-from grue.messages import CloseSession, Message, OpenSession, SessionClosed
+from grue.messages import CloseSession, ConnectFailed, McpDisabled, Message, OpenSession, SessionClosed
+from grue.policies import FailurePolicy
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
@@ -230,3 +231,22 @@ def test_the_agent_counts_turns_and_its_host_may_set_them() -> None:
     one.get_action_with_reasoning("x")
     assert one.last_outcome is not None
     assert one.last_outcome.turn == one.turn == 41
+
+
+def test_p27_a_server_that_was_given_up_stays_so_whatever_the_policy_says() -> None:
+    """A runner of another host would try it again in each of these turns."""
+    manager = MockMCPManager()
+    manager.connect_error = OSError("no such server")
+    policy = FailurePolicy(first_connect="disable", retry_disabled_s=0.0)
+    made = agent(thinking_client(0), manager, policy=policy)
+    told: list[Message] = []
+    made.recorder.add(lambda envelope, _line: told.append(envelope.body))
+    for turn in range(3):
+        if turn:
+            manager.connect_error = None
+            made.client.add_response(content=ANSWER)
+        made.get_action_with_reasoning("West of House", None)
+        assert made.last_outcome is not None
+        assert made.last_outcome.kind == "degraded"
+    assert sum(isinstance(body, ConnectFailed) for body in told) == 1
+    assert [body.newly for body in told if isinstance(body, McpDisabled)] == [True, False, False]
