@@ -30,7 +30,7 @@ are canonical, `{server}.{tool}`, unless a field says `tool`: then it is the bar
 A field typed `object` holds a JSON value: None, bool, int, float, str, list or dict of the same.
 """
 
-from typing import Literal, NewType, TypeAlias
+from typing import ClassVar, Literal, NewType, TypeAlias
 
 from msgspec import Struct, field
 
@@ -601,6 +601,18 @@ class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_chunk_s: float | None = None
 
 
+class ReplyTokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The tokens of a reply, as the endpoint says that the model wrote them. No decision depends on them.
+
+    Attributes:
+        ids: Their ids, in order; empty: the endpoint does not say.
+        logprobs: Their log-probabilities, in the same order; empty: the endpoint does not say.
+    """
+
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+
+
 class WrittenCalls(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tool calls that a model has written as text, where the endpoint did not read them as calls.
 
@@ -736,7 +748,11 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         facts: What the endpoint says about the reply.
         stopped: Why the endpoint stopped the reply before its end, if not for its length; empty: it did not.
         written: The tool calls that the text is, or was before they were made calls.
+        tokens: The reply's tokens, if the endpoint was asked for them; `None`: it says nothing about them, or
+            a secret was replaced in the reply, whose ids would spell it out.
     """
+
+    also_hidden: ClassVar[tuple[str, ...]] = ("tokens",)
 
     request: int
     content: str | None = None
@@ -752,6 +768,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
     facts: ReplyFacts = ReplyFacts()
     stopped: str = ""
     written: WrittenCalls | None = None
+    tokens: ReplyTokens | None = None
 
 
 class CompletionFailed(Message, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ NOT_RUN = (
     (r"grue trace serve", "serves until Ctrl-C; tests/integration/test_trace_serve.py"),
     (r"grue run --resume", "needs a run that was interrupted; tests/integration/test_skill_agent.py"),
     (
-        r"python sums\.py|grue fleet (compare|score|failures|report)",
+        r"python sums\.py|grue fleet (compare|score|failures|report|export)|grue trace query .* runs/sums",
         "tests/integration/test_evaluating_guide.py",
     ),
     (r"grue fleet run \S+$|grue fleet table", "80 whole games; tests/integration/test_fleet.py"),

@@ -76,3 +76,10 @@ def test_the_guide_leads_from_nothing_to_an_answer(tmp_path: Path, endpoint: str
     failures = run(tmp_path, block("", 3).strip())
     assert "have a score below 1" in failures
     assert "grue trace show" in failures
+    export, tools, prompts = block("", 4).strip().splitlines()
+    assert "300 episodes, 300 turns, 0 calls, 300 requests" in run(tmp_path, export)
+    assert run(tmp_path, tools).split() == ["tool", "n", "s"]
+    assert len(run(tmp_path, prompts).splitlines()) == 3
+    samples, trajectories = block("", 5).strip().splitlines()
+    assert "300 samples" in run(tmp_path, samples)
+    assert "300 trajectories" in run(tmp_path, trajectories)

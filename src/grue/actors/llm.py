@@ -132,6 +132,7 @@ class LentConversation(Struct):
             facts=reply.facts,
             stopped=reply.stopped,
             written=reply.written,
+            tokens=reply.tokens,
         )
 
     async def change(self, command: m.RewriteHistory) -> None:

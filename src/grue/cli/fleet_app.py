@@ -283,6 +283,34 @@ def report(
 
 
 @fleet_app.command()
+def export(
+    directory: _Directory,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="parquet|samples|atif",
+            help="Tables; a record for each request, for training; or a trajectory for each episode.",
+        ),
+    ] = "parquet",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder to write into.", show_default="DIR/export")
+    ] = None,
+    score: Annotated[
+        str, typer.Option(metavar="NAME", help="The score that is the reward, for training.")
+    ] = "score",
+) -> None:
+    """Write a fleet's episodes for other programs. Parquet needs the extra `export`."""
+    with plain_errors():
+        from grue.cli.fleet_export import FORMS, export_fleet
+
+        take_interrupts()
+        if form not in FORMS:
+            raise typer.BadParameter(f"write {', '.join(FORMS[:-1])} or {FORMS[-1]}", param_hint="--as")
+        export_fleet(directory, out, form, score)
+
+
+@fleet_app.command()
 def show(
     directory: _Directory,
     episode: Annotated[str, typer.Argument(metavar="ID", help="The beginning of an episode's id.")],

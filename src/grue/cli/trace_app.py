@@ -191,6 +191,30 @@ def trace_serve(
         serve(_chosen(file), port, open_browser)
 
 
+@trace_app.command("query")
+def trace_query(
+    sql: Annotated[
+        str, typer.Argument(metavar="SQL", help="A query of episodes, turns, calls and requests.")
+    ],
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="PLACE...",
+            help="Fleets, run folders, traces, folders of those, or exported tables.",
+            show_default="runs",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Ask episodes in SQL: the tables episodes, turns, calls and requests. Needs the extra `export`."""
+    with plain_errors():
+        from grue.cli.fleet_export import print_query
+        from grue.cli.runs import RUNS
+
+        take_interrupts()
+        print_query(sql, places or [RUNS], as_json=as_json)
+
+
 @trace_app.command("replay")
 def trace_replay(
     file: _File = None,

@@ -26,7 +26,7 @@ _Place: TypeAlias = tuple[int, str]
 """How many entries a conversation has, and the digest of them."""
 
 
-class _Talk(Struct):
+class Talk(Struct):
     """A conversation as far as the trace has been read.
 
     Attributes:
@@ -52,6 +52,7 @@ class _Talk(Struct):
 
     @property
     def place(self) -> _Place:
+        """How many entries it has, and the digest of them."""
         ledger = self.history.ledger
         assert ledger is not None, "it was made with one"
         return ledger.length, ledger.digest
@@ -76,7 +77,7 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
         TraceError: The trace cannot be read.
         ConversationError: It does not hold all of the conversation, or a secret in it was redacted.
     """
-    reader = _TraceReader(_branch_points(open_episode(path)))
+    reader = talk_reader(path)
     for envelope in open_episode(path):
         reader.see(envelope)
     wanted = reader.last if name is None else m.ConversationId(name)
@@ -119,7 +120,7 @@ def said_before(
         ConversationError: The trace does not hold all of it, or a secret in it was redacted.
     """
     envelopes = tuple(envelopes)
-    reader = _TraceReader(_branch_points(envelopes))
+    reader = TalkReader(_branch_points(envelopes))
     for envelope in envelopes:
         reader.see(envelope)
     talk = reader.talks[name]
@@ -128,7 +129,7 @@ def said_before(
     return talk.history, talk.tools
 
 
-def _mark_of(talk: _Talk, path: Path) -> TurnMark | None:
+def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
     """Return the mark of the turn that a process can go on with."""
     run, parked = talk.turn, talk.parked
     if run is None or run.history is None or not run.tool_policy.parking:
@@ -155,7 +156,16 @@ def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
     return points
 
 
-class _TraceReader:
+def talk_reader(path: str | PathLike[str]) -> "TalkReader":
+    """Return a reader for the messages of a trace, which it has to see in order.
+
+    Raises:
+        TraceError: The trace cannot be read.
+    """
+    return TalkReader(_branch_points(open_episode(path)))
+
+
+class TalkReader:
     """Builds every conversation of a trace, message by message.
 
     Args:
@@ -168,7 +178,7 @@ class _TraceReader:
     """
 
     def __init__(self, branch_points: set[_Place]) -> None:
-        self.talks: dict[m.ConversationId, _Talk] = {}
+        self.talks: dict[m.ConversationId, Talk] = {}
         self.listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self.last = m.ConversationId("")
         self._branch_points = branch_points
@@ -204,7 +214,7 @@ class _TraceReader:
         if run.resumed is not None and name in self.talks:
             _resume(self.talks[name], run.resumed)
         elif past is None:
-            self.talks[name] = _Talk(run.system, History(Ledger()))
+            self.talks[name] = Talk(run.system, History(Ledger()))
         else:
             self._go_on(run, past)
         take_step(self.talks[name].history, run)
@@ -223,13 +233,13 @@ class _TraceReader:
             if talk.place == place:
                 return
         if not past.length:
-            talk = _Talk(run.system, History(Ledger()))
+            talk = Talk(run.system, History(Ledger()))
         elif place in self._branches:
             history, turns = self._branches[place]
-            talk = _Talk(run.system, history.branch(), turns=turns)
+            talk = Talk(run.system, history.branch(), turns=turns)
         else:
             flaw = f"the trace does not hold what was said before turn {run.turn}"
-            talk = _Talk(run.system, History(Ledger()), flaw=flaw)
+            talk = Talk(run.system, History(Ledger()), flaw=flaw)
         self.talks[past.conversation] = talk
 
     def _end(self, name: m.ConversationId, envelope: EpisodeEnvelope) -> None:
@@ -257,14 +267,14 @@ class _TraceReader:
             self._branches[talk.place] = talk.history.branch(), talk.turns
 
     @staticmethod
-    def _mark(talk: _Talk, envelope: EpisodeEnvelope) -> None:
+    def _mark(talk: Talk, envelope: EpisodeEnvelope) -> None:
         ends = isinstance(envelope.body, m.TurnCompleted | m.TurnFailed) and not envelope.body.untold
         if envelope.redacted and not ends:
             kind = type(envelope.body).__name__
             talk.flaw = talk.flaw or f"a secret was redacted in turn {envelope.turn} ({kind})"
 
 
-def _resume(talk: _Talk, resumed: m.Resumption) -> None:
+def _resume(talk: Talk, resumed: m.Resumption) -> None:
     """Go on with the turn that was continuing the conversation."""
     if asks_again(resumed):
         talk.history.forget()
@@ -273,7 +283,7 @@ def _resume(talk: _Talk, resumed: m.Resumption) -> None:
         talk.flaw = "an old version has resumed its turn, and said the same again"
 
 
-def _take(talk: _Talk, envelope: EpisodeEnvelope) -> None:
+def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
     body = envelope.body
     if isinstance(body, SaidStep):
         take_step(talk.history, body)

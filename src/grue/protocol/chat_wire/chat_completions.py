@@ -1,5 +1,6 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`."""
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
@@ -263,6 +264,7 @@ def _read(
         facts=facts_of(answer),
         usage=_usage(as_object(answer.get("usage"))),
         echo=echo | ({_OF_CALLS: beside} if beside else {}),
+        tokens=_tokens(choice),
     )
 
 
@@ -284,6 +286,33 @@ def _refusal_part(content: object) -> str | None:
 def _reasoning(message: m.JsonObject) -> str | None:
     said = text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
     return said or None
+
+
+def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
+    """Read the tokens of a reply, as vLLM and llama.cpp report them; `None` if not all of them can be read.
+
+    The ids are those that the model wrote. The text does not give them: other tokens can spell the same.
+    """
+    content = [as_object(entry) for entry in listed(as_object(choice.get("logprobs")).get("content"))]
+    ids: list[object] = listed(choice.get("token_ids"))  # vLLM, by `return_token_ids`
+    ids = ids or [_token_id(entry) for entry in content]
+    values = [entry.get("logprob") for entry in content]
+    known = tuple(each for each in ids if type(each) is int and 0 <= each < 2**53)
+    logprobs = tuple(float(each) for each in values if isinstance(each, int | float) and math.isfinite(each))
+    read = m.ReplyTokens(
+        ids=known if len(known) == len(ids) else (),
+        # Of a stop word, or of a cut stream, there may be more of the one than of the other.
+        logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
+    )
+    return read if read.ids or read.logprobs else None
+
+
+def _token_id(entry: m.JsonObject) -> object:
+    token = entry.get("token")
+    if isinstance(token, str) and token.startswith("token_id:"):  # vLLM, by `return_tokens_as_token_ids`
+        digits = token.removeprefix("token_id:")
+        return int(digits) if digits.isdecimal() and len(digits) < 16 else None
+    return entry.get("id")  # llama.cpp
 
 
 def _usage(usage: m.JsonObject) -> m.Usage:

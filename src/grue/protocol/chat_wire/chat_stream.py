@@ -26,8 +26,9 @@ _MOST_READ = 64 * 2**20
 """Characters of arguments that are read, over and over, to see whether a call is complete."""
 
 _CHUNK = frozenset({"choices", "error", "usage", "model", "object", "created"})
-_CHOICE = frozenset({"delta", "message", "finish_reason", "error", "index", "logprobs"})
+_CHOICE = frozenset({"delta", "message", "finish_reason", "error", "index", "logprobs", "token_ids"})
 _DELTA = frozenset({*_TEXTS, "tool_calls", "reasoning_details", "role"})
+_TOKEN = ("id", "token", "logprob")
 _PIECE = frozenset({"index", "function", "type", "extra_content"})
 _FUNCTION = frozenset({"name", "arguments"})
 
@@ -78,6 +79,8 @@ class ChatAssembler:
         self._texts: dict[str, list[str]] = {}
         self._calls = _Calls()
         self._details: list[object] = []
+        self._ids: list[object] = []
+        self._logprobs: list[object] = []
         self._finish: object = None
         self._choice: object = None
 
@@ -123,7 +126,9 @@ class ChatAssembler:
         began = self._texts or calls or self._finish is not None
         if self._top.get("error") or not began:
             return to_json(self._top)
-        choice = {"index": 0, "message": message, "finish_reason": self._finish}
+        choice: m.JsonObject = {"index": 0, "message": message, "finish_reason": self._finish}
+        choice |= {"token_ids": self._ids} if self._ids else {}
+        choice |= {"logprobs": {"content": self._logprobs}} if self._logprobs else {}
         return to_json({**self._top, "choices": [choice]})
 
     def _add(self, choice: m.JsonObject) -> Iterable[Delta]:
@@ -142,6 +147,7 @@ class ChatAssembler:
             delta = _member(choice.get("message") or {}, "message")
         intact(delta, _DELTA)
         self._finish = choice.get("finish_reason") or self._finish
+        self._add_tokens(choice)
         for call in listed(delta.get("tool_calls")):
             self.held += self._calls.add(_member(call, "tool call"))
         if self._finish == "tool_calls" and not self._calls:
@@ -156,6 +162,18 @@ class ChatAssembler:
                 self._texts.setdefault(name, []).append(text)
                 self.held += len(text)
                 yield Delta(text, "reasoning" if name in _THOUGHTS else "content")
+
+    def _add_tokens(self, choice: m.JsonObject) -> None:
+        ids = listed(choice.get("token_ids"))
+        content = listed(as_object(choice.get("logprobs")).get("content"))
+        # The other tokens that there might have been are many times as long, and nobody reads them.
+        logprobs = [
+            {name: entry[name] for name in _TOKEN if name in entry} for entry in map(as_object, content)
+        ]
+        if ids or logprobs:
+            self.held += weight([ids, logprobs])
+            self._ids += ids
+            self._logprobs += logprobs
 
 
 class _Calls:

@@ -67,6 +67,7 @@ class Reply(Struct, frozen=True, kw_only=True):
         echo: Fields that the provider requires back in the assistant's message; each format has its own.
         prompt_tokens: The size of the prompt, without those of earlier tries that `usage` includes.
         facts: What the endpoint says about the reply.
+        tokens: The tokens that the model wrote, if the endpoint says which.
     """
 
     content: str | None = None
@@ -82,6 +83,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     echo: m.JsonObject = {}
     prompt_tokens: int = 0
     facts: m.ReplyFacts = m.ReplyFacts()
+    tokens: m.ReplyTokens | None = None
 
 
 class CallIds:

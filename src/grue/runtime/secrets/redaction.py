@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from grue.runtime.large_data import buffer_of, decode, let_others_run, steps, write_to
 from grue.runtime.loops.authorisations import (
@@ -174,6 +175,9 @@ class Redaction:
     def redact_message(self, written: bytes, body: Any) -> tuple[bytes, Any]:
         """Return a message's JSON without secrets, and the message decoded from it.
 
+        A message's class may name fields that say the same in another form (`also_hidden`), such as the ids
+        of a text's tokens. If a secret is replaced, they are emptied.
+
         Args:
             written: The message's JSON.
             body: The message; returned unchanged if it contains no secret.
@@ -190,9 +194,14 @@ class Redaction:
 
     def _redact_message(self, written: bytes, body: Any, select: _Select) -> tuple[bytes, Any]:
         shown = _replaced(written, select(written, self._spans(written, in_json=True)), _as_json)
-        return (
-            (written, body) if shown == written else (shown, decode(msgspec.json.Decoder(type(body)), shown))
-        )
+        if shown == written:
+            return written, body
+        hidden = dict.fromkeys(getattr(body, "also_hidden", ()))
+        body = decode(msgspec.json.Decoder(type(body)), shown)
+        if any(getattr(body, name) is not None for name in hidden):
+            body = replace(body, **hidden)
+            shown = msgspec.json.encode(body)
+        return shown, body
 
     def _spans(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
         """Yield the spans to replace, in order. Spans that overlap are merged.

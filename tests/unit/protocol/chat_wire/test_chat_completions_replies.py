@@ -10,7 +10,7 @@ from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grue.messages import CallId, ToolCall, Usage
+from grue.messages import CallId, ReplyTokens, ToolCall, Usage
 from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, WireName
@@ -351,3 +351,40 @@ def test_a_body_with_too_many_calls_is_no_reply(wire: WireName, body: object) ->
     fault = FORMATS[wire].decode(json.dumps(body).encode(), CANONICAL, request=1)
     assert isinstance(fault, Fault)
     assert fault.message.startswith(f"not a completion: more than {MAX_CALLS} ")
+
+
+def test_the_tokens_of_a_reply_are_those_that_the_endpoint_names() -> None:
+    entries = [{"id": 7, "token": "a", "logprob": -0.5, "bytes": [97]}, {"id": 9, "token": "b", "logprob": 0}]
+    asked: list[tuple[dict[str, Any], ReplyTokens | None]] = [
+        ({}, None),
+        ({"logprobs": None}, None),
+        ({"logprobs": {"content": entries}}, ReplyTokens(ids=(7, 9), logprobs=(-0.5, 0.0))),
+        ({"token_ids": [1, 2, 3]}, ReplyTokens(ids=(1, 2, 3))),
+        # vLLM: the ids apart from the log-probabilities, or in the place of the tokens' texts
+        (
+            {"token_ids": [1, 2], "logprobs": {"content": [{"logprob": -1}, {"logprob": -2}]}},
+            ReplyTokens(ids=(1, 2), logprobs=(-1.0, -2.0)),
+        ),
+        (
+            {"logprobs": {"content": [{"token": "token_id:12", "logprob": -1}]}},
+            ReplyTokens(ids=(12,), logprobs=(-1.0,)),
+        ),
+        # OpenAI names no ids
+        ({"logprobs": {"content": [{"token": "a", "logprob": -1}]}}, ReplyTokens(logprobs=(-1.0,))),
+        # where one is missing or none, all are left out: a hole would shift the rest
+        ({"token_ids": [1, "2"]}, None),
+        ({"token_ids": [1, -2]}, None),
+        ({"token_ids": [True, 2.0]}, None),
+        ({"logprobs": {"content": [{"token": "token_id:x", "logprob": "low"}]}}, None),
+        ({"logprobs": {"content": [{"token": f"token_id:{'9' * 5000}"}, None]}}, None),
+        (
+            {"token_ids": [1, 2, 3], "logprobs": {"content": [{"logprob": -1}]}},
+            ReplyTokens(ids=(1, 2, 3)),
+        ),
+    ]
+    for choice, tokens in asked:
+        assert read({"content": "ab"}, **choice).tokens == tokens, choice
+    huge = b'{"choices":[{"message":{"content":"a"},"logprobs":{"content":[{"id":1,"logprob":-1e999}]}}]}'
+    reply = CHAT.decode(huge, CANONICAL, request=1)
+    assert isinstance(reply, Reply)
+    assert reply.tokens == ReplyTokens(ids=(1,))

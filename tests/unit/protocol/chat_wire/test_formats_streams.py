@@ -11,6 +11,7 @@ from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grue.messages import ReplyTokens
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.reply import Reply
@@ -397,3 +398,22 @@ def test_an_error_without_words_is_an_error() -> None:
     fault = outcome("messages", STARTED, {"type": "error", "why": "?"})
     assert isinstance(fault, Fault)
     assert fault.kind == "unavailable"
+
+
+def test_the_tokens_of_a_stream_are_those_of_all_its_chunks() -> None:
+    def told(text: str, token: int, **ids: object) -> dict[str, Any]:
+        entry = {"id": token, "token": text, "logprob": -token / 8, "bytes": [1], "top_logprobs": [{}] * 9}
+        choice = {"index": 0, "delta": {"content": text}, "logprobs": {"content": [entry]}, **ids}
+        return {"choices": [choice]}
+
+    reply = outcome("chat_completions", told("a", 1), told("b", 2), chunk("stop"))
+    assert isinstance(reply, Reply)
+    assert reply.tokens == ReplyTokens(ids=(1, 2), logprobs=(-0.125, -0.25))
+    reply = outcome(
+        "chat_completions", told("a", 1, token_ids=[5]), told("b", 2, token_ids=[6]), chunk("stop")
+    )
+    assert isinstance(reply, Reply)
+    assert reply.tokens == ReplyTokens(ids=(5, 6), logprobs=(-0.125, -0.25))
+    assembler, _ = assembled("chat_completions", [f"data: {json.dumps(told('a', 1))}\n\n".encode()])
+    assert b"top_logprobs" not in assembler.body()
+    assert assembler.held > 40

@@ -3,6 +3,7 @@
 import json
 import tracemalloc
 
+import msgspec
 import pytest
 from case_tables import each_case
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from plain_messages import Said
 from written_secrets import FORMS, KEY, PASSWORD, SECRETS, tells
 
+from grue import messages as m
 from grue.runtime.secrets.redaction import Redaction
 
 
@@ -100,3 +102,13 @@ def test_a_long_message_takes_memory_in_proportion_and_no_more(unit: str) -> Non
     finally:
         tracemalloc.stop()
     assert peak <= 4 * len(written) + 2_000_000  # what a piece takes
+
+
+def test_the_ids_of_a_reply_with_a_secret_are_not_shown_either() -> None:
+    redacted = Redaction({"KEY": "hunter2-hunter2"})
+    tokens = m.ReplyTokens(ids=(1, 2), logprobs=(-1.0, -2.0))
+    for content, kept in (("hunter2-hunter2", None), ("nothing", tokens)):
+        body = m.CompletionReceived(request=1, content=content, tokens=tokens)
+        shown, read = redacted.redact_message(msgspec.json.encode(body), body)
+        assert read.tokens == kept
+        assert msgspec.json.decode(shown, type=m.CompletionReceived) == read

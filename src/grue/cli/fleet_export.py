@@ -1,0 +1,117 @@
+"""`grue fleet export` and `grue trace query`: episodes for other programs, and answers in SQL."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+
+from grue.cli.runs import traces_in
+from grue.cli.saying import say, shown_path
+from grue.errors import FleetError
+from grue.fleet.export import (
+    Answer,
+    EpisodeRow,
+    Exported,
+    export_samples,
+    export_tables,
+    export_trajectories,
+    fleet_episodes,
+    query,
+    run_episode,
+)
+from grue.fleet.folder import MANIFEST
+from grue.runtime.safe_text import printable
+from grue.tracing.columns import cells, cut, pad
+from grue.tracing.reading import TRACE_FILE
+
+FORMS = ("parquet", "samples", "atif")
+_WIDEST = 60
+_TABLE = "episodes.parquet"
+
+
+def export_fleet(directory: Path, target: Path | None, form: str, score: str) -> None:
+    """Export a fleet, and print what was written.
+
+    Raises:
+        FleetError: There is no fleet, or a file cannot be written.
+        MissingDependencyError: DuckDB is not installed.
+    """
+    place = target or directory / "export"
+    episodes = fleet_episodes(directory)
+    if form == "parquet":
+        done = export_tables(episodes, place)
+    elif form == "samples":
+        done = export_samples(episodes, place, score=score)
+    else:
+        done = export_trajectories(episodes, place, score=score)
+    counted = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())
+    say(f"Wrote {shown_path(place)}: {counted}.")
+    _say_rest(done)
+
+
+def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
+    """Print the answer of a query, as a table or as one JSON object a line.
+
+    Args:
+        sql: The query.
+        places: Fleets, run folders, traces, folders of those, and folders of exported tables.
+        as_json: One JSON object a line, with the values whole.
+
+    Raises:
+        FleetError: A place has no episodes, or the query is wrong.
+        MissingDependencyError: DuckDB is not installed.
+    """
+    exported = [place for place in places if (place / _TABLE).is_file()]
+    others = [place for place in places if place not in exported]
+    answer = query(sql, chain.from_iterable(_episodes(place) for place in others), exported)
+    if as_json:
+        for row in answer.rows:
+            say(msgspec.json.encode(dict(zip(answer.columns, row, strict=True)), enc_hook=str).decode())
+    else:
+        _print_table(answer)
+    _say_rest(answer.read)
+
+
+def _episodes(place: Path) -> Iterator[EpisodeRow]:
+    if (place / MANIFEST).is_file():
+        yield from fleet_episodes(place)
+    elif place.is_file() or (place / TRACE_FILE).is_file():
+        yield run_episode(place)
+    else:
+        found = [*traces_in(place)]
+        fleets = [each for each in place.iterdir() if (each / MANIFEST).is_file()] if place.is_dir() else []
+        if not found and not fleets:
+            raise FleetError(f"There is no fleet, no run folder and no trace in {place}.")
+        for fleet in sorted(fleets):
+            yield from fleet_episodes(fleet)
+        yield from map(run_episode, found)
+
+
+def _print_table(answer: Answer) -> None:
+    words = [answer.columns, *([_word(value) for value in row] for row in answer.rows)]
+    widths = [max(cells(row[at]) for row in words) for at in range(len(answer.columns))]
+    for row in words:
+        say("  ".join(pad(word, width) for word, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else str(value)
+    return cut(printable(" ".join(text.split()), 4 * _WIDEST), _WIDEST)
+
+
+def _say_rest(done: Exported) -> None:
+    if done.without_trace:
+        say(f"{done.without_trace:,} episodes have no trace.", err=True)
+    if done.left_out:
+        say(
+            f"{done.left_out:,} replies gave no sample: a secret was replaced in what the model got, or the"
+            " conversation began elsewhere.",
+            err=True,
+        )
+    for trouble in done.troubles:
+        say(trouble, err=True)
+    if done.damaged > len(done.troubles):
+        say(f"{done.damaged - len(done.troubles):,} more traces are damaged.", err=True)

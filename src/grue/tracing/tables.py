@@ -1,0 +1,277 @@
+"""An episode as rows of tables: its turns, its tool calls, its requests. What SQL and Parquet get.
+
+The fields of a row are the columns of its table, so this is also the description of the tables that
+`grue fleet export` writes and `grue trace query` asks. A trace that ends early, or is damaged, gives the rows
+up to there: turns, calls and requests without an end have empty columns.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.errors import TraceError
+from grue.tracing.message_words import summarize
+from grue.tracing.reading import EpisodeEnvelope, open_episode
+
+
+class TurnRow(Struct, kw_only=True):
+    """A turn; table `turns`.
+
+    Attributes:
+        episode: Id of the episode in its fleet; elsewhere the name of its run folder.
+        turn: Its number.
+        began_at: When it began, in seconds since the epoch.
+        duration_s: How long it took; empty: it has not ended.
+        outcome: `answered`, `forced`, `degraded`, `fallback`, `failed` or `parked`; empty: it has not ended.
+        reason: Why the outcome is not `answered`.
+        system: The instructions.
+        user: The host's text.
+        answer: The answer: its text, or JSON.
+        iterations: Replies with tool calls.
+        requests: Requests to the model.
+        tool_calls: Tool calls that the model asked for.
+        cost_usd: What the endpoint says that it has cost.
+    """
+
+    episode: str
+    turn: int
+    began_at: float
+    duration_s: float | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    system: str = ""
+    user: str = ""
+    answer: str | None = None
+    iterations: int | None = None
+    requests: int | None = None
+    tool_calls: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cost_usd: float | None = None
+
+
+class CallRow(Struct, kw_only=True):
+    """A tool call that the model asked for; table `calls`. Those of a turn without an end are not there.
+
+    Attributes:
+        episode: As in `turns`, as is `turn`.
+        iteration: Number of the reply that asked for it.
+        call_id: Its id, unique in the turn.
+        tool: Canonical name of the tool.
+        arguments: The model's text, which need not be JSON.
+        changed_arguments: What was sent instead, because a person changed it.
+        settlement: `returned`, `timed_out`, `died`, `skipped`, `rejected`, `denied` or `interrupted`.
+        is_error: It failed, or the tool reported an error.
+        error: The error.
+        result: What the tool returned, as JSON.
+        duration_s: How long it took; empty: it was not sent.
+    """
+
+    episode: str
+    turn: int
+    iteration: int
+    call_id: str
+    tool: str
+    arguments: str
+    changed_arguments: m.JsonObject | None = None
+    settlement: str
+    is_error: bool
+    error: str | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    duration_s: float | None = None
+
+
+class RequestRow(Struct, kw_only=True):
+    """A request to the model; table `requests`.
+
+    Attributes:
+        episode: As in `turns`, as is `turn`.
+        message: Number of its message in the trace.
+        request: Its number in the turn.
+        conversation: Id of the conversation.
+        asked_by: `agent`, or the session of a server that asks the model (sampling).
+        final: It asks for the answer, and offers no tools.
+        aside: It is beside the conversation, such as one for a summary.
+        outcome: `received`, `failed` or `dropped`; empty: none.
+        model: The model that replied.
+        content: The reply's text.
+        reasoning: The text of the model's thinking.
+        tool_calls: How many calls the reply asks for.
+        finish_reason: Why the reply ended.
+        error: Why there is no reply.
+        elapsed_s: How long it took, with retries.
+    """
+
+    episode: str
+    turn: int
+    message: int
+    request: int
+    conversation: str
+    asked_by: str
+    final: bool
+    aside: bool
+    outcome: str | None = None
+    model: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    elapsed_s: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cost_usd: float | None = None
+
+
+Row: TypeAlias = TurnRow | CallRow | RequestRow
+
+_READ = frozenset(
+    {"RunTurn", "TurnCompleted", "TurnFailed", "TurnParked", "RequestCompletion", "DropCompletion"}
+    | {"CompletionReceived", "CompletionFailed", "ReplyDropped"}
+)
+
+
+def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
+    """Yield the rows of an episode; a turn and its requests when they have ended, the others at the end.
+
+    Args:
+        trace: The trace, or its run folder.
+        episode: The episode's id, for the rows.
+
+    Raises:
+        TraceError: The trace is damaged or cannot be read. The rows before that have been yielded.
+    """
+    rows = _Rows(episode)
+    try:
+        for line in open_episode(trace).lines():
+            if line.tag in _READ:
+                yield from rows.take(line.envelope())
+    except TraceError:
+        yield from rows.rest()
+        raise
+    yield from rows.rest()
+
+
+class _Rows:
+    """The rows that have begun.
+
+    Attributes:
+        turns: The turns under way, by number of the message that began them.
+        requests: The requests under way, by number of the message that an answer refers to.
+    """
+
+    def __init__(self, episode: str) -> None:
+        self._episode = episode
+        self._turns: dict[int, TurnRow] = {}
+        self._requests: dict[int, RequestRow] = {}
+
+    def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:
+        """Take a message, and yield the rows that it completes."""
+        body, cause = envelope.body, envelope.cause or 0
+        match body:
+            case m.RunTurn():
+                self._turns[envelope.seq] = TurnRow(
+                    episode=self._episode,
+                    turn=body.turn,
+                    began_at=envelope.at,
+                    system=body.system,
+                    user=body.user,
+                )
+            case m.RequestCompletion():
+                self._requests[envelope.seq] = self._request(envelope, body)
+            case m.DropCompletion():
+                self._drop(envelope.seq, body)
+            case m.CompletionReceived() | m.CompletionFailed() | m.ReplyDropped() if cause in self._requests:
+                yield _answered(self._requests.pop(cause), body)
+            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() if cause in self._turns:
+                turn = _ended(self._turns.pop(cause), envelope)
+                yield turn
+                yield from (self._call(turn, record) for record in body.tool_calls)
+
+    def rest(self) -> Iterator[Row]:
+        """Yield the rows that have no end."""
+        yield from self._turns.values()
+        yield from self._requests.values()
+
+    def _request(self, envelope: EpisodeEnvelope, body: m.RequestCompletion) -> RequestRow:
+        return RequestRow(
+            episode=self._episode,
+            turn=envelope.turn,
+            message=envelope.seq,
+            request=body.request,
+            conversation=body.conversation,
+            asked_by=envelope.sender,
+            final=isinstance(body.mode, m.RequireAnswer),
+            aside=body.aside,
+        )
+
+    def _drop(self, seq: int, drop: m.DropCompletion) -> None:
+        """The answer to it is the request's end, unless the reply was on its way."""
+        for asked, row in self._requests.items():
+            if (row.conversation, row.request) == (drop.conversation, drop.request):
+                self._requests[seq] = self._requests.pop(asked)
+                return
+
+    def _call(self, turn: TurnRow, record: m.ToolCallRecord) -> CallRow:
+        return CallRow(
+            episode=self._episode,
+            turn=turn.turn,
+            iteration=record.iteration,
+            call_id=record.call_id,
+            tool=record.name,
+            arguments=record.arguments,
+            changed_arguments=record.changed_arguments,
+            settlement=record.settlement,
+            is_error=record.result.is_error,
+            error=record.result.error_message,
+            result=msgspec.Raw(msgspec.json.encode(record.result.content)),
+            duration_s=record.duration_s,
+        )
+
+
+def _answered(
+    row: RequestRow, body: m.CompletionReceived | m.CompletionFailed | m.ReplyDropped
+) -> RequestRow:
+    match body:
+        case m.CompletionReceived():
+            row.outcome, row.model, row.content = "received", body.model, body.content or body.refusal
+            row.reasoning, row.finish_reason = body.reasoning, body.finish_reason
+            row.tool_calls, row.elapsed_s = len(body.tool_calls), body.elapsed_s
+        case m.CompletionFailed():
+            row.outcome, row.model, row.error = "failed", body.failure.model, summarize(body)
+        case m.ReplyDropped():
+            row.outcome = "dropped"
+    _charge(row, body.usage)
+    return row
+
+
+def _ended(row: TurnRow, envelope: EpisodeEnvelope) -> TurnRow:
+    body = envelope.body
+    row.duration_s = envelope.at - row.began_at
+    match body:
+        case m.TurnCompleted():
+            row.outcome, row.reason = body.kind, body.reason or None
+            answer = body.raw_response if body.answer is None else body.answer
+            row.answer = answer if isinstance(answer, str) else msgspec.json.encode(answer).decode()
+        case m.TurnFailed():
+            row.outcome, row.reason = "failed", summarize(body)
+        case m.TurnParked():
+            row.outcome = "parked"
+    assert isinstance(body, m.TurnEnd), "the caller has looked"
+    row.iterations, row.requests, row.tool_calls = body.iterations, body.requests, len(body.tool_calls)
+    _charge(row, body.usage)
+    return row
+
+
+def _charge(row: TurnRow | RequestRow, usage: m.Usage) -> None:
+    row.input_tokens, row.output_tokens = usage.input_tokens, usage.output_tokens
+    row.cached_tokens, row.reasoning_tokens = usage.cached_tokens, usage.reasoning_tokens
+    row.cost_usd = usage.cost_usd
