@@ -12,7 +12,8 @@ from turn_loop import SYSTEM, USER, Place, serve_async
 
 def prepare(place: Place) -> Callable[[], Coroutine[Any, Any, str]]:
     # By default the transport keeps its server from one entry to the next; a fresh one is wanted.
-    client = Client(StdioTransport(place.command, place.args, keep_alive=False))
+    transport = StdioTransport(place.command, place.args, keep_alive=False)
+    client = Client(transport, timeout=place.limit_s, init_timeout=place.limit_s)
     http = httpx.AsyncClient(base_url=place.base_url, timeout=60.0)
 
     async def turn() -> str:

@@ -4,6 +4,7 @@ Without the explicit session, the adapters start a server to list the tools and 
 """
 
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any
 
 from langchain.agents import create_agent
@@ -15,6 +16,9 @@ from turn_loop import API_KEY, SYSTEM, USER, Place, serve_async
 
 def prepare(place: Place) -> Callable[[], Coroutine[Any, Any, str]]:
     connection = {"transport": "stdio", "command": place.command, "args": place.args}
+    if place.limit_s is not None:
+        limit = timedelta(seconds=place.limit_s)
+        connection |= {"session_kwargs": {"read_timeout_seconds": limit}}
     servers = MultiServerMCPClient({"tools": connection})
     model = ChatOpenAI(model=place.model, base_url=place.base_url, api_key=API_KEY)
 

@@ -15,7 +15,7 @@ def prepare(place: Place) -> Callable[[], Coroutine[Any, Any, str]]:
     # By default the transport keeps its server from one entry to the next; a fresh one is wanted.
     transport = StdioTransport(place.command, place.args, keep_alive=False)
     provider = OpenAIProvider(base_url=place.base_url, api_key=API_KEY)
-    toolset = MCPToolset(transport)
+    toolset = MCPToolset(transport, read_timeout=place.limit_s)
     agent = Agent(
         OpenAIChatModel(place.model, provider=provider),
         instructions=SYSTEM,

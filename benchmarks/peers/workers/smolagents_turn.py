@@ -9,11 +9,12 @@ from turn_loop import API_KEY, SYSTEM, USER, Place, serve
 
 def prepare(place: Place) -> Callable[[], str]:
     server = StdioServerParameters(command=place.command, args=place.args)
+    limits = {} if place.limit_s is None else {"client_session_timeout_seconds": place.limit_s}
     model = OpenAIModel(place.model, api_base=place.base_url, api_key=API_KEY)
 
     def turn() -> str:
         # The servers here answer with text alone.
-        with MCPClient(server, structured_output=False) as tools:
+        with MCPClient(server, adapter_kwargs=limits, structured_output=False) as tools:
             # It would draw its steps on standard output.
             agent = ToolCallingAgent(tools, model, instructions=SYSTEM, verbosity_level=LogLevel.OFF)
             return str(agent.run(USER))

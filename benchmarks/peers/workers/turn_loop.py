@@ -8,6 +8,7 @@ driven alike.
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -33,6 +34,12 @@ class Place(NamedTuple):
     command: str
     args: list[str]
 
+    @property
+    def limit_s(self) -> float | None:
+        """How long a call may take; `None`: as long as the framework lets it. `faults.py` sets it."""
+        given = os.environ.get("BENCH_LIMIT_S")
+        return float(given) if given else None
+
 
 def serve(prepare: Callable[[Place], Callable[[], str]]) -> None:
     """Run a turn for each line of standard input; what `prepare` does belongs to the first turn."""
@@ -40,10 +47,23 @@ def serve(prepare: Callable[[Place], Callable[[], str]]) -> None:
     turn = prepare(Place(base_url, model, command, args))
     for _ in sys.stdin:
         cpu, wall = time.process_time(), time.perf_counter()
-        answer = turn()
+        try:
+            answer = turn()
+        except BaseException as error:
+            if "BENCH_LIMIT_S" in os.environ:
+                _report(error, time.perf_counter() - wall)
+            raise
         took = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
         sys.stdout.write(json.dumps({"answer": answer, **took, "peak_mb": peak_mb()}) + "\n")
         sys.stdout.flush()
+
+
+def _report(error: BaseException, wall_s: float) -> None:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = f"{error}".strip().split("\n")[0][:300]
+    sys.stdout.write(json.dumps({"error": type(error).__name__, "text": text, "wall_s": wall_s}) + "\n")
+    sys.stdout.flush()
 
 
 def serve_async(prepare: Callable[[Place], Callable[[], Coroutine[Any, Any, str]]]) -> None:
