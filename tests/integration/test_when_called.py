@@ -24,6 +24,7 @@ from grue import (
     StdioServer,
     ToolPolicy,
     ToolRule,
+    ToolSearch,
     TurnOutcome,
     TurnRequest,
 )
@@ -45,7 +46,7 @@ from grue.messages import (
 from grue.policies import TurnLimits
 from grue.protocol.tools.lock import ToolLock, lock_of
 from grue.runtime.trace.recorder import Envelope
-from grue.testing import replay
+from grue.testing import assert_prefix_stable, replay
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.transports.mcp.listing_cache import ListingCache
@@ -378,6 +379,24 @@ def test_a_server_that_died_is_treated_as_any_other(listed: tuple[ToolDefinition
         outcome = told.turn()
         assert [call.settlement for call in outcome.tool_calls] == ["died"]
         assert outcome.kind == "forced"
+
+
+def test_of_fifty_servers_whose_tools_are_searched_only_the_one_that_is_called_starts(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    servers = {f"s{number}": waiting(f"s{number}") for number in range(50)}
+    seen_before(servers, listed)
+    called = ("call_tool", {"name": "s7.echo", "arguments": {"text": "hello"}})
+    steps = [[("find_tools", {"query": "echo text"})], [called], "done"]
+    trace = tmp_path / "turn.jsonl"
+    with Told(servers, *steps, tool_search=ToolSearch(above=40), trace=trace) as told:
+        outcome = told.turn()
+        assert told.started == ["s7"]
+        assert told.offered(0) == ["find_tools", "call_tool"] == told.offered(-1)
+    assert [call.name for call in outcome.tool_calls] == ["find_tools", "s7.echo"]
+    assert outcome.tool_calls[1].settlement == "returned"
+    assert replay(trace) == 1
+    assert assert_prefix_stable(trace) == 3
 
 
 def test_the_trace_replays(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -> None:

@@ -1,5 +1,6 @@
 """What of each prompt was a repetition, and which message ended it: misses that were planted one by one."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from grue import messages as m
 from grue.cli.trace_cache import cache
 from grue.protocol.context.history import History, Ledger
 from grue.testing import assert_prefix_stable
+from grue.tracing.page_feed import PageFeed
+from grue.tracing.page_media import ImageTable
 from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cached_prompts, common_bytes
 
 TALK = m.ConversationId("c")
@@ -435,6 +438,19 @@ def test_what_a_server_wrote_is_shown_without_control_characters(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "\u202e" not in out
+
+
+def test_the_viewer_has_the_share_and_the_break_at_each_reply() -> None:
+    talk = begun()
+    another_order(talk)
+    with tempfile.TemporaryFile() as spool:
+        feed = PageFeed(ImageTable(spool))
+        for envelope in talk.tape.envelopes:
+            feed.see(envelope)
+        rows = [row for row in feed.take().messages if row.kind == "CompletionReceived"]
+    assert [bool(row.repeats) for row in rows] == [False, True, True]
+    assert [row.broken for row in rows[:2]] == ["", ""]
+    assert "house.take is offered in another order" in rows[2].broken
 
 
 @pytest.mark.parametrize(("one", "other", "same"), [(b"", b"", 0), (b"abc", b"abd", 2), (b"ab", b"abc", 2)])

@@ -533,3 +533,19 @@ def test_a_count_shows_nothing_of_tools_once_one_was_called_or_an_answer_is_requ
     other.offer((WORDY,))
     other.ask([UserText("What does notes.txt say about it?")], RequireAnswer())
     assert not other.leaves_tools_out(Reply(content="hello", prompt_tokens=30))
+
+
+def test_an_equal_definition_is_sent_in_the_bytes_of_before_whatever_the_order_of_its_keys() -> None:
+    at, far = {"type": "string"}, {"type": "boolean"}
+    schemas: list[JsonObject] = [
+        {"type": "object", "properties": {"at": at, "far": far}},
+        {"properties": {"far": far, "at": at}, "type": "object"},
+        {"properties": {"far": far, "at": far}, "type": "object"},
+    ]
+    conversation, sent = Conversation(GENERIC), []
+    for schema in schemas:
+        tool = ToolDefinition(server=ServerName("a"), tool="x", description="X.", input_schema=schema)
+        conversation.ask((UserText("?"),), OfferTools((tool,)))
+        sent.append(conversation.prompt.tools)
+    assert sent[0] == sent[1] != sent[2]
+    assert sent[2].index(b'"far"') < sent[2].index(b'"at"'), "a changed one is sent as it is listed"
