@@ -302,6 +302,7 @@ def _settings(run: RecordedRun) -> Iterator[str]:
         ("policy", begun.policy, FailurePolicy()),
         ("tool_policy", rules, ToolPolicy()),
         ("context", begun.context, None),
+        ("tool_search", begun.tool_search, None),
     ):
         if value != usual:
             yield f"        {name}={_literal(value)},"

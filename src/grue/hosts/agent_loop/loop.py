@@ -47,6 +47,7 @@ from grue import (
     StdioServer,
     ToolClient,
     ToolPolicy,
+    ToolSearch,
     TurnLimits,
     TurnOutcome,
     TurnRequest,
@@ -55,7 +56,14 @@ from grue import messages as m
 from grue.hosting import Image, ToolServer
 from grue.hosts.agent_loop.events import EventFeed
 from grue.hosts.agent_loop.injected import MCP, PREFIX, InjectedTools, InvokeMcpTool, McpCall, McpTool
-from grue.hosts.agent_loop.names import Tools, beside, prefixed, prefixed_lock, prefixed_policy
+from grue.hosts.agent_loop.names import (
+    Tools,
+    beside,
+    prefixed,
+    prefixed_lock,
+    prefixed_policy,
+    prefixed_search,
+)
 from grue.policies import StartWhen
 
 if TYPE_CHECKING:
@@ -203,6 +211,7 @@ class RunnerOptions(TypedDict, total=False):
     tool_policy: ToolPolicy
     approve: Callable[..., Any] | None
     context: ContextPolicy | None
+    tool_search: ToolSearch | None
     budget: Budget
     start: StartWhen
 
@@ -327,6 +336,7 @@ class AgentLoop:
             "budget": configured.budget,
             "tool_policy": prefixed_policy(configured.tool_policy),
             "context": configured.context,
+            "tool_search": prefixed_search(configured.tool_search),
             "start": configured.start,
             **options,
         }

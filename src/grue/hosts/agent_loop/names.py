@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
 
-from grue import FunctionTools, MCPConfigError, ShellTool, ToolPolicy, ToolRule
+from grue import FunctionTools, MCPConfigError, ShellTool, ToolPolicy, ToolRule, ToolSearch
 from grue.hosting import ToolServer
 from grue.hosts.agent_loop.injected import MCP, PREFIX
 
@@ -83,8 +83,17 @@ def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
     """
 
     def both(rule: ToolRule) -> ToolRule:
-        patterns = [(each, f"{PREFIX}{each}") for each in rule.tools if not each.startswith(PREFIX)]
-        return replace(rule, tools=tuple(dict.fromkeys((*sum(patterns, ()), *rule.tools))))
+        return replace(rule, tools=_prefixed_patterns(rule.tools))
 
     trusted = (*policy.trusted, *(f"{PREFIX}{name}" for name in policy.trusted))
     return replace(policy, rules=tuple(map(both, policy.rules)), trusted=trusted)
+
+
+def prefixed_search(search: ToolSearch | None) -> ToolSearch | None:
+    """Return settings whose patterns for the configured names hold for the names with the prefix, too."""
+    return None if search is None else replace(search, always=_prefixed_patterns(search.always))
+
+
+def _prefixed_patterns(tools: tuple[str, ...]) -> tuple[str, ...]:
+    patterns = [(each, f"{PREFIX}{each}") for each in tools if not each.startswith(PREFIX)]
+    return tuple(dict.fromkeys((*sum(patterns, ()), *tools)))

@@ -343,6 +343,7 @@ class ZorkAgent:
             tool_lock=manager.tool_lock if manager else None,
             tool_policy=self.config.tool_policy,
             context=self.config.context,
+            tool_search=self.config.tool_search,
             approve=self._approve,
             budget=episode_budget(self.config),
             keep=self._keep,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from grue import FunctionTools, MCPConfigError, ShellTool, ToolPolicy, ToolRule
+from grue import FunctionTools, MCPConfigError, ShellTool, ToolPolicy, ToolRule, ToolSearch
 from grue.hosting import ToolLock
-from grue.hosts.agent_loop.names import beside, prefixed, prefixed_lock, prefixed_policy
+from grue.hosts.agent_loop.names import beside, prefixed, prefixed_lock, prefixed_policy, prefixed_search
 
 
 def add(a: int, b: int) -> int:
@@ -63,3 +63,9 @@ def test_a_policy_and_a_lock_hold_for_the_names_with_the_prefix() -> None:
     assert [rule.verdict for rule in changed.rules] == ["deny", "ask"]
     assert changed.trusted == ("files", "mcp.files")
     assert list(prefixed_lock(ToolLock({"files": {}})).servers) == ["mcp.files"]
+
+
+def test_tools_that_are_always_offered_are_so_by_the_names_with_the_prefix() -> None:
+    assert prefixed_search(None) is None
+    search = prefixed_search(ToolSearch(above=7, always=("files.*",)))
+    assert search == ToolSearch(above=7, always=("files.*", "mcp.files.*"))
