@@ -2,6 +2,7 @@
 # them here. `X as X` says that a stub exports a name.
 
 from grue.engine.answers import AnswerSpec as AnswerSpec
+from grue.engine.approval import ask_at_terminal as ask_at_terminal
 from grue.engine.batch import BatchItem as BatchItem
 from grue.engine.conversations.conversation import Conversation as Conversation
 from grue.engine.conversations.resume import parked_turns as parked_turns
@@ -9,7 +10,6 @@ from grue.engine.outside_turns.tool_client import ToolClient as ToolClient
 from grue.engine.runner import Runner as Runner
 from grue.engine.runner import TurnOutcome as TurnOutcome
 from grue.engine.runner import TurnRequest as TurnRequest
-from grue.engine.terminal_approval import ask_at_terminal as ask_at_terminal
 from grue.engine.turn import TurnHandle as TurnHandle
 from grue.errors import ActorCrashed as ActorCrashed
 from grue.errors import AnswerError as AnswerError

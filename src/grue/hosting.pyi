@@ -77,9 +77,9 @@ from grue.engine.turn_errors import tool_support_error as tool_support_error
 from grue.engine.turn_request import Image as Image
 from grue.engine.turn_request import outcome_of as outcome_of
 from grue.protocol.chat_wire.conversation import Conversation as Conversation
-from grue.protocol.chat_wire.failure_reasons import kind_of_status as kind_of_status
 from grue.protocol.chat_wire.failures import MAX_WORDS as MAX_WORDS
 from grue.protocol.chat_wire.failures import Fault as Fault
+from grue.protocol.chat_wire.failures import kind_of_status as kind_of_status
 from grue.protocol.chat_wire.failures import reason_of_fault as reason_of_fault
 from grue.protocol.chat_wire.failures import shown_endpoint as shown_endpoint
 from grue.protocol.chat_wire.model_support import ToolSupportPolicy as ToolSupportPolicy

@@ -24,8 +24,8 @@ import keyring.backends.fail
 from auth_server import Guarded, guarded_server, press_yes
 from file_keyring import FileKeyring
 
-from grue.transports.mcp.keyring_store import token_store
 from grue.transports.mcp.login import LoginRefused, log_in, log_out
+from grue.transports.mcp.token_store import token_store
 
 BACKEND = "file_keyring.FileKeyring"
 

@@ -1,7 +1,7 @@
 """`grue init`: write a small program, its test and `mcp_config.json`, and offer the servers of other hosts.
 
 A file that exists is never written to. What is copied from another host holds no secret
-(`grue.config.copied_entry`).
+(`grue.config.other_hosts`).
 """
 
 import json
@@ -17,9 +17,8 @@ from typing import Any
 import typer
 
 from grue.cli.saying import GRUE, say, shown_path
-from grue.config.copied_entry import CopiedEntry
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
-from grue.config.other_hosts import FoundServers, find_hosts, read_host
+from grue.config.other_hosts import CopiedEntry, FoundServers, find_hosts, read_host
 from grue.errors import MCPConfigError
 from grue.runtime.safe_text import printable
 from grue.runtime.whole_file import write_whole

@@ -12,8 +12,7 @@ from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.runtime.loading import load
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.keyring_store import token_store
-from grue.transports.mcp.token_store import TokenRecord
+from grue.transports.mcp.token_store import TokenRecord, token_store
 
 
 def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: bool) -> None:

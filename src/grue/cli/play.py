@@ -21,7 +21,7 @@ from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
 from grue.config.mcp_servers import missing_servers
 from grue.config.settings import GameConfiguration
-from grue.engine.terminal_approval import ask_at_terminal
+from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError, TraceError
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
 from grue.hosts.zork.client import LLMClient

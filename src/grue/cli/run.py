@@ -23,7 +23,7 @@ from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
 from grue.engine.action_facts import ActionsPlanned, StepEnded
 from grue.engine.actions import StepExecutionResult
-from grue.engine.terminal_approval import ask_at_terminal
+from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError
 from grue.hosting import McpServersConnected, ToolServer
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config

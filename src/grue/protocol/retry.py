@@ -1,6 +1,6 @@
 """Decide whether to send a request to an endpoint again, and how long to wait before that.
 
-`chat_wire/failure_reasons.py` says what kind of failure a refusal is, and `next_delay` computes the wait
+`chat_wire/failures.py` says what kind of failure a refusal is, and `next_delay` computes the wait
 from that. The time and the random jitter are arguments.
 """
 

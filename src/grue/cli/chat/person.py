@@ -14,7 +14,7 @@ from grue import messages as m
 from grue.cli.chat import lines
 from grue.cli.chat.reading import Reader
 from grue.cli.chat.screen import Screen
-from grue.engine.terminal_approval import NOT_SHOWN
+from grue.engine.approval import NOT_SHOWN
 from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.runtime.safe_text import printable, shown_whole
 from grue.runtime.secrets.redaction import Redaction

@@ -23,7 +23,7 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
 from grue.cli.chat.commands import COMMANDS
-from grue.engine.terminal_approval import forget_typed
+from grue.engine.approval import forget_typed
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.whole_file import write_whole

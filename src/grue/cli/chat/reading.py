@@ -7,7 +7,7 @@ import sys
 from typing import BinaryIO, Protocol
 
 from grue.cli.saying import say
-from grue.engine.terminal_approval import forget_typed
+from grue.engine.approval import forget_typed
 from grue.errors import MCPConfigError
 
 MAX_LINE = 8 * 2**20

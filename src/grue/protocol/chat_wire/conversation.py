@@ -1,7 +1,7 @@
 """A conversation with an endpoint, which encodes each message once and builds the request bodies.
 
-How one message is written is up to the wire formats. A `Conversation` has state but does no I/O: add
-messages with `ask`, send what `body` returns, and give replies to `read` and `keep`. What was said is in its
+How one message is written is up to the wire formats. A `Conversation` has state but does no I/O: add messages
+with `ask`, send what `body` returns, and give replies to `read` and `keep`. What was said is in its
 `history`, as plain data; the encoded messages are made from that and from the profile alone.
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
@@ -16,6 +16,10 @@ messages with `ask`, send what `body` returns, and give replies to `read` and `k
   schema. A request with tools never has a field for it: there the schema is text at every endpoint, added to
   the user's text of the first such request. So what was sent stays the same bytes.
 - Thoughts and signatures go back to the format and the model that they came from, and to no other.
+
+A request holds all messages, so joining them one by one would cost every request more than the one before it.
+In `EncodedMessages` older messages are joined once and stay joined: however long the conversation is, a
+request joins a few parts only. It also moves the cache markers from message to message.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,18 +29,83 @@ import msgspec
 
 from grue import messages as m
 from grue.protocol.answers import SCHEMA_BESIDE_TOOLS, SCHEMA_IN_WORDS
-from grue.protocol.chat_wire.encoded_messages import EncodedMessages
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.media import Shown, WireItem, has_attachments, with_shown, without_attachments
 from grue.protocol.chat_wire.profile import ModelSettings, TextToolCalls, WireProfile, with_inputs
 from grue.protocol.chat_wire.reply import UNREADABLE, CallIds, Reply, as_it_ended, no_completion, read_call
-from grue.protocol.chat_wire.wire_format import Choice, WireRequest
+from grue.protocol.chat_wire.wire_format import EPHEMERAL, Choice, WireRequest
 from grue.protocol.chat_wire.written_calls import read_written, split_thoughts
 from grue.protocol.context.history import History
 from grue.protocol.json_text import to_json
 from grue.protocol.tools.names import WireNames
+from grue.runtime.large_data import STEP
 from grue.runtime.safe_text import printable, well_formed
+
+MARK = b',"cache_control":' + to_json(EPHEMERAL)
+"""A cache marker within an encoded message."""
+
+
+class EncodedMessages:
+    """Messages in order, the newest marked ones with their markers.
+
+    Args:
+        room: How many messages may have a marker. It may be lowered before the first one is marked.
+
+    Attributes:
+        size: Bytes of all messages.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.size = 0
+        # What stands before, between and after the marked messages.
+        self._between: list[list[bytes]] = [[]]
+        self._marked: list[bytes] = []
+
+    @property
+    def parts(self) -> list[bytes]:
+        """All messages, joined by commas to a few parts."""
+        parts = [*self._between[0]]
+        for marked, after in zip(self._marked, self._between[1:], strict=True):
+            parts += (marked, *after)
+        return parts
+
+    def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
+        """Add messages; if `marked` is set, the last one of them that has a marker is one of the newest.
+
+        A marker is cut out of its message when enough newer ones have come. If the message were encoded again
+        without one, more than the marker would differ: a text without one is a string, and a text with one is
+        a list of parts.
+        """
+        places = [at for at, message in enumerate(messages) if marked and MARK in message]
+        for at, message in enumerate(messages):
+            self.size += len(message)
+            if places and at == places[-1]:
+                self._marked.append(message)
+                self._between.append([])
+            else:
+                _append(self._between[-1], message)
+        if len(self._marked) > self.room:
+            self._unmark_oldest()
+
+    def _unmark_oldest(self) -> None:
+        message = self._marked.pop(0).replace(MARK, b"")
+        for part in (message, *self._between.pop(1)):
+            _append(self._between[0], part)
+
+
+def _append(parts: list[bytes], part: bytes) -> None:
+    """Add a part, and join parts so that each is at least twice as long as the next, or very long.
+
+    So the number of parts grows with the logarithm of the messages, and each message is copied as often. Very
+    long parts stay apart: copying them would block other threads.
+    """
+    parts.append(part)
+    while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]) and len(parts[-2]) + len(parts[-1]) < STEP:
+        last = parts.pop()
+        parts[-1] = b",".join((parts[-1], last))
+
 
 UNDERSTOOD = "Understood."
 """Sent as the assistant's text between tool results and a user message, if the endpoint requires one."""

@@ -12,16 +12,21 @@
 A process that has exited but is not reaped is a zombie, and the kernel does not reuse its id or its group's
 id. Reaping frees the id. If the leader were reaped before step 1, the kill could hit an unrelated process
 group that has been given the same id. If it were reaped before step 4 and the host died in between, the guard
-would kill that unrelated group. So nothing may wait for or poll the leader earlier: `exit_watch.py` sees its
+would kill that unrelated group. So nothing may wait for or poll the leader earlier: an `ExitWatch` sees its
 exit without reaping it.
 
 Everything here is blocking code that needs no event loop and works from any thread. A `finally` outside
 `anyio.run` calls it after a second Ctrl-C has torn the loop down.
+
+Linux has pidfds for this, macOS has kqueue. On a Linux without pidfds, polling `waitid` with `WNOWAIT` does
+not reap either.
 """
 
 import atexit
 import contextlib
+import io
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -30,11 +35,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
+
+import anyio
 
 from grue.errors import MCPConfigError, MCPError, SandboxError
 from grue.runtime.processes.descendants import Descendants
-from grue.runtime.processes.exit_watch import ExitWatch
 from grue.runtime.processes.guard import guard
 from grue.runtime.processes.process_table import live_members
 from grue.runtime.processes.server_exit import ServerExit
@@ -42,6 +48,90 @@ from grue.sandbox.box import Sandbox
 
 if TYPE_CHECKING:
     from grue.sandbox.launch import Boxed
+
+
+_POLL_EVERY_S = 0.01
+
+
+class _Source(Protocol):
+    """A descriptor that becomes readable when the process exits, and stays readable."""
+
+    @property
+    def closed(self) -> bool: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class ExitWatch:
+    """Watches one child of this process. Nothing else may reap that child."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seen = False
+        self._source: _Source | None = None
+        try:
+            self._source = _open_source(pid)
+        except ProcessLookupError:
+            self._seen = True  # kqueue raises this for a child that has already exited
+
+    async def wait(self) -> None:
+        """Return when the process has exited. Cancelling leaves nothing behind."""
+        while not self.exited_within(0):
+            if self._source is None:
+                await anyio.sleep(_POLL_EVERY_S)
+            else:
+                await anyio.wait_readable(self._source.fileno())
+
+    def exited_within(self, limit_s: float) -> bool:
+        """Block for at most `limit_s` seconds; return whether the process has exited."""
+        if self._seen:
+            return True
+        if self._source is None:
+            self._seen = _poll_exit(self._pid, time.monotonic() + limit_s)
+        elif not self._source.closed:
+            poll = select.poll()
+            poll.register(self._source.fileno(), select.POLLIN)
+            self._seen = bool(poll.poll(limit_s * 1000))
+        return self._seen
+
+    def descriptor(self) -> int | None:
+        """Return the descriptor that `wait` waits on in the event loop; `None` if there is none."""
+        return None if self._source is None or self._source.closed else self._source.fileno()
+
+    def close(self) -> None:
+        """Close the descriptor; safe to repeat."""
+        if self._source is not None:
+            self._source.close()
+
+
+def _open_source(pid: int) -> _Source | None:
+    if sys.platform == "linux":
+        try:
+            return io.FileIO(os.pidfd_open(pid))
+        except OSError:  # a kernel before 5.3, or a sandbox that does not let it through
+            return None
+    else:
+        events = select.kqueue()
+        change = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+        try:
+            events.control([change], 0)
+        except OSError:
+            events.close()
+            raise
+        return events
+
+
+def _poll_exit(pid: int, deadline: float) -> bool:
+    while True:
+        try:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
+                return True
+        except ChildProcessError:  # the host ignores SIGCHLD: the kernel has reaped it
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_EVERY_S)
+
 
 _SHELL = "/bin/sh"
 _SHIM = 'read -r _ && exec "$@"'

@@ -1,6 +1,6 @@
 """`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
-Come here for URLs, headers and what an endpoint supports; TLS, proxies and the reuse of connections are in
+It has the URLs, headers and what an endpoint supports; TLS, proxies and the reuse of connections are in
 `connections.py`. What a request or a reply means is decided in `protocol/chat_wire/`.
 
 An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves
@@ -31,8 +31,7 @@ from grue.policies import SupportCheck
 from grue.protocol.chat_wire.content_encoding import ACCEPTED
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.formats import FORMATS, WireName
-from grue.protocol.chat_wire.model_list import ListedModel, find_model, read_models
-from grue.protocol.chat_wire.model_support import checked_support
+from grue.protocol.chat_wire.model_support import ListedModel, checked_support, find_model, read_models
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, with_inputs
 from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import PROFILES, profile_for, provider_name

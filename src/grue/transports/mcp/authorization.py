@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import httpx2
 
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.keyring_store import token_store
+from grue.transports.mcp.token_store import token_store
 
 if TYPE_CHECKING:
     from grue.transports.mcp.oauth import Authorizer

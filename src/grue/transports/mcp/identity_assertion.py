@@ -22,13 +22,13 @@ from msgspec import Struct
 from grue.runtime.loops.aside import aside
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.oauth_settings import LOOPBACK, OAuth
-from grue.transports.mcp.identity_token import identity_token
 from grue.transports.mcp.oauth_faults import (
     AuthorizationRefused,
     identity_fault,
     insecure_fault,
     unavailable_fault,
 )
+from grue.transports.mcp.token_store import identity_token
 
 _TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 - the name of a grant
 _ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a type

@@ -1,6 +1,6 @@
 """The official MCP SDK, connected to a stream of messages.
 
-This module, `message_stream.py`, `line_stream.py`, `incoming.py`, `sdk_events.py` and `sdk_http.py` import
+This module, `message_stream.py`, `line_stream.py`, `incoming.py` and `sdk_http.py` import
 `mcp` when they are loaded, which is slow. Import them inside functions.
 
 The SDK's dispatcher reads from and writes to a server process directly, without tasks or queues in between.

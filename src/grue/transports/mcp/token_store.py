@@ -1,19 +1,28 @@
 """The tokens of servers by URL, in files that only their owner can read, one for each server.
 
-`keyring_store.py` keeps them in the system's keyring instead, and chooses between the two (`token_store`).
+`KeyringStore` keeps them in the system's keyring instead, for servers with `"keep_tokens_in": "keyring"`.
 
 All processes of a machine share them. A process that renews a token holds the file's lock meanwhile: many
 authorization servers accept a refresh token once, so a second process that sent it would lose the login for
 both. Tokens are in no trace, no log and no configuration.
+
+The package `keyring` finds the system's keyring: Secret Service or KWallet on Linux, the Keychain on macOS.
+It is imported when tokens are read or written for the first time. The lock for renewals is the same file lock
+as with tokens in files, because no keyring has one; the lock's file is empty.
 """
 
+import base64
+import contextlib
 import fcntl
 import hashlib
 import os
+import queue
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -22,8 +31,55 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.runtime.whole_file import write_whole
+from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.identity_token import identity_digest
+from grue.transports.mcp.oauth_faults import AuthorizationRefused, identity_fault, keyring_fault
+
+
+class _Claims(Struct):
+    iss: str
+    sub: str
+
+
+def identity_token(auth: OAuth) -> str:
+    """Return the identity token that is configured, or that its file has now.
+
+    Raises:
+        AuthorizationRefused: The file cannot be read, or is empty.
+    """
+    if auth.identity_token_file is None:
+        return auth.identity_token or ""
+    try:
+        token = Path(auth.identity_token_file).expanduser().read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it holds no token"
+        raise AuthorizationRefused(identity_fault(f"identity_token_file cannot be read: {reason}")) from error
+    if not token:
+        raise AuthorizationRefused(identity_fault("identity_token_file is empty"))
+    return token
+
+
+def identity_digest(auth: OAuth) -> str:
+    """Return a digest of the person, so that tokens are never shared between persons.
+
+    It is the same for each token that the identity provider issues to one person, and empty if the grant has
+    no identity token. If the token's file cannot be read, it fits no stored token.
+    """
+    if auth.grant != "identity_assertion":
+        return ""
+    try:
+        token = identity_token(auth)
+    except AuthorizationRefused:
+        return os.urandom(16).hex()
+    try:
+        payload = token.split(".")[1]
+        padded = payload + "=" * (-len(payload) % 4)
+        claims = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=_Claims)
+        person = f"{claims.iss}\n{claims.sub}"
+    except (IndexError, ValueError):  # a token in another form: one store for each token
+        person = token
+    return hashlib.sha256(person.encode()).hexdigest()
+
 
 _LOCK_POLL_S = 0.02
 _LOCK_WAIT_S = 30.0
@@ -159,3 +215,114 @@ def _taken(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+T = TypeVar("T")
+
+SERVICE = "grue"
+"""The name of the service under which the keyring's own tools show the tokens."""
+
+_WAIT_S = 20.0
+
+
+class KeyringStore(TokenStore):
+    """The stored tokens of one server, in the system's keyring.
+
+    Each method raises `AuthorizationRefused` if the package is missing, if there is no keyring, or if it is
+    locked or does not answer within 20 s: some keyrings ask a person before they answer.
+    """
+
+    def __init__(self, server: HttpServer) -> None:
+        super().__init__(server)
+        self._name = server.name
+        self._entry = self.file.stem
+
+    def load(self) -> TokenRecord | None:
+        """Return the stored entry; `None` if there is none, or if it cannot be decoded."""
+        text = self._asked(lambda ring: ring.get_password(SERVICE, self._entry))
+        try:
+            return None if text is None else msgspec.json.decode(text, type=TokenRecord)
+        except msgspec.DecodeError:
+            return None
+
+    def save(self, record: TokenRecord) -> None:
+        """Store a record, and remove tokens of the same login that an earlier setting left in a file."""
+        text = msgspec.json.encode(record).decode()
+
+        def kept(ring: Any) -> bool:
+            ring.set_password(SERVICE, self._entry, text)
+            return bool(ring.get_password(SERVICE, self._entry) == text)
+
+        if not self._asked(kept):  # the backend `null` forgets everything without an error
+            raise AuthorizationRefused(keyring_fault(self._name, "does not keep what is stored in it"))
+        super().remove()
+
+    def remove(self) -> bool:
+        """Remove the tokens; return whether there were any."""
+        in_a_file = super().remove()
+
+        def removed(ring: Any) -> bool:
+            if ring.get_password(SERVICE, self._entry) is None:
+                return False
+            ring.delete_password(SERVICE, self._entry)
+            return True
+
+        return self._asked(removed) or in_a_file
+
+    def may_have(self) -> bool:
+        """Return `True`: only the keyring knows, and asking it can take long."""
+        return True
+
+    @property
+    def place(self) -> str:
+        """Where the tokens are, in words."""
+        return f"the system's keyring ({self._asked(lambda ring: ring.get_keyring().name)})"
+
+    def _asked(self, ask: Callable[[Any], T]) -> T:
+        """Call `ask` with the package `keyring`, and translate its errors.
+
+        It runs in a daemon thread. A keyring that waits for a person to unlock it must keep neither the
+        caller beyond the limit, nor the interpreter from exiting.
+        """
+        answers: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                import keyring
+
+                answers.put(ask(keyring))
+            except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
+                answers.put(error)
+
+        threading.Thread(target=work, name="grue keyring", daemon=True).start()
+        try:
+            answer = answers.get(timeout=_WAIT_S)
+        except queue.Empty:
+            words = f"did not answer within {_WAIT_S:g} s; perhaps it waits to be unlocked"
+            raise AuthorizationRefused(keyring_fault(self._name, words)) from None
+        if isinstance(answer, BaseException):
+            self._refuse(answer)
+        return answer
+
+    def _refuse(self, error: BaseException) -> NoReturn:
+        if isinstance(error, ModuleNotFoundError) and error.name == "keyring":
+            raise AuthorizationRefused(keyring_fault(self._name, None)) from error
+        with contextlib.suppress(ImportError):
+            from keyring.errors import KeyringError, KeyringLocked, NoKeyringError
+
+            if isinstance(error, NoKeyringError):
+                words = "is missing: no backend of the package keyring works here"
+                raise AuthorizationRefused(keyring_fault(self._name, words)) from error
+            if isinstance(error, KeyringLocked):
+                raise AuthorizationRefused(keyring_fault(self._name, "is locked")) from error
+            if isinstance(error, KeyringError | ImportError | AttributeError | OSError | RuntimeError):
+                # Without the error's text: a backend may put what it should store into it.
+                words = f"cannot be used ({type(error).__name__})"
+                raise AuthorizationRefused(keyring_fault(self._name, words)) from error
+        raise error
+
+
+def token_store(server: HttpServer) -> TokenStore:
+    """Return the store of a server's tokens, in the place that its settings name."""
+    in_keyring = server.auth is not None and server.auth.keep_tokens_in == "keyring"
+    return KeyringStore(server) if in_keyring else TokenStore(server)

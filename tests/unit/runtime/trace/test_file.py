@@ -14,8 +14,7 @@ from plain_messages import Body, Counted, Said, recording_program, rounded, writ
 from promises import within
 
 from grue.errors import TraceError
-from grue.runtime.trace.file import TraceOptions, TraceWriter
-from grue.runtime.trace.line_queue import LineQueue
+from grue.runtime.trace.file import LineQueue, TraceOptions, TraceWriter
 from grue.runtime.trace.reader import read_trace
 from grue.runtime.trace.recorder import Recorder
 

@@ -17,10 +17,8 @@ import keyring.errors
 
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp import keyring_store
-from grue.transports.mcp.keyring_store import KeyringStore, token_store
 from grue.transports.mcp.oauth_faults import AuthorizationRefused
-from grue.transports.mcp.token_store import TokenRecord, TokenStore
+from grue.transports.mcp.token_store import KeyringStore, TokenRecord, TokenStore, token_store
 
 URL = "https://h/mcp"
 SECRET = "access-0123456789abcdef"
@@ -124,7 +122,7 @@ def test_a_keyring_that_forgets_is_noticed_when_it_is_written() -> None:
 
 
 def test_a_keyring_that_waits_for_a_person_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyring_store, "_WAIT_S", 0.05)
+    monkeypatch.setattr("grue.transports.mcp.token_store._WAIT_S", 0.05)
     unlocked = threading.Event()
 
     class Waiting(Memory):

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from grue.tool_sessions.server_specs import StdioServer
-from grue.transports.mcp.launchers import direct_command, launcher_of, missing_npx_package
-from grue.transports.mcp.npx_cache import npx_folder
+from grue.transports.mcp.launchers import direct_command, launcher_of, missing_npx_package, npx_folder
 
 
 def program(path: Path, mode: int = 0o755) -> Path:

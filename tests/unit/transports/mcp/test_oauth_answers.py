@@ -9,7 +9,7 @@ pytest.importorskip("mcp", reason="OAuth needs the extra: pip install 'grue[mcp]
 
 import httpx2
 
-from grue.transports.mcp.oauth_answers import adapted, as_known, secrets_of
+from grue.transports.mcp.oauth import adapted, as_known, secrets_of
 
 KNOWN = ["https://a.example/t"]
 REQUEST = httpx2.Request("POST", "https://a.example/token", data={"code": "c0de", "grant_type": "x"})

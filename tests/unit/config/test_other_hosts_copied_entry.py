@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grue.config.copied_entry import copied
+from grue.config.other_hosts import copied
 from grue.errors import MCPConfigError
 
 KEY = "sk-live-4f3c2b1a9d8e7f6a5b4c"

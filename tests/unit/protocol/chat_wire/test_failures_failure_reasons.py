@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from grue.messages import LlmFailure
 from grue.policies import FailureKind, FailureReason
-from grue.protocol.chat_wire.failure_reasons import kind_of, kind_of_status, reason_of, reason_of_kind
-from grue.protocol.chat_wire.failures import Fault, describe
+from grue.protocol.chat_wire.failures import (
+    Fault,
+    describe,
+    kind_of,
+    kind_of_status,
+    reason_of,
+    reason_of_kind,
+)
 from grue.protocol.chat_wire.profiles import GENERIC
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.protocol.chat_wire.encoded_messages import MARK, EncodedMessages
+from grue.protocol.chat_wire.conversation import MARK, EncodedMessages
 from grue.runtime.large_data import STEP
 
 MESSAGES = st.lists(

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from promises import within
 
-from grue.runtime.processes.exit_watch import ExitWatch
+from grue.runtime.processes.process_group import ExitWatch
 
 pytestmark = pytest.mark.anyio
 

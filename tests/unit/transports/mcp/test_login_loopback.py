@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from grue.transports.mcp.loopback import Loopback
+from grue.transports.mcp.login import Loopback
 
 
 def test_what_an_authorization_server_says_is_text_on_the_page() -> None:

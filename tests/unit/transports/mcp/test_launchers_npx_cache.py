@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grue.tool_sessions.server_specs import StdioServer
-from grue.transports.mcp.npx_cache import npx_cache_broken
+from grue.transports.mcp.launchers import npx_cache_broken
 
 EVERYTHING = "@modelcontextprotocol/server-everything@2026.8.31"
 FOLDER = "_npx/a705c79b42eea4c8"

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from grue import ApprovalQuestion, ask_at_terminal
-from grue.engine.terminal_approval import NOT_SHOWN
+from grue.engine.approval import NOT_SHOWN
 
 QUESTION = ApprovalQuestion(
     call_id="c1",
