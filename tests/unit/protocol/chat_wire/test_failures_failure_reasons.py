@@ -1,4 +1,4 @@
-"""Why an endpoint refused a request; `test_failure_reasons_of_providers.py` has what providers write."""
+"""Why an endpoint refused; `test_failures_failure_reasons_of_providers.py` has what providers write."""
 
 from typing import get_args
 
