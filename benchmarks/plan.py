@@ -12,6 +12,7 @@ SECONDS = {
     "version": 2,
     "ask": 6,
     "record": 2,
+    "boxes": 12,
     "sessions": 12,
     "manager": 5,
     "long": 5,

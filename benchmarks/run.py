@@ -23,6 +23,7 @@ from pathlib import Path
 
 from batches import map_section
 from boots import boots_section
+from boxes import boxes_section
 from conversations import conversation_section
 from episodes import episode_section
 from fleet_rate import rate_section
@@ -54,6 +55,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "version": version_section,
     "ask": ask_section,
     "record": record_section,
+    "boxes": boxes_section,
     "sessions": sessions_section,
     "manager": manager_section,
     "long": long_turn_section,

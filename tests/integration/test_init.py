@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from grue.sandbox.box import Sandbox
+from grue.sandbox.launch import missing_for
 from commands import command, environment, grue
 
 SECRET = "ghp_" + "a1b2c3d4e5" * 3
@@ -37,7 +40,9 @@ def test_what_it_writes_passes_at_once(tmp_path: Path, home: Path) -> None:
     assert "found    servers of Cursor: github, mind. To copy them: grue init bot --from " in made.stdout
     files = written(tmp_path / "bot")
     assert files.keys() == {"agent.py", "test_agent.py", "mcp_config.json"}
-    assert json.loads(files["mcp_config.json"])["mcpServers"].keys() == {"mind"}
+    servers = json.loads(files["mcp_config.json"])["mcpServers"]
+    assert servers.keys() == {"mind"}
+    assert servers["mind"].get("sandbox") == (None if missing_for(Sandbox()) else "pure")
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "-n", "0"],
         cwd=tmp_path / "bot",

@@ -22,6 +22,8 @@ from grue.config.other_hosts import CopiedEntry, FoundServers, find_hosts, read_
 from grue.errors import MCPConfigError
 from grue.runtime.safe_text import printable
 from grue.runtime.whole_file import write_whole
+from grue.sandbox.box import Sandbox
+from grue.sandbox.launch import missing_for
 
 AGENT = '''"""Answer a question with the tools of the servers in mcp_config.json.
 
@@ -129,10 +131,14 @@ def _write(path: Path, text: str) -> bool:
 
 
 def _own_server() -> dict[str, Any]:
-    """Return the entry of the bundled server. It names `python` if that is this interpreter."""
+    """Return the entry of the bundled server, in a box where this machine can enforce one.
+
+    It names `python` if that is this interpreter.
+    """
     found = shutil.which("python")
     python = "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
-    return {"command": python, "args": ["-m", "grue.hosts.servers.think"]}
+    entry = {"command": python, "args": ["-m", "grue.hosts.servers.think"]}
+    return entry if missing_for(Sandbox()) else {**entry, "sandbox": "pure"}
 
 
 def _offered(folder: Path) -> list[FoundServers]:

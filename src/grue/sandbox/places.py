@@ -227,7 +227,26 @@ def _system_rules(*, executable: bool) -> tuple[Rule, ...]:
         loaders = [f"/lib64/{name}" for name in _listed("/lib64") if name.startswith("ld-")]
         loaders += [f"/lib/{name}" for name in _listed("/lib") if name.startswith("ld-")]
         rules += [Rule(os.path.realpath(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]
-    return tuple(rules)
+    return _distinct(rules)
+
+
+def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Leave out each rule that another one includes, as `/usr` does with `/lib`, where that is a link to it.
+
+    Each rule costs 8 us at a start.
+    """
+    found: dict[str, int] = {}
+    for rule in rules:
+        real = os.path.realpath(rule.path)
+        found[real] = found.get(real, 0) | rule.access
+    return tuple(
+        Rule(path, access)
+        for path, access in found.items()
+        if not any(
+            path != other and _within(path, other) and access & more == access
+            for other, more in found.items()
+        )
+    )
 
 
 def _base_python() -> tuple[str, ...]:

@@ -5,6 +5,7 @@ with its reason. A filter sees the numbers in a call's registers and no memory, 
 protocols, but not paths and addresses.
 """
 
+import functools
 import platform
 import struct
 
@@ -32,6 +33,9 @@ class Machine(Struct, frozen=True):
     audit: int
     x32: bool
     calls: dict[str, int]
+
+    def __hash__(self) -> int:
+        return hash(self.audit)
 
 
 _X86_64 = """
@@ -138,6 +142,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     ask: tuple[str, ...] = ()
 
 
+@functools.lru_cache
 def program(here: Machine, wanted: Wanted) -> bytes:
     """Return the BPF program for this machine, as the kernel takes it: 8 bytes an instruction."""
     calls = here.calls

@@ -7,7 +7,7 @@ import pytest
 from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE
-from grue.sandbox.places import Places, is_too_wide, own_folders, places_of
+from grue.sandbox.places import Places, _system_rules, is_too_wide, own_folders, places_of
 
 
 @pytest.fixture
@@ -144,6 +144,17 @@ def test_hidden_paths_are_left_out_of_an_open_folder(home: Path) -> None:
     assert may(found, "/etc/hostname", READ_FILE)
     for hidden in (".ssh/file", "docs/closed/file", "link/file"):
         assert not may(found, home / hidden, READ_FILE), hidden
+
+
+def test_the_systems_rules_name_each_folder_once() -> None:
+    rules = _system_rules(executable=True)
+    paths = [rule.path for rule in rules]
+    assert len({*paths}) == len(paths)
+    assert all(os.path.realpath(path) == path for path in paths)
+    assert not any(path.startswith("/usr/") for path in paths)
+    loaders = _system_rules(executable=False)
+    assert any(rule.access & EXECUTE for rule in loaders), "the shell that waits has to be started"
+    assert not any(rule.path == "/usr" and rule.access & EXECUTE for rule in loaders)
 
 
 def test_only_listed_programs_are_started(home: Path) -> None:
