@@ -2,6 +2,7 @@
 `docs/guides/server-starts.md`, and what it costs.
 """
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,7 @@ from grue import (
     TurnOutcome,
     TurnRequest,
 )
+from grue.cli.doctor import saved_when_called
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.messages import (
     CallTools,
@@ -36,6 +38,7 @@ from grue.messages import (
     McpDisabled,
     OpenSession,
     RunTurn,
+    ServerName,
     SessionClosed,
     SessionOpened,
     SessionPrewarmed,
@@ -43,7 +46,7 @@ from grue.messages import (
     ToolDefinition,
     ToolsVerified,
 )
-from grue.policies import TurnLimits
+from grue.policies import ToolSearch, TurnLimits
 from grue.protocol.tools.lock import ToolLock, lock_of
 from grue.runtime.trace.recorder import Envelope
 from grue.testing import assert_prefix_stable, replay
@@ -418,3 +421,37 @@ def test_the_trace_replays(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -
 def test_options_that_make_no_sense_are_refused(options: Any, words: str) -> None:
     with pytest.raises(MCPConfigError, match=words):
         ServerOptions(**options)
+
+
+def test_a_slow_start_is_what_doctor_proposes_it_for() -> None:
+    opened = SessionOpened(server=ServerName("a"), tools=(), elapsed_s=1.234)
+    eager = faulty()
+    (told,) = saved_when_called(eager, opened)
+    assert "1234 ms" in told
+    assert '"start": "when_called"' in told
+    assert not [*saved_when_called(eager, replace(opened, elapsed_s=0.02))]
+    assert not [*saved_when_called(waiting("a"), opened)]
+
+
+def test_fifty_waiting_servers_start_nothing_and_one_call_starts_one() -> None:
+    command = [sys.executable, "benchmarks/many_servers.py", "--pairs", "2"]
+    root = Path(__file__).parents[2]
+    told = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert told.stderr == ""
+    assert "started in 2 turns that call none: 0.00" in told.stdout
+    assert "beyond one a turn in 2 turns that call one: 0.00" in told.stdout
+
+
+def test_a_server_whose_tool_is_searched_and_called_starts_and_no_other(
+    listed: tuple[ToolDefinition, ...],
+) -> None:
+    servers = {f"s{number}": waiting(f"s{number}") for number in range(20)}
+    seen_before(servers, listed)
+    found = [("find_tools", {"query": "echo"})]
+    called = [("call_tool", {"name": "s7.echo", "arguments": {"text": "hi"}})]
+    with Told(servers, found, called, "done", tool_search=ToolSearch(above=10)) as told:
+        outcome = told.turn()
+        assert told.started == ["s7"]
+        assert [call.settlement for call in outcome.tool_calls] == ["returned", "returned"]
+        assert told.offered(0) == told.offered(2)
+        assert len(told.offered(0)) == 2

@@ -33,7 +33,7 @@ from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
 from grue.tool_sessions.environment import is_own_key, visible_keys
 from grue.tool_sessions.failures import failure_text
-from grue.tool_sessions.server_specs import HttpServer, StdioServer
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.tracing.facts import counted
 from grue.transports.mcp.listing_cache import ListingCache
 from grue.transports.mcp.node_version import node_too_old
@@ -45,6 +45,9 @@ _NODE = ("node", "npx", "npm", "pnpm", "yarn")
 _ASK_S = 5.0
 _MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
 _MOST_FAULTS = 5
+
+_NOTICED_S = 0.1
+"""A start that takes longer is noticed by whoever waits for it."""
 
 
 def examine(
@@ -165,7 +168,16 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             found = _server(outcome, client.closed.get(name), known.source)
             launch = launches[name]
             lines = () if launch is None else boot_lines(launch, outcome, limits)
-            yield Finding(found.verdict, "\n".join([found.text, *lines]))
+            saved = () if known.source == BUNDLED else saved_when_called(asked[name], outcome)
+            yield Finding(found.verdict, "\n".join([found.text, *lines, *saved]))
+
+
+def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:
+    """Propose that a server starts when it is called, if its start is long enough for that to be noticed."""
+    if opened.elapsed_s < _NOTICED_S or server.options.start in ("beside", "when_called"):
+        return
+    took = f"{opened.elapsed_s * 1000:.0f} ms"
+    yield (f'a turn that does not call it need not wait {took} for it, nor start it: "start": "when_called"')
 
 
 def _server(opened: m.SessionOpened, closed: m.SessionClosed | None, source: str) -> Finding:

@@ -149,6 +149,18 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     reopened: Mapping[m.ServerName, m.OpenSession] = {}
 
 
+class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
+    """The mailboxes of sessions. `start` makes the one that is asked for and is not there yet."""
+
+    def __init__(self, start: Callable[[m.ServerName], Mailbox[m.SessionCommand]]) -> None:
+        super().__init__()
+        self._start = start
+
+    def __missing__(self, name: m.ServerName) -> Mailbox[m.SessionCommand]:
+        self[name] = mailbox = self._start(name)
+        return mailbox
+
+
 class TurnActors:
     """The actors of one turn. Create it for each turn and call `run` once.
 
@@ -273,12 +285,12 @@ class TurnActors:
             factory = self._llm(early)
             supervisor.start(factory(llm, agent, _shown(supervisor.note, shown)))
             self._sampling.sampler = self._sampler(supervisor, agent)
-            self._start_sessions(supervisor, agent, connections, deadline)
-            sessions = {name: session.mailbox for name, session in self._sessions.items()}
+            sessions = self._start_sessions(supervisor, agent, connections, deadline)
+            sessions.update(self._built_in(supervisor, agent))
             self._agent = AgentActor(
                 agent,
                 llm=llm,
-                sessions={**sessions, **self._built_in(supervisor, agent)},
+                sessions=sessions,
                 check=self._check,
                 note=supervisor.note if early is None else early.releasing(supervisor.note),
                 deadline=deadline,
@@ -326,8 +338,10 @@ class TurnActors:
         agent: Mailbox[m.TurnEvent],
         connections: Mapping[m.ServerName, Settled],
         deadline: float,
-    ) -> None:
-        for name in self._command.servers:
+    ) -> "_Mailboxes":
+        """Start the sessions' actors; those of servers that wait for a call, at their first message."""
+
+        def start(name: m.ServerName) -> Mailbox[m.SessionCommand]:
             session = SessionActor(
                 supervisor.mailbox(name),
                 agent=agent,
@@ -340,6 +354,14 @@ class TurnActors:
             if self._past is not None:
                 session.reopens = self._past.reopened.get(name)
             supervisor.start(session)
+            return session.mailbox
+
+        mailboxes = _Mailboxes(start)
+        waiting = {listing.server for listing in self._command.when_called}
+        for name in self._command.servers:
+            if name not in waiting:
+                mailboxes[name] = start(name)
+        return mailboxes
 
     def _built_in(
         self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]
@@ -379,7 +401,8 @@ class TurnActors:
     def _when_called(self, connections: Mapping[m.ServerName, Settled]) -> m.RunTurn:
         """Return the turn's command with the servers that start when they are called."""
         presumed, command = self._wiring.presumed, self._command
-        if presumed is None:
+        if presumed is None or self._past is not None:
+            # A fork repeats what its turn was told.
             return command
         return replace(command, when_called=presumed.when_called(command, connections, now()))
 
