@@ -24,6 +24,7 @@ SECONDS = {
     "fleet": 50,
     "fleet_rate": 65,
     "large": 100,
+    "results": 4,
 }
 """Of each section on a quiet machine with two cores, the most important one first."""
 

@@ -30,6 +30,7 @@ from fleet_rate import rate_section
 from fleet_speed import fleet_section
 from frames import frames_section
 from large import large_section
+from long_results import long_results_section
 from manager import manager_section
 from measuring import QUICK, WIDTH, Effort, Section, bar_line, printed, stored
 from messaging import ask_section, record_section
@@ -67,6 +68,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "fleet": fleet_section,
     "fleet_rate": rate_section,
     "large": large_section,
+    "results": long_results_section,
 }
 STOPPED = 130
 """Status after Ctrl-C, as shells have it."""

@@ -19,7 +19,7 @@ pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue
 
 
 HANG_S = 600
-"""A quick run of all twenty-one sections takes two minutes alone; other tests run beside it."""
+"""A quick run of all sections takes two minutes alone; other tests run beside it."""
 
 
 def python(*args: str | Path) -> str:
@@ -116,6 +116,7 @@ SECTIONS = [
         "fleet",
         "fleet_rate",
         "large",
+        "results",
     ),
 ]
 BARS = {

@@ -6,10 +6,11 @@ schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no b
 worker thread: a result of 10 MB takes some tens of milliseconds.
 """
 
+import functools
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -77,14 +78,20 @@ class WholeResult:
 
     Args:
         result: The result.
-
-    Attributes:
-        text: Its text, as `whole_text` says.
     """
 
     def __init__(self, result: m.ToolCallResult) -> None:
-        self.text = whole_text(result)
+        self._result = result
         self._content = result.content
+
+    @functools.cached_property
+    def text(self) -> str:
+        """Its text, as `whole_text` says."""
+        return whole_text(self._result)
+
+    @functools.cached_property
+    def _lines_in_all(self) -> int:
+        return self.text.count("\n") + 1
 
     def read(self, asked: Wanted, max_chars: int, *, clock: Callable[[], float] = time.monotonic) -> str:
         """Return the part that is asked for, in about `max_chars` characters at most.
@@ -103,7 +110,7 @@ class WholeResult:
 
     def _lines(self, first: int, last: int | None, skip: int, room: int) -> str:
         text = self.text
-        lines = text.count("\n") + 1
+        lines = self._lines_in_all
         if first > lines:
             raise CannotReadError(f"the result has {lines} lines")
         last = lines if last is None else min(last, lines)
@@ -152,14 +159,18 @@ class WholeResult:
 
     # --- JSON paths
 
-    def _select(self, path: str, skip: int, room: int) -> str:
-        steps = _steps_of(path)
-        content = self._content
-        if isinstance(content, str):
+    def _parsed(self) -> object:
+        """Return the content of which the first level is decoded; a text is decoded once."""
+        if isinstance(self._content, str):
             try:
-                content = msgspec.json.decode(content, type=msgspec.Raw)
+                self._content = _opened(msgspec.Raw(self._content.encode()))
             except (msgspec.DecodeError, RecursionError):
                 raise CannotReadError("the result is not JSON: read its lines, or search it") from None
+        return self._content
+
+    def _select(self, path: str, skip: int, room: int) -> str:
+        steps = _steps_of(path)
+        content = self._parsed()
         if not any(isinstance(step, _Every | slice) for step in steps):
             value = _only(content, steps)
             text = _written(value)
@@ -326,13 +337,19 @@ def _step(found: re.Match[str]) -> _Step:
     return _Every()
 
 
+_LEVELS: dict[bytes, msgspec.json.Decoder[Any]] = {
+    b"{": msgspec.json.Decoder(dict[str, msgspec.Raw]),
+    b"[": msgspec.json.Decoder(list[msgspec.Raw]),
+}
+_VALUES: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
 def _opened(value: object) -> object:
     """Return a value of which the first level is decoded; what is in it stays JSON text."""
     if not isinstance(value, msgspec.Raw):
         return value
-    first = bytes(value)[:64].lstrip()[:1]
-    kind: Any = {b"{": dict[str, msgspec.Raw], b"[": list[msgspec.Raw]}.get(first, object)
-    return msgspec.json.decode(value, type=kind)
+    first = bytes(memoryview(cast("Any", value))[:64]).lstrip()[:1]
+    return _LEVELS.get(first, _VALUES).decode(value)
 
 
 def _only(value: object, steps: list[_Step]) -> object:
