@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import command, environment, grue
 
 from grue.sandbox.box import Sandbox
 from grue.sandbox.launch import missing_for
-from commands import command, environment, grue
 
 SECRET = "ghp_" + "a1b2c3d4e5" * 3
 OTHER = {

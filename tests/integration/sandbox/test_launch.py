@@ -158,7 +158,12 @@ time.sleep(600)
 @boxes.needs_boxes
 @pytest.mark.parametrize("preset", ["pure", "files", "web"])
 def test_the_guard_ends_a_boxed_program_after_a_kill_of_the_host(preset: Preset, tmp_path: Path) -> None:
-    host = subprocess.Popen([sys.executable, "-c", HOST, preset], stdout=subprocess.PIPE, cwd=tmp_path)
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, preset],
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     assert host.stdout is not None
     pid = int(host.stdout.readline())
     fd = os.pidfd_open(pid)
