@@ -85,7 +85,7 @@ def test_the_projects_own_settings_are_used(run: CliRunner) -> None:
         )
         assert played.exit_code == 0, played.output
         names = [tool["function"]["name"] for tool in server.requests[0].body["tools"]]
-    assert names == ["faulty.echo", "faulty.fail", "faulty.environ"]
+    assert names == ["faulty.echo", "faulty.environ", "faulty.fail"]
 
 
 def test_mcp_that_is_declined_in_so_many_words_stays_off(run: CliRunner) -> None:
