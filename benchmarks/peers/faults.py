@@ -256,7 +256,7 @@ def table(results: dict[tuple[str, str], dict[str, Any]], sides: list[Side], fau
         [fault.title, *(cell(results[side.name, fault.name], fault) for side in sides)] for fault in faults
     ]
     for what, count in (
-        ("turns without an end", lambda found: cell(found, faults[1]).startswith("**no end**")),
+        ("turns without an end", lambda found: cell(found, FAULTS[1]).startswith("**no end**")),
         ("turns that left processes", lambda found: bool(found["left"])),
     ):
         counts = [sum(count(results[side.name, each.name]) for each in faults) for side in sides]
