@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +23,15 @@ import pytest
 from commands import environment, forked
 
 from grue import FunctionTools, LLMError, Runner, TurnRequest
+from grue.cli.trace_to_test import to_test
 from grue.engine.answers import AnswerSpec
 from grue.errors import AnswerError
 from grue.messages import CompletionReceived, SchemaIgnored, TextDelta, ToolsUnseen
 from grue.policies import TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.testing.leftovers import assert_nothing_left
+from grue.tracing.diff import diff
+from grue.tracing.reading import open_episode
 from grue.transports.llm.endpoint import LlmSettings
 
 pytestmark = pytest.mark.slow
@@ -258,3 +262,18 @@ def test_what_it_writes_of_a_tool_is_an_answer_or_a_call_and_never_both(
         assert outcome is None or outcome.kind == "fallback" or outcome.response != reply.content
     if outcome is not None and outcome.kind == "answered":
         assert "<tool_call>" not in outcome.response.split("\n", 1)[0]
+
+
+def test_an_unchanged_fork_says_the_same_and_becomes_a_test(small_model: str, tmp_path: Path) -> None:
+    """The most likely words are asked for, so the fork of a turn is the turn."""
+    traces = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    llm, patient = settings(small_model, "chat_completions", 8), TurnLimits(turn_timeout_s=4 * PATIENCE_S)
+    with Runner(llm=llm, limits=patient, trace=traces[0]) as turns:
+        said = turns.run_turn(TurnRequest(system="You are brief.", user="Name a colour.")).response
+    with Runner(llm=llm, trace=traces[1]) as turns:
+        assert turns.fork(traces[0]).response == said
+    assert list(diff(open_episode(traces[0]), open_episode(traces[1]))) == []
+    to_test(traces[1], None, (), tmp_path / "test_colour.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_colour.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout

@@ -14,7 +14,7 @@ from grue.cli.trace_to_test import to_test
 from grue.errors import MCPConfigError
 from grue.messages import ToolCallRecord, ToolCallResult, Usage
 from grue.testing.decisions import Called, assert_answer, assert_calls
-from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 SECRET = "sk-live-0123456789abcdefghijklmnop"
 
@@ -155,3 +155,50 @@ def test_the_assertions_name_the_first_difference() -> None:
     assert_answer(made, "north")
     with pytest.raises(AssertionError, match="the answer is 'north', not 'south'"):
         assert_answer(made, "south")
+
+
+AGENT = """from grue import FunctionTools
+
+
+def price(of: str) -> object:
+    return {result}
+
+
+TOOLS = FunctionTools([price])
+"""
+
+
+def clerk(request: LlmRequest) -> LlmReply:
+    """Look the price up, and believe what the tool says."""
+    told = [message for message in request.messages if message["role"] == "tool"]
+    if not told:
+        return tool_calls_reply(("shop.price", {"of": "lamp"}), ids=("c1",))
+    euros = "0.04" if "euros" in str(told[-1]["content"]) else told[-1]["content"]
+    return text_reply(f"It costs {euros} euros.")
+
+
+def test_from_a_wrong_answer_to_a_regression_test(tmp_path: Path) -> None:
+    """The case of the guide: the tool means cents; a fork shows what the right result leads to."""
+    (tmp_path / "my_agent.py").write_text(AGENT.format(result=4))
+    (tmp_path / "fixed.json").write_text('{"euros": 0.04}')
+
+    def price(of: str) -> int:
+        return 4
+
+    with ScriptedLlmServer(clerk) as server:
+        tools = {"shop": FunctionTools([price])}
+        with runner(server, "chat_completions", tmp_path / "a.jsonl", servers=tools) as each:
+            wrong = each.run_turn(TurnRequest(user="What is a lamp?"))
+        assert wrong.response == "It costs 4 euros."
+        forked = grue(
+            "fork", "a.jsonl", "--tool-result", "c1=fixed.json", "--run-dir", "forked", cwd=tmp_path
+        )
+    assert forked.stdout.startswith("It costs 0.04 euros."), forked.stderr
+    written = grue(
+        "trace", "to-test", "forked", "--tools", "shop=my_agent:TOOLS", "-o", "test_price.py", cwd=tmp_path
+    )
+    assert written.returncode == 0, written.stderr
+    before = run(tmp_path, tmp_path / "test_price.py").stdout
+    assert "its result is 4, not {'euros': 0.04}" in before
+    (tmp_path / "my_agent.py").write_text(AGENT.format(result='{"euros": 0.04}'))
+    assert "1 passed" in run(tmp_path, tmp_path / "test_price.py").stdout
