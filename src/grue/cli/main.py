@@ -1,5 +1,6 @@
 """Entry point of the command `grue`: answers `--version` at once and imports the rest only if needed."""
 
+import os
 import sys
 
 from grue.cli import quit_at_once
@@ -28,7 +29,8 @@ def main() -> None:
         if sys.argv[1:] == ["--version"]:
             sys.stdout.write(f"grue {__version__}\n")
             return
-        if not sys.argv[1:]:
+        # A shell that completes a command line calls the program without arguments too.
+        if not sys.argv[1:] and "_GRUE_COMPLETE" not in os.environ:
             sys.stdout.write(FIRST_STEPS.format(version=__version__))
             return
         from grue.runtime.loading import load
