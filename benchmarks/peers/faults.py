@@ -4,10 +4,9 @@
     .venv/bin/python benchmarks/peers/faults.py --only grue,fastmcp  some sides; --faults NAME,... some faults
     .venv/bin/python benchmarks/peers/faults.py --markdown docs/faults.md   write the page
 
-Each cell is one new process that runs one turn, as `workers/SIDE_turn.py` says. It has a supervisor of its
-own, to which whatever is orphaned falls, also what has left the process group. So what is left is counted
-without asking the framework.
-"""
+Each cell is one new process that runs one turn, as that side's worker in `workers/` says. It has a
+supervisor of its own, to which whatever is orphaned falls, also what has left the process group. So what is
+left is counted without asking the framework."""
 
 import argparse
 import ctypes

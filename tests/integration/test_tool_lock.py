@@ -51,7 +51,7 @@ pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue
 ECHO = tool_calls_reply(("faulty.echo", {"text": "hello"}))
 ECHO_TWICE = tool_calls_reply(("faulty.echo", {"text": "hello"}), ("faulty.echo", {"text": "again"}))
 DONE = text_reply("done")
-FIRST = ["faulty.echo", "faulty.fail", "faulty.environ"]
+FIRST = ["faulty.echo", "faulty.environ", "faulty.fail"]
 
 
 class Turns:
@@ -133,7 +133,7 @@ def test_a_changed_and_an_unknown_tool_when_the_session_opens(
 
 @pytest.mark.parametrize(
     ("on_drift", "later", "refused"),
-    [("report", ["faulty.echo", "faulty.added"], False), ("refuse", [], True)],
+    [("report", ["faulty.added", "faulty.echo"], False), ("refuse", [], True)],
 )
 def test_a_server_that_changes_its_tools_in_the_middle_of_a_turn(
     listed: tuple[ToolDefinition, ...], on_drift: OnToolDrift, later: list[str], refused: bool
@@ -193,7 +193,7 @@ def test_a_tool_that_changes_or_goes_while_the_model_thinks_is_not_called(
     turns = Turns(faulty("--after-listing", "change-tools"), reply, **options)
     (call,) = turns.outcomes[0].tool_calls
     assert (call.settlement, call.result.error_message) == ("rejected", f"Tool call failed: {NOT_AS_DECIDED}")
-    assert turns.offered()[1] == ([] if locked else ["faulty.echo", "faulty.added"])
+    assert turns.offered()[1] == ([] if locked else ["faulty.added", "faulty.echo"])
     assert turns.calls_after_a_change() == []
 
 

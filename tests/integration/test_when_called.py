@@ -46,7 +46,7 @@ from grue.messages import (
     ToolDefinition,
     ToolsVerified,
 )
-from grue.policies import ToolSearch, TurnLimits
+from grue.policies import TurnLimits
 from grue.protocol.tools.lock import ToolLock, lock_of
 from grue.runtime.trace.recorder import Envelope
 from grue.testing import assert_prefix_stable, replay

@@ -77,7 +77,7 @@ def test_what_is_stored_is_in_the_keyring_and_in_no_file(tmp_path: Path) -> None
     assert loaded is not None
     assert loaded.access_token == SECRET
     assert store(client_id="other").load() is None
-    assert store().place == "the system's keyring (test keyring store Memory)"
+    assert store().place == "the system's keyring (test token store keyring Memory)"
     assert (store().remove(), store().remove()) == (True, False)
     assert ring.kept == {}
 
