@@ -225,7 +225,9 @@ def read_written(
         inner = text[fence.end() : -3].strip()
         return _marked(inner, by_name) or (_bare(inner, known) if bare else None)
     found = _marked(text, by_name)
-    return found or ((_bare(text, known) or _last_fence(text, known)) if bare else None)
+    if found is not None or not bare:
+        return found
+    return _bare(text, known) or _last_fence(text, known) or _last_lines(text, known)
 
 
 def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
@@ -455,6 +457,16 @@ def _last_fence(text: str, known: Iterable[str]) -> Written | None:
     fence = _FENCE.match(text, start) if start >= 0 else None
     found = None if fence is None else _bare(text[fence.end() : -3].strip(), known)
     return None if found is None else Written("json", found.calls, before=text[:start].strip())
+
+
+def _last_lines(text: str, known: Iterable[str]) -> Written | None:
+    """Return the calls in lines of JSON that end a text; words before them may be about the calls."""
+    starts = {text.rfind("\n\n") + 2, text.find("\n{") + 1, text.find("\n[") + 1} - {0, 1}
+    for start in sorted(starts):
+        found = _bare(text[start:].strip(), known)
+        if found is not None:
+            return Written("json", found.calls, before=text[:start].strip())
+    return None
 
 
 def _past_space(text: str, at: int) -> int:
