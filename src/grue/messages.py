@@ -92,6 +92,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True):
         annotations: What the server says about the tool's behaviour; untrusted. `None`: nothing.
         trusted: The annotations can be believed, because the tool lock holds this definition. Never set by a
             server.
+        boxed: Its server runs in a box that this machine enforces whole. Set by the host, never by a server.
     """
 
     server: ServerName
@@ -102,6 +103,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     full_name: str = ""
     annotations: ToolAnnotations | None = None
     trusted: bool = False
+    boxed: bool = False
 
     @property
     def name(self) -> str:
@@ -1000,6 +1002,8 @@ class SessionOpened(Message, frozen=True, kw_only=True):
         pid: The server's process, if it has one.
         serves_unlisted: Whether tools that are not in the list can be called too.
         address: The URL of an MCP server over HTTP, without secrets; empty for others.
+        box: In words what the server's process can reach in its box, and what of the box is not enforced;
+            empty: it has no box, or is no process of ours.
 
     Source: R6.8, P8
     """
@@ -1012,6 +1016,7 @@ class SessionOpened(Message, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
     serves_unlisted: bool = False
     address: str = ""
+    box: str = ""
 
 
 class McpDisabled(Message, frozen=True, kw_only=True):

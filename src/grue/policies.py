@@ -158,6 +158,8 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
         destructive: Likewise.
         idempotent: Likewise.
         open_world: Likewise.
+        boxed: Match only tools whose server runs in a box (`True`), or does not (`False`); `None`: any. A box
+            that this machine enforces only in part is none. What the box opens does not count.
         verdict: What happens to a call.
         max_calls: Calls of each such tool in one turn; further calls are denied. Calls that were asked about
             count, also those that a person denied. `None`: no limit.
@@ -171,6 +173,7 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     destructive: bool | None = None
     idempotent: bool | None = None
     open_world: bool | None = None
+    boxed: bool | None = None
     verdict: Verdict = "allow"
     max_calls: int | None = None
     parallel: bool = False

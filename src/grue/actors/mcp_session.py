@@ -167,6 +167,7 @@ class SessionActor(Actor[m.SessionCommand]):
                     elapsed_s=now() - started,
                     serves_unlisted=listing.serves_unlisted,
                     address=connection.status.address,
+                    box=connection.status.box,
                 )
                 self._tools, self._serves_unlisted = opened.tools, opened.serves_unlisted
                 self.listed = None if opened.serves_unlisted else opened.tools

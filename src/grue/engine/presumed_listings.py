@@ -14,7 +14,7 @@ from grue.protocol.turn.connection import Disabled, Settled, Untried, is_given_u
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, starts_when_called
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box, starts_when_called
 
 
 class PresumedListings:
@@ -180,7 +180,7 @@ class PresumedListings:
         server = self._servers[name]
         tools = tuple(replace(tool, server=name, trusted=False) for tool in tools)
         if isinstance(server, StdioServer | HttpServer):
-            tools = server.options.select(tools, lambda _kind, _text: None)
+            tools = in_its_box(server, server.options.select(tools, lambda _kind, _text: None))
         if self._lock is not None:
             tools, _ = screen(self._lock.pins(name), name, tools, policy.on_tool_drift)
         return tools

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from grue.errors import SandboxError
-from grue.sandbox.box import Sandbox
+from grue.sandbox.box import Sandbox, in_words
 from grue.sandbox.gate import Gate
 from grue.sandbox.kernel import confine, coverage
 from grue.sandbox.places import home, places_of
@@ -158,6 +158,19 @@ def missing_for(box: Sandbox) -> tuple[str, ...]:
     if monkey is not None and monkey.is_module_patched("threading"):
         found.append("threads are gevent's greenlets, and a box is closed around a thread of the system")
     return tuple(found)
+
+
+def is_enforced(box: Sandbox | None) -> bool:
+    """Return whether a program with this box starts in one, and all of it is enforced."""
+    return box is not None and not isinstance(box, Watching) and not missing_for(box)
+
+
+def reach(box: Sandbox | None) -> str:
+    """Return in one line what a program in this box can reach, and what is not enforced; empty: no box."""
+    if box is None or isinstance(box, Watching):
+        return ""
+    missing = missing_for(box)
+    return "; not enforced: ".join((in_words(box), *(["; ".join(missing)] if missing else [])))
 
 
 def call_in_thread(

@@ -30,6 +30,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
         ending: How the process was ended; `none` while it runs, or if there is none.
         stderr_tail: The end of its standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for others.
+        box: In words what its server can reach in its box; empty: it has none.
         last_request_id: The JSON-RPC id of the last tool call that was sent to an MCP server; empty: none.
     """
 
@@ -39,6 +40,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
     ending: Ending = "none"
     stderr_tail: str = ""
     address: str = ""
+    box: str = ""
     last_request_id: str = ""
 
     @property

@@ -121,6 +121,12 @@ class FunctionConnection:
         self._before_calls = before_calls
         self._note = note
         self._converted: tuple[m.JsonObject, dict[str, Any]] | None = None
+        self._boxed = False
+
+    def runs_in(self, box: str, *, enforced: bool) -> None:
+        """Say that all that the functions do is done by programs in a box, and in words in which."""
+        self.status = ConnectionStatus(box=box)
+        self._boxed = enforced
 
     async def __aenter__(self) -> Self:
         return self
@@ -140,6 +146,7 @@ class FunctionConnection:
                 description=function.description,
                 input_schema=function.parameters.schema,
                 annotations=function.annotations,
+                boxed=self._boxed,
             )
             for function in self._functions.values()
         )

@@ -13,7 +13,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
 from grue.tool_sessions.environment import InheritEnv, inherited
@@ -193,6 +195,21 @@ class HttpServer(Struct, frozen=True, kw_only=True):
 
 McpServer: TypeAlias = StdioServer | HttpServer
 """A server that speaks MCP, however it is reached."""
+
+
+def in_its_box(server: McpServer, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
+    """Return a server's tools with whether it runs in a box now, whatever they said before."""
+    boxed = isinstance(server, StdioServer) and is_boxed(server.sandbox)
+    return tuple(tool if tool.boxed is boxed else replace(tool, boxed=boxed) for tool in tools)
+
+
+def is_boxed(box: Sandbox | None) -> bool:
+    """Return whether a program with this box starts in one, and this machine enforces all of it."""
+    if box is None:
+        return False
+    from grue.sandbox.launch import is_enforced  # most programs have no boxes
+
+    return is_enforced(box)
 
 
 def starts_when_called(server: object) -> bool:

@@ -25,9 +25,11 @@ from grue.protocol.tools import results as tool_results
 from grue.runtime.processes.command import Capture, Command
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
+from grue.runtime.safe_text import plain_text
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools
 from grue.tool_sessions.host_tools import HostCommands
+from grue.tool_sessions.redaction import Redactor
 from grue.tool_sessions.tool_decorator import tool
 
 _SHELL = "/bin/sh"
@@ -136,7 +138,14 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
             registry: Holds the running command's process.
             before_calls: Awaited at the start of each batch; `None`: nothing is awaited.
         """
-        return FunctionTools([_Commands(self, registry).tool()]).connect(server, before_calls)
+        connection = FunctionTools([_Commands(self, registry).tool()]).connect(server, before_calls)
+        if self.sandbox is not None:
+            from grue.sandbox.launch import is_enforced, reach  # most programs have no boxes
+
+            redactor = Redactor({**os.environ, **self.named_values()})
+            box = redactor.text(plain_text(reach(self.sandbox)))
+            connection.runs_in(box, enforced=is_enforced(self.sandbox))
+        return connection
 
     def _allowed(self, entry: tuple[str, ...]) -> "_Allowed":
         if not entry:

@@ -313,7 +313,8 @@ def _opened(body: m.SessionOpened) -> str:
     names = ", ".join(tool.tool for tool in body.tools)
     again = f", attempt {body.attempt}" if body.attempt > 1 else ""
     listed = f"{counted(len(body.tools), 'tool')} ({names})" if body.tools else "no tools"
-    return f"{body.server}{again}{_process(body.pid)}, {_time(body.elapsed_s)}: {listed}"
+    box = f". Box: {body.box}" if body.box else ""
+    return f"{body.server}{again}{_process(body.pid)}, {_time(body.elapsed_s)}: {listed}{box}"
 
 
 def _closed(body: m.SessionClosed | m.ServerEnded) -> str:

@@ -6,6 +6,7 @@ that a question is asked once and nothing has happened before.
 Annotations come from the server, and a server may lie. Each tool is therefore judged twice: with its
 annotations, and with the defaults of the MCP specification. If the annotations are not trusted, the stricter
 of both results counts. So no annotation of an untrusted server can loosen a verdict, whatever the table says.
+Whether a server runs in a box is the host's own knowledge, and counts as it is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -89,10 +90,10 @@ def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> ToolTerms:
     """Return the verdict of `policy` on a tool. A built-in tool is always allowed: it has no effect."""
     if is_built_in(tool):
         return ToolTerms()
-    declared = _terms(policy, tool.name, hints_of(tool.annotations))
+    declared = _terms(policy, tool, hints_of(tool.annotations))
     if tool.annotations is None or tool.trusted or tool.server in policy.trusted:
         return declared
-    return _stricter(declared, _terms(policy, tool.name, ToolHints()))
+    return _stricter(declared, _terms(policy, tool, ToolHints()))
 
 
 def judge(
@@ -190,9 +191,9 @@ def _fault(rule: ToolRule) -> str:
     return ""
 
 
-def _terms(policy: ToolPolicy, name: str, hints: ToolHints) -> ToolTerms:
+def _terms(policy: ToolPolicy, tool: m.ToolDefinition, hints: ToolHints) -> ToolTerms:
     for rule in policy.rules:
-        if _matches(rule, name, hints):
+        if _matches(rule, tool, hints):
             return ToolTerms(
                 verdict=rule.verdict,
                 reason=rule.reason,
@@ -203,13 +204,14 @@ def _terms(policy: ToolPolicy, name: str, hints: ToolHints) -> ToolTerms:
     return ToolTerms(read_only=hints.read_only)
 
 
-def _matches(rule: ToolRule, name: str, hints: ToolHints) -> bool:
+def _matches(rule: ToolRule, tool: m.ToolDefinition, hints: ToolHints) -> bool:
     return (
         rule.read_only in (None, hints.read_only)
         and rule.destructive in (None, hints.destructive)
         and rule.idempotent in (None, hints.idempotent)
         and rule.open_world in (None, hints.open_world)
-        and matches_any(name, rule.tools)
+        and rule.boxed in (None, tool.boxed)
+        and matches_any(tool.name, rule.tools)
     )
 
 

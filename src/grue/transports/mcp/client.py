@@ -38,7 +38,7 @@ from grue.tool_sessions.failures import (
     first_fault,
 )
 from grue.tool_sessions.notices import ServerNotice
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
 from grue.transports.mcp.client_options import ClientOptions
 from grue.transports.mcp.listing import ListedTools, read_pages
 from grue.transports.mcp.process_wire import ProcessWire
@@ -417,7 +417,7 @@ class McpClient:
         """Return the listed tools that the server's options and the tool lock allow."""
         if self._options.on_listed is not None:
             self._options.on_listed(listed)
-        tools = self._server.options.select(listed, self._notify)
+        tools = in_its_box(self._server, self._server.options.select(listed, self._notify))
         pinning = self._options.pinning
         if pinning is not None:
             tools, notes = screen(pinning.pins, m.ServerName(self._server.name), tools, pinning.policy)

@@ -129,7 +129,16 @@ class ProcessWire:
             exit=process.exited,
             ending=process.ending,
             stderr_tail=process.stderr_tail(self.redactor.text),
+            box=self._box,
         )
+
+    @cached_property
+    def _box(self) -> str:
+        if self._server.sandbox is None:
+            return ""
+        from grue.sandbox.launch import reach  # most servers have no box
+
+        return self.redactor.text(plain_text(reach(self._server.sandbox)))
 
 
 def _check_npx_package(server: StdioServer) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +36,7 @@ RULES = st.builds(
     destructive=BOOLS,
     idempotent=BOOLS,
     open_world=BOOLS,
+    boxed=BOOLS,
     verdict=st.sampled_from(["allow", "ask", "deny"]),
     max_calls=st.none() | st.integers(0, 3),
     parallel=st.booleans(),
@@ -103,6 +105,30 @@ def test_rows_match_each_annotation(hint: str, stated: bool) -> None:
     policy = table({hint: stated, "verdict": "deny"})
     assert verdict(policy, tool(trusted=True, **{hint: stated})) == "deny"
     assert verdict(policy, tool(trusted=True, **{hint: not stated})) == "allow"
+
+
+@pytest.mark.parametrize(
+    ("rule", "boxed", "expected"),
+    [
+        (False, True, "allow"),
+        (False, False, "ask"),
+        (True, True, "ask"),
+        (True, False, "allow"),
+        (None, True, "ask"),
+        (None, False, "ask"),
+    ],
+)
+def test_a_row_can_ask_unless_the_server_runs_in_a_box(rule: bool | None, boxed: bool, expected: str) -> None:
+    policy = table({"boxed": rule, "verdict": "ask"})
+    for hints in ({}, {"read_only": True}):
+        assert verdict(policy, replace(tool(**hints), boxed=boxed)) == expected
+
+
+def test_a_tool_of_an_old_trace_counts_as_one_without_a_box() -> None:
+    old = msgspec.json.decode(b'{"server": "a", "tool": "x", "input_schema": {}}', type=ToolDefinition)
+    assert verdict(table({"boxed": False, "verdict": "ask"}), old) == "ask"
+    assert b"boxed" not in msgspec.json.encode(old)
+    assert definition_digest(old) == definition_digest(replace(old, boxed=True))
 
 
 def test_absent_annotations_have_the_defaults_of_the_specification() -> None:
