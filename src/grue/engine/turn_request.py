@@ -32,7 +32,13 @@ Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""
 
 
-class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
+class _UserText(Struct, frozen=True):
+    """The one field of a request that may be given by position."""
+
+    user: str
+
+
+class TurnRequest(_UserText, Generic[T], frozen=True, kw_only=True):
     """The input of one turn.
 
     Attributes:
@@ -64,7 +70,6 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
         conversation: Set by `Conversation.request`: the turn continues that conversation.
     """
 
-    user: str
     system: str = ""
     answer: AnswerSpec[T] | type[T] | None = None
     turn_timeout_s: float | None = None

@@ -8,6 +8,7 @@ import re
 from base64 import b64encode
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import PurePath
 from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -40,6 +41,8 @@ class StdioServer(Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: A path, relative to `cwd` or absolute, or a name on the PATH.
+        args: Its arguments, one text each. A list works too, and becomes a tuple.
+        name: The server's name. In a dictionary of servers the key counts; by default the program's name.
         env: Variables added to the inherited environment. They replace inherited ones of the same name.
         inherit_env: Which part of the host's environment is inherited. `all`: everything. `no_keys`:
             everything except the keys that grue uses for models and observers. `safe`: what programs
@@ -52,9 +55,9 @@ class StdioServer(Struct, frozen=True, kw_only=True):
     Source: R3.2, P7
     """
 
-    name: str
     command: str
     args: tuple[str, ...] = ()
+    name: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     options: ServerOptions = ServerOptions()
@@ -74,6 +77,8 @@ class StdioServer(Struct, frozen=True, kw_only=True):
         elif not isinstance(given["options"], ServerOptions):
             form = "options=ServerOptions(...)"
         else:
+            msgspec.structs.force_setattr(self, "args", tuple(args))
+            msgspec.structs.force_setattr(self, "name", self.name or PurePath(self.command).name)
             self._read_sandbox()
             return
         # The values are not shown: an argument may be a secret.
@@ -118,6 +123,7 @@ class HttpServer(Struct, frozen=True, kw_only=True):
 
     Attributes:
         url: `http://` or `https://`; used as it is.
+        name: The server's name. In a dictionary of servers the key counts; by default the host's name.
         transport: `http` is Streamable HTTP; `sse` is the older transport. `auto` tries Streamable HTTP
             first, and then, if the address refuses it, SSE.
         headers: Sent with every request to that URL, and nowhere else.
@@ -129,8 +135,8 @@ class HttpServer(Struct, frozen=True, kw_only=True):
         MCPConfigError: The URL cannot be used, or a header cannot be sent.
     """
 
-    name: str
     url: str
+    name: str = ""
     transport: HttpTransport = "auto"
     headers: Mapping[str, str] = field(default_factory=dict)
     connect_timeout_s: float = 5.0
@@ -146,6 +152,7 @@ class HttpServer(Struct, frozen=True, kw_only=True):
         if not isinstance(given["options"], ServerOptions):
             raise MCPConfigError(f"HttpServer(name={self.name!r}): write options=ServerOptions(...).")
         fault = _url_fault(self.url)
+        msgspec.structs.force_setattr(self, "name", self.name or urlsplit(self.url).hostname or "")
         if fault is not None:
             raise MCPConfigError(f"MCP server {self.name!r}: its URL {fault}.")
         for name, value in self.headers.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from media import GIF, PDF, PNG
 
-from grue.engine.turn_request import read_images
+from grue.engine.turn_request import TurnRequest, read_images
 from grue.errors import MCPError
 from grue.policies import TurnLimits
 
@@ -44,3 +44,9 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path.write_bytes(PNG)
     with pytest.raises(MCPError, match="cannot be read: it is larger than"):
         read_images([path], TurnLimits(max_image_bytes=10))
+
+
+def test_the_text_of_a_request_may_be_given_by_position() -> None:
+    assert TurnRequest[str]("Go on.", system="Be brief.") == TurnRequest[str](
+        user="Go on.", system="Be brief."
+    )

@@ -1,9 +1,11 @@
 """What an `HttpServer` shows of itself, and what it keeps to itself."""
 
+from typing import Any
+
 import pytest
 
 from grue.runtime.secrets.secret_names import secrets_in
-from grue.tool_sessions.server_specs import HttpServer
+from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
 KEY = "0123456789abcdef0123"
 
@@ -44,3 +46,11 @@ def test_all_that_may_be_secret_is_known_by_a_name_that_says_so() -> None:
         "URL password": "pass word pass",
         "URL key 1": KEY,
     }
+
+
+def test_a_server_has_a_name_and_its_arguments_may_be_a_list() -> None:
+    given: Any = ["-y", "thing"]
+    server = StdioServer(command="/usr/bin/npx", args=given)
+    assert (server.name, server.args) == ("npx", ("-y", "thing"))
+    assert HttpServer(url="https://tools.test/mcp").name == "tools.test"
+    assert StdioServer(command="x", name="mine").name == "mine"

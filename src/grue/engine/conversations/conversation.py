@@ -175,16 +175,18 @@ class Conversation(Closing):
     @overload
     def ask(self, text: str, *, answer: None = None, **how: Unpack[AskOptions]) -> TurnOutcome[str]: ...
     @overload
-    def ask(self, text: str, *, answer: AnswerSpec[T], **how: Unpack[AskOptions]) -> TurnOutcome[T]: ...
+    def ask(
+        self, text: str, *, answer: AnswerSpec[T] | type[T], **how: Unpack[AskOptions]
+    ) -> TurnOutcome[T]: ...
 
     def ask(
-        self, text: str, *, answer: AnswerSpec[Any] | None = None, **how: Unpack[AskOptions]
+        self, text: str, *, answer: AnswerSpec[Any] | type[Any] | None = None, **how: Unpack[AskOptions]
     ) -> TurnOutcome[Any]:
         """Run the next turn and return its outcome, blocking.
 
         Args:
             text: What the user says.
-            answer: How to validate and parse the answer; `None`: any text.
+            answer: The type of the answer, or an `AnswerSpec`; `None`: any text.
             **how: `images`, `tools`, `turn_timeout_s`, `on_delta` and others (`AskOptions`), as in a
                 `TurnRequest`.
 
@@ -207,11 +209,11 @@ class Conversation(Closing):
     ) -> TurnOutcome[str]: ...
     @overload
     async def ask_async(
-        self, text: str, *, answer: AnswerSpec[T], **how: Unpack[AskOptions]
+        self, text: str, *, answer: AnswerSpec[T] | type[T], **how: Unpack[AskOptions]
     ) -> TurnOutcome[T]: ...
 
     async def ask_async(
-        self, text: str, *, answer: AnswerSpec[Any] | None = None, **how: Unpack[AskOptions]
+        self, text: str, *, answer: AnswerSpec[Any] | type[Any] | None = None, **how: Unpack[AskOptions]
     ) -> TurnOutcome[Any]:
         """Run the next turn as `ask` does, in the caller's event loop. Cancellation ends the turn."""
         with self._kept.asked():
@@ -276,7 +278,7 @@ class Conversation(Closing):
         return {**how, "turn": mark and mark.turn, "conversation": self._kept}
 
     def request(
-        self, text: str, *, answer: AnswerSpec[Any] | None = None, **how: Unpack[AskOptions]
+        self, text: str, *, answer: AnswerSpec[Any] | type[Any] | None = None, **how: Unpack[AskOptions]
     ) -> TurnRequest[Any]:
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
