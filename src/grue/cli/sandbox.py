@@ -23,6 +23,7 @@ from grue.sandbox.box import Preset, Sandbox, in_words
 from grue.sandbox.launch import boxed, missing_for
 from grue.sandbox.learning import Watch, watching
 from grue.sandbox.places import places_of
+from grue.sandbox.seatbelt import SCRATCH, profile
 from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.reading import open_episode
 
@@ -44,6 +45,30 @@ def show(name: str | None, mcp_config: Path | None) -> None:
         env = each.environment()
         program = shutil.which(each.command, path=env.get("PATH")) or each.command
         _show(each.name, each.sandbox, program, each.args, str(Path(each.cwd or "").absolute()), env)
+
+
+def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
+    """Print the box of a preset or a server as a profile for macOS' `sandbox-exec`.
+
+    Raises:
+        MCPConfigError: No name is given, there is no such server, it has no box, or a profile cannot say it.
+    """
+    if name is None:
+        raise MCPConfigError("A profile is for one program: grue sandbox show SERVER --seatbelt.")
+    cwd, program, args, env = os.getcwd(), "/bin/sh", tuple[str, ...](), dict(os.environ)  # noqa: PTH109
+    if name in get_args(Preset):
+        box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
+    else:
+        server = _named(_started(mcp_config), name)
+        box, args, env = server.sandbox, server.args, server.environment()
+        cwd = str(Path(server.cwd or "").absolute())
+        program = shutil.which(server.command, path=env.get("PATH")) or server.command
+    if box is None:
+        raise MCPConfigError(f"The server {name!r} has no box.")
+    places = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch=SCRATCH)
+    hidden = tuple(str(Path(cwd, Path(path).expanduser())) for path in box.hide)
+    words = printable(f"{name}: {in_words(box)}")
+    say(profile(box, places, words=words, hidden=hidden).rstrip())
 
 
 def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:

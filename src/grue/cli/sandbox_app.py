@@ -25,12 +25,18 @@ def sandbox_show(
         typer.Argument(help="A server, or pure, files, web.", show_default="all servers"),
     ] = None,
     mcp_config: _McpConfig = None,
+    seatbelt: Annotated[
+        bool, typer.Option("--seatbelt", help="Print it as a profile for sandbox-exec of macOS instead.")
+    ] = False,
 ) -> None:
     """Print in words what a box opens, path by path, and what this machine cannot enforce."""
     with plain_errors():
-        from grue.cli.sandbox import show
+        from grue.cli.sandbox import show, show_seatbelt
 
-        show(name, mcp_config)
+        if seatbelt:
+            show_seatbelt(name, mcp_config)
+        else:
+            show(name, mcp_config)
 
 
 @sandbox_app.command("try", context_settings={"ignore_unknown_options": True})

@@ -8,10 +8,13 @@ from pathlib import Path
 import boxes
 import commands
 import pytest
+from msgspec.structs import replace
 
+from grue import LlmSettings, Runner, StdioServer, TurnRequest
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.sandbox.learning import Watch, watching
 from grue.sandbox.places import places_of
+from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 
 pytestmark = boxes.needs_hosts
 
@@ -29,6 +32,23 @@ os.path.exists("/etc/shadow")
 subprocess.run(["cat", sys.argv[2]], check=True)
 try: socket.create_connection(("127.0.0.1", int(sys.argv[3])), 60).close(); print("connected")
 except OSError as error: print(error)
+"""
+
+READER = """
+import json, sys
+TOOL = {"name": "read", "description": "Read a file.", "inputSchema": {"type": "object"}}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked: continue
+    if asked["method"] == "initialize":
+        result = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": {"name": "r", "version": "1"}}
+    elif asked["method"] == "tools/list": result = {"tools": [TOOL]}
+    elif asked["method"] == "tools/call":
+        with open(asked["params"]["arguments"]["path"]) as file: result = {"content": [{"type": "text", "text": file.read()}]}
+    else:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -32601, "message": "no"}}), flush=True)
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
 """
 
 
@@ -116,6 +136,40 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
     assert sandbox_of(json.loads(learned.stdout)["sandbox"]) == Sandbox()
     unknown = commands.grue("sandbox", "try", "absent", "--mcp-config", str(path), "--", "true", cwd=tmp_path)
     assert "no preset and no server 'absent'" in unknown.stderr
+
+
+def test_the_calls_of_a_trace_are_made_again_while_the_server_is_watched(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    for name in ("asked", "other", "elsewhere"):
+        (work / name).write_text(name)
+    program = tmp_path / "server" / "reader.py"
+    program.parent.mkdir()
+    program.write_text(READER)
+    path = tmp_path / "mcp_config.json"
+    entry = {"command": sys.executable, "args": ["-P", str(program)], "cwd": str(tmp_path)}
+    path.write_text(json.dumps({"mcpServers": {"reader": entry, "another": entry}}))
+    trace = tmp_path / "turn.jsonl"
+    calls = tool_calls_reply(
+        ("reader.read", {"path": str(work / "asked")}), ("another.read", {"path": str(work / "elsewhere")})
+    )
+    free = StdioServer(name="reader", command=sys.executable, args=("-P", str(program)))
+    servers = {"reader": free, "another": replace(free, name="another")}
+    with ScriptedLlmServer([calls, text_reply("done")]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with Runner(llm=settings, servers=servers, trace=trace) as runner:
+            runner.run_turn(TurnRequest(system="s", user="u"))
+    learned = commands.grue("sandbox", "learn", str(path), "reader", "--trace", str(trace), cwd=tmp_path)
+    assert learned.returncode == 0, learned
+    assert "read: answered" in learned.stderr
+    assert "1 calls, 0 failed" in learned.stderr
+    box = sandbox_of(json.loads(learned.stdout)["sandbox"])
+    assert box is not None
+    assert str(work / "asked") in [str(tmp_path / each) for each in box.read]
+    assert not {"elsewhere", "other", "work"} & {Path(each).name for each in box.read}
+    absent = commands.grue("sandbox", "learn", str(path), "reader", "--trace", "no.jsonl", cwd=tmp_path)
+    assert absent.returncode != 0
+    assert "no.jsonl" in absent.stderr
 
 
 def test_the_bundled_server_runs_in_pure_where_the_machine_can(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""A box as a profile for macOS' `sandbox-exec` (Seatbelt): the same description, as text.
+
+grue itself enforces boxes on Linux only. The profile is for a person who starts a program on macOS in it. It
+is made where it is used: the system's folders differ.
+"""
+
+import os
+from collections.abc import Iterator
+
+from grue.errors import SandboxError
+from grue.sandbox.box import Sandbox
+from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule
+from grue.sandbox.places import Places
+
+SCRATCH = "/nonexistent-scratch"
+"""Stands for the scratch folder in the places of a profile, which names it by the parameter `SCRATCH`."""
+
+_HEAD = """\
+; {words}
+; Make a scratch folder, and set TMPDIR and HOME to it. Its path has to be without links:
+;   sandbox-exec -D SCRATCH=/private/tmp/scratch -f box.sb PROGRAM
+"""
+_ALWAYS = """\
+(version 1)
+(deny default)
+(import "system.sb")
+(allow process-fork)
+(allow signal process-info* (target same-sandbox))
+(allow sysctl-read)
+(allow file-read-metadata)
+"""
+_ANY_NETWORK = """\
+(allow system-socket)
+(allow network-outbound (remote ip "*:*") (literal "/private/var/run/mDNSResponder"))
+(allow network-bind network-inbound (local ip "*:*"))
+"""
+_UNIX_SOCKETS = """\
+(allow network-outbound (remote unix-socket))
+(allow network-bind network-inbound (local unix-socket))
+"""
+_LIMITS = ("memory_mb", "processes", "open_files", "file_mb", "cpu_s")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...] = ()) -> str:
+    """Return a box as a Seatbelt profile.
+
+    Args:
+        box: The description.
+        places: What it opens for one program, made with `SCRATCH` as the scratch folder.
+        words: What it is, for its first line.
+        hidden: Absolute paths that stay closed inside of what is opened.
+
+    Raises:
+        SandboxError: A profile cannot say it: a host elsewhere, or a path with a control character.
+    """
+    lines = [_HEAD.format(words=" ".join(words.split())), *_not_said(box), _ALWAYS]
+    rules = [*_distinct(places.rules)]
+    for operations, access in (
+        ("file-read* file-map-executable", READ_FILE),
+        ("file-write*", WRITE_FILE),
+        ("process-exec*", EXECUTE),
+    ):
+        named = [_filter(rule.path) for rule in rules if rule.access & access]
+        if named:
+            lines.append(f"(allow {operations}\n  " + "\n  ".join(named) + ")\n")
+    lines += _network(box)
+    # The last rule that matches counts.
+    closed = [f"(subpath {_quoted(os.path.realpath(path))})" for path in hidden]
+    if closed:
+        lines.append("(deny file-read* file-write* process-exec*\n  " + "\n  ".join(closed) + ")\n")
+    return "".join(lines)
+
+
+def _distinct(rules: tuple[Rule, ...]) -> Iterator[Rule]:
+    """Yield the rules with the paths that Seatbelt compares, which are without links; each path once."""
+    found: dict[str, int] = {}
+    for rule in rules:
+        path = rule.path if rule.path == SCRATCH else os.path.realpath(rule.path)
+        if path == SCRATCH or os.path.exists(path):  # noqa: PTH110 - what is made there later stays closed
+            found[path] = found.get(path, 0) | rule.access
+    yield from (Rule(path, access) for path, access in found.items())
+
+
+def _filter(path: str) -> str:
+    if path == SCRATCH:
+        return '(subpath (param "SCRATCH"))'
+    return f"({'subpath' if os.path.isdir(path) else 'literal'} {_quoted(path)})"  # noqa: PTH112
+
+
+def _network(box: Sandbox) -> Iterator[str]:
+    if box.any_network:
+        yield _ANY_NETWORK
+    elsewhere = [str(host) for host in box.hosts if host.host not in _LOOPBACK]
+    if elsewhere:
+        raise SandboxError(
+            f"A Seatbelt profile cannot name hosts of other machines, as {', '.join(elsewhere)}.",
+            remedy='Leave them out, or write "network": true.',
+        )
+    ports = dict.fromkeys(port for host in box.hosts for port in host.ports)
+    if ports:
+        listed = " ".join(f'(remote ip "localhost:{port}")' for port in ports)
+        yield f"(allow system-socket)\n(allow network-outbound {listed})\n"
+    if box.unix_sockets:
+        yield _UNIX_SOCKETS
+
+
+def _not_said(box: Sandbox) -> Iterator[str]:
+    limits = [key for key in _LIMITS if getattr(box, key) is not None]
+    if limits:
+        yield f"; Not in this profile: {', '.join(limits)}. Use ulimit.\n"
+
+
+def _quoted(path: str) -> str:
+    if not path.isprintable():
+        raise SandboxError(
+            f"A Seatbelt profile cannot name {path!a}: it has a character that cannot be printed."
+        )
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
