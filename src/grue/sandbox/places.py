@@ -195,10 +195,23 @@ def _environment(root: str, written: Sequence[str]) -> list[str]:
                     found += _installation(python)[1:]
     for version in () if changeable else _listed(f"{root}/lib"):
         folder = f"{root}/lib/{version}/site-packages"
-        for name in _listed(folder):
-            if name.endswith(".pth"):
-                found += _added_by(f"{folder}/{name}")
+        for name in _pth_files(folder):
+            found += _added_by(f"{folder}/{name}")
     return found
+
+
+def _pth_files(folder: str) -> tuple[str, ...]:
+    """Return the names of a folder's `.pth` files. It is read again only if it has changed."""
+    try:
+        now = os.stat(folder)  # noqa: PTH116
+    except OSError:
+        return ()
+    return _listed_pth(folder, now.st_dev, now.st_ino, now.st_mtime_ns, now.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _listed_pth(folder: str, *_state: int) -> tuple[str, ...]:
+    return tuple(name for name in _listed(folder) if name.endswith(".pth"))
 
 
 def _added_by(path: str) -> list[str]:

@@ -179,3 +179,29 @@ def test_module_folders_of_the_environment_are_opened(home: Path) -> None:
     )
     assert {str(home / "work" / "lib"), str(home / "work" / "modules")} <= set(found.opened)
     assert str(home) not in found.opened
+
+
+def test_what_a_pth_file_adds_is_seen_at_the_next_start(home: Path) -> None:
+    environment = home / "venv"
+    site = environment / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    (environment / "pyvenv.cfg").touch()
+    python = program(environment / "bin" / "python3")
+    for name in ("one", "two", "three"):
+        (home / name).mkdir()
+
+    def opened() -> set[str]:
+        return {"one", "two", "three"} & {Path(path).name for path in own_folders(python, (), "/")}
+
+    assert opened() == set()
+    os.utime(site, (1, 1))  # the clock of a file system may stand still between two changes
+    (site / "a.pth").write_text(f"{home}/one\n")
+    assert opened() == {"one"}
+    (site / "a.pth").write_text(f"{home}/two\n")
+    assert opened() == {"two"}, "its text is read at each start"
+    os.utime(site, (2, 2))
+    (site / "b.pth").write_text(f"{home}/three\n")
+    assert opened() == {"two", "three"}
+    (site / "a.pth").unlink()
+    os.utime(site, (3, 3))
+    assert opened() == {"three"}
