@@ -52,6 +52,7 @@ from grue.runtime.trace.recorder import Envelope
 from grue.testing import assert_prefix_stable, replay
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tool_sessions.connection import SeenListing
 from grue.transports.mcp.listing_cache import ListingCache
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
@@ -79,7 +80,7 @@ def waiting(name: str, *flags: str, **options: Any) -> StdioServer:
 def seen_before(servers: dict[str, StdioServer], tools: tuple[ToolDefinition, ...]) -> None:
     """Put a listing of each server into the cache, as if it had been started before."""
     for server in servers.values():
-        ListingCache().save(server, tools)
+        ListingCache().save(server, SeenListing(tools))
 
 
 def echo(*servers: str) -> list[tuple[str, dict[str, Any]]]:
@@ -215,6 +216,93 @@ for line in sys.stdin:
 """A server that lists other tools in each of its lives."""
 
 
+ERAS = """
+import json, os, sys, time
+asked_file, era_file = sys.argv[1:]
+era = open(era_file).read()
+VERSION = "2026-07-28"
+for line in sys.stdin:
+    asked = json.loads(line)
+    with open(asked_file, "a") as file:
+        print(asked["method"], file=file)
+    if "id" not in asked:
+        continue
+    method = asked["method"]
+    answer = None
+    if method == "initialize" and era != "new":
+        answer = {"result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                             "serverInfo": {"name": "s", "version": "1"}}}
+    elif method == "server/discover" and era == "new":
+        answer = {"result": {"resultType": "complete", "supportedVersions": [VERSION],
+                             "capabilities": {"tools": {}}}}
+    elif method == "server/discover" and era == "breaks":
+        sys.exit(3)
+    elif method == "server/discover" and era == "silent":
+        continue
+    elif method == "tools/list":
+        tool = {"name": "make", "inputSchema": {"type": "object"}}
+        answer = {"result": {"resultType": "complete", "tools": [tool], "ttlMs": 0, "cacheScope": "public"}}
+    elif method == "tools/call":
+        answer = {"result": {"resultType": "complete", "content": [{"type": "text", "text": "made"}]}}
+    answer = answer or {"error": {"code": -32601, "message": "no such method"}}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+"""
+"""A server of the revision in a file, or an old one that does not refuse a discovery properly."""
+
+
+class Eras:
+    """The server of `ERAS`, and what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "eras.py").write_text(ERAS)
+        self.asked, self.era = folder / "asked", folder / "era"
+        args = (str(folder / "eras.py"), str(self.asked), str(self.era))
+        self.server = StdioServer(name="s", command=sys.executable, args=args, options=LATER)
+
+    def turn(self, era: str, settlement: str = "returned") -> list[str]:
+        """Run a turn with one call in a runner of its own; return what the server was asked."""
+        self.era.write_text(era)
+        self.asked.write_text("")
+        with Told({"s": self.server}, [("s.make", {})], "done") as told:
+            (call,) = told.turn().tool_calls
+        assert call.settlement == settlement, call.result
+        asked = self.asked.read_text().split()
+        return [method for method in asked if not method.startswith("notifications/")]
+
+
+OLD = ["initialize", "tools/list", "tools/call"]
+NEW = ["server/discover", "tools/list", "tools/call"]
+
+
+def test_the_revision_that_a_server_speaks_is_asked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grue.transports.mcp.sdk._DISCOVERY_S", 60)  # however slowly the process starts
+    eras = Eras(tmp_path)
+    assert eras.turn("new") == ["initialize", *NEW]
+    assert eras.turn("new") == NEW
+    assert eras.turn("old") == ["server/discover", *OLD], "a wrong memory costs one request"
+    assert eras.turn("old") == OLD
+    assert eras.turn("new") == ["initialize", *NEW]
+
+
+def test_a_server_that_does_not_answer_in_the_form_of_before_gets_a_handshake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grue.transports.mcp.sdk._DISCOVERY_S", 0.3)
+    eras = Eras(tmp_path)
+    eras.turn("new")
+    assert eras.turn("silent") == ["server/discover", *OLD]
+    assert eras.turn("silent") == OLD
+
+
+def test_a_server_that_ends_when_it_is_asked_so_is_started_as_usual_afterwards(tmp_path: Path) -> None:
+    eras = Eras(tmp_path)
+    eras.turn("new")
+    assert eras.turn("breaks", "skipped") == ["server/discover"]
+    assert eras.turn("breaks") == OLD
+
+
 def test_a_server_that_lists_other_tools_each_time_costs_one_request_a_turn(tmp_path: Path) -> None:
     script = tmp_path / "moody.py"
     script.write_text(MOODY)
@@ -296,6 +384,20 @@ def test_a_url_server_gets_no_request_before_its_first_call(tmp_path: Path) -> N
             told.turn()
             assert record.read_text() != first
             assert len(told.started) == 2
+
+
+def test_a_url_server_of_both_kinds_is_asked_in_the_form_that_is_remembered() -> None:
+    with real_http_server() as url:
+        server = HttpServer(name="h", url=url, options=LATER)
+        with ToolClient({"h": server}) as client:
+            opened = client.connect("h")["h"]
+        assert isinstance(opened, SessionOpened)
+        assert opened.protocol_version == "2025-11-25"
+        ListingCache().save(server, SeenListing(opened.tools, "2026-07-28"))
+        with Told({"h": server}, echo("h"), "done") as told:
+            (call,) = told.turn().tool_calls
+            assert call.settlement == "returned", call.result
+            assert told.said(SessionOpened)[-1].protocol_version == "2026-07-28", "it speaks both"
 
 
 def test_a_person_is_asked_before_a_server_is_started(listed: tuple[ToolDefinition, ...]) -> None:

@@ -12,7 +12,7 @@ from grue.policies import FailurePolicy, OnToolDrift, StartWhen
 from grue.protocol.tools.lock import ToolLock, screen
 from grue.protocol.turn.connection import Disabled, Settled, Untried, is_given_up
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.tool_sessions.connection import Listing
+from grue.tool_sessions.connection import Listing, SeenListing
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box, starts_when_called
 
@@ -30,8 +30,8 @@ class PresumedListings:
         self._lock = lock
         self._last: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self._recalled: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
-        self._cached: dict[m.ServerName, tuple[m.ToolDefinition, ...] | None] = {}
-        self._unsaved: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
+        self._cached: dict[m.ServerName, SeenListing | None] = {}
+        self._unsaved: dict[m.ServerName, SeenListing] = {}
         self._screenings: dict[
             tuple[m.ServerName, OnToolDrift],
             tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDefinition, ...]],
@@ -90,19 +90,31 @@ class PresumedListings:
         """Take over the listings in a trace that is resumed. Those that this runner has seen come first."""
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
-    def on_listed(self, name: m.ServerName) -> Callable[[tuple[m.ToolDefinition, ...]], None] | None:
+    def take_spoken(self, name: m.ServerName) -> str:
+        """Return the MCP revision that a server spoke when it was last seen; empty: that is not known.
+
+        It counts as not known from then on, in the cache too, until the server has listed its tools. So a
+        server that ends because it is asked in that form is started as usual the next time.
+        """
+        seen = self._unsaved.get(name) or self._from_cache(name)
+        if seen is None or not seen.protocol_version:
+            return ""
+        self._unsaved[name] = replace(seen, protocol_version="")
+        return seen.protocol_version
+
+    def on_listed(self, name: m.ServerName) -> Callable[[SeenListing], None] | None:
         """Return a function that takes a server's listings as they come; `None`: they are not cached."""
         if not self._may_remember(name):
             return None
-        return lambda tools: self._unsaved.update({name: tools})
+        return lambda seen: self._unsaved.update({name: seen})
 
-    def unsaved(self) -> list[tuple[McpServer, tuple[m.ToolDefinition, ...]]]:
+    def unsaved(self) -> list[tuple[McpServer, SeenListing]]:
         """Return the listings that the cache does not hold yet. They count as stored from now on."""
         new, self._unsaved = self._unsaved, {}
-        changed = {name: tools for name, tools in new.items() if self._cached.get(name) != tools}
+        changed = {name: seen for name, seen in new.items() if self._cached.get(name) != seen}
         self._cached |= changed
-        servers = ((self._servers[name], tools) for name, tools in changed.items())
-        return [(server, tools) for server, tools in servers if isinstance(server, StdioServer | HttpServer)]
+        servers = ((self._servers[name], seen) for name, seen in changed.items())
+        return [(server, seen) for server, seen in servers if isinstance(server, StdioServer | HttpServer)]
 
     def _is_known(self, name: m.ServerName) -> bool:
         return self._may_presume(name) and self._found(name) is not None
@@ -118,10 +130,10 @@ class PresumedListings:
                 return source, listings[name]
         cached = self._from_cache(name)
         if cached is not None:
-            return "cache", cached
+            return "cache", cached.tools
         return ("locked", self._locked[name]) if name in self._locked else None
 
-    def _from_cache(self, name: m.ServerName) -> tuple[m.ToolDefinition, ...] | None:
+    def _from_cache(self, name: m.ServerName) -> SeenListing | None:
         server = self._servers[name]
         if not self._may_remember(name) or not isinstance(server, StdioServer | HttpServer):
             return None

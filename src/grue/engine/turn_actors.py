@@ -427,11 +427,11 @@ class TurnActors:
         from grue.transports.mcp.listing_cache import ListingCache  # few programs need it
 
         def save() -> None:
-            for server, tools in unsaved:
-                written = msgspec.json.encode(tools)
+            for server, seen in unsaved:
+                written = msgspec.json.encode(seen)
                 # A server may have put a secret that it was given into a description.
                 if self._wiring.recorder.redacted(written) == written:
-                    ListingCache().save(server, tools)
+                    ListingCache().save(server, seen)
 
         with anyio.move_on_after(_SAVING_S):
             await call_in_daemon_thread(save)

@@ -8,6 +8,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -165,6 +166,7 @@ def connect_fresh(
         pinning=pinning(wiring.tool_lock, name, on_tool_drift),
         on_secret=wiring.recorder.hide,
         before_import=before_import,
+        spoken=None if wiring.presumed is None else partial(wiring.presumed.take_spoken, name),
         on_listed=None if wiring.presumed is None else wiring.presumed.on_listed(name),
     )
     return connect_to(name, wiring.servers[name], registry, options)

@@ -67,6 +67,18 @@ class Listing(Struct, frozen=True, kw_only=True):
     serves_unlisted: bool = False
 
 
+class SeenListing(Struct, frozen=True):
+    """What a server has listed, before any screening, and how it spoke.
+
+    Attributes:
+        tools: Its tools, in its order.
+        protocol_version: The MCP revision that it spoke; empty: that is not known.
+    """
+
+    tools: tuple[m.ToolDefinition, ...]
+    protocol_version: str = ""
+
+
 class ToolConnection(Protocol):
     """One connection to a tool server. The same task enters, uses and leaves it.
 

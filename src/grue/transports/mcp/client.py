@@ -29,7 +29,7 @@ from grue.runtime.loops.background_tasks import leaves_no_time
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.runtime.processes.server_gate import HeldPlace
 from grue.runtime.safe_text import beginning, plain_text, well_formed
-from grue.tool_sessions.connection import ConnectionStatus, Listing
+from grue.tool_sessions.connection import ConnectionStatus, Listing, SeenListing
 from grue.tool_sessions.failures import (
     ServerFailed,
     ToolRefusedError,
@@ -164,7 +164,8 @@ class McpClient:
         self._outputs = session_parts.OutputSchemas(self._notify)
         self._phase = "initialize"
         abilities = replace(self._options.abilities, roots=self._server.options.roots)
-        link = sdk.Link(self._wire.stream(self._notify), self._notify, abilities)
+        spoken = "" if self._options.spoken is None else self._options.spoken()
+        link = sdk.Link(self._wire.stream(self._notify), self._notify, abilities, spoken=spoken)
         # Enter the session's task group before the time limit's cancel scope. It stays open after `open`
         # returns, and anyio raises if a scope ends while one that was entered inside it is still open.
         await link.__aenter__()
@@ -416,7 +417,7 @@ class McpClient:
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
         """Return the listed tools that the server's options and the tool lock allow."""
         if self._options.on_listed is not None:
-            self._options.on_listed(listed)
+            self._options.on_listed(SeenListing(listed, plain_text(self._opened.protocol_version)))
         tools = in_its_box(self._server, self._server.options.select(listed, self._notify))
         pinning = self._options.pinning
         if pinning is not None:

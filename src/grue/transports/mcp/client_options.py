@@ -8,6 +8,7 @@ from grue import messages as m
 from grue.policies import OnToolDrift
 from grue.protocol.tools.lock import ServerPins
 from grue.runtime.processes.limits import ProcessLimits
+from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_requests import Abilities
 
@@ -39,6 +40,8 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
             imported at once. Has no effect if it is imported already.
         on_secret: Called with the name and the value of each token that is obtained, before it is used.
         on_listed: Called with each listing, before the server's options and the tool lock have screened it.
+        spoken: Called before the first request; returns the MCP revision that the server spoke when it was
+            last seen, or nothing if that is not known. A wrong one costs one request.
         on_task: Called with the tool and the handle when the server makes a task of a call.
     """
 
@@ -49,5 +52,6 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     pinning: Pinning | None = None
     on_secret: Callable[[str, str], None] | None = None
     before_import: Callable[[], Awaitable[None]] | None = None
-    on_listed: Callable[[tuple[m.ToolDefinition, ...]], None] | None = None
+    on_listed: Callable[[SeenListing], None] | None = None
+    spoken: Callable[[], str] | None = None
     on_task: Callable[[str, m.ToolTask], None] | None = None

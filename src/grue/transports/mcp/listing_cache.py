@@ -4,6 +4,8 @@ A turn may presume such a listing, and verifies it before anything follows from 
 request. But the listing decides what a paid request offers. So a file counts only if nobody else can have
 written it. A file with any fault is ignored, and the turn goes on without it.
 
+A file also says which MCP revision the server spoke, so that the next process need not try.
+
 A file's name is a keyed digest of how the server is started or reached, environment and headers included. The
 key is random, and stays on the machine, so that nobody can try values against a name. No value is stored.
 """
@@ -12,7 +14,7 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +25,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.runtime.safe_open import require_regular
 from grue.runtime.whole_file import write_whole
+from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.server_specs import McpServer, StdioServer
 from grue.transports.mcp.listing import as_listed, read_tools
 
@@ -37,6 +40,7 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 class _File(Struct, frozen=True):
     version: Literal[1]
     tools: list[dict[str, Any]]
+    protocol_version: str = ""
 
 
 class ListingCache:
@@ -50,20 +54,20 @@ class ListingCache:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_folder()
 
-    def load(self, name: m.ServerName, server: McpServer) -> tuple[m.ToolDefinition, ...] | None:
+    def load(self, name: m.ServerName, server: McpServer) -> SeenListing | None:
         """Return the last listing of a server, not screened; `None`: none is stored, or it cannot be used."""
         try:
             path = self._path(server)
-            return None if path is None else _tools(name, _content(path))
+            return None if path is None else _seen(name, _content(path))
         except (OSError, ValueError, RecursionError):
             return None
 
-    def save(self, server: McpServer, tools: Iterable[m.ToolDefinition]) -> None:
+    def save(self, server: McpServer, seen: SeenListing) -> None:
         """Store what a server has listed, before any screening.
 
         The file is replaced as a whole. Nothing is stored, and nothing raised, if the folder cannot be used.
         """
-        document = {"version": 1, "tools": [as_listed(tool) for tool in tools]}
+        document = _File(1, [as_listed(tool) for tool in seen.tools], seen.protocol_version)
         try:
             written = msgspec.json.encode(document)
             if len(written) > MAX_BYTES:
@@ -88,7 +92,7 @@ class ListingCache:
             try:
                 content = _content(path)
                 if path.name != _KEY_FILE:
-                    _tools(m.ServerName("any"), content)
+                    _seen(m.ServerName("any"), content)
             except (OSError, ValueError, RecursionError) as error:
                 yield f"{path} is not used: {_reason(error)}"
 
@@ -168,9 +172,10 @@ def _require_own(found: os.stat_result) -> None:
         raise ValueError("other users may write it")
 
 
-def _tools(name: m.ServerName, content: bytes) -> tuple[m.ToolDefinition, ...]:
-    tools = msgspec.json.decode(content, type=_File).tools
-    return tuple(read_tools({"tools": tools}, name, lambda _kind, _text: None))
+def _seen(name: m.ServerName, content: bytes) -> SeenListing:
+    file = msgspec.json.decode(content, type=_File)
+    tools = tuple(read_tools({"tools": file.tools}, name, lambda _kind, _text: None))
+    return SeenListing(tools, file.protocol_version)
 
 
 def _reason(error: Exception) -> str:

@@ -44,6 +44,8 @@ _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION
 """How servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some look at the headers first: those
 of that revision are missing, because a handshake has none."""
 _NEWEST = "2026-07-28"
+_DISCOVERY_S = 5.0
+"""How long a server may take to answer as it did when it was last seen; it may speak otherwise by now."""
 _MAX_INPUT_ROUNDS = 10
 """How often a request is repeated with the input that its server asked for."""
 
@@ -83,7 +85,10 @@ _TASK_CLAIM = ResultClaim(result_type="task", model=_CreatedTask, resolve=_never
 class Link:
     """The SDK's `ClientSession` and dispatcher over one stream. The same task enters and leaves it."""
 
-    def __init__(self, stream: MessageStream, notify: Notify, abilities: Abilities) -> None:
+    def __init__(
+        self, stream: MessageStream, notify: Notify, abilities: Abilities, *, spoken: str = ""
+    ) -> None:
+        self._spoken = spoken
         self.stream = stream
         self._notify = notify
         self._abilities = abilities
@@ -200,7 +205,8 @@ class Link:
 
         The handshake is tried first. A server of the revision 2026-07-28 or later refuses it at once. In the
         other order, an older server that ignores unknown requests would leave a discovery request
-        unanswered until its timeout.
+        unanswered until its timeout. Only a server that spoke such a revision when it was last seen is
+        discovered first. It has a few seconds to answer, then the handshake follows.
 
         Raises:
             SdkError: The server refused, or the connection broke.
@@ -210,6 +216,8 @@ class Link:
             return await self._agreed()
 
     async def _agreed(self) -> Welcome:
+        if self._spoken in MODERN_PROTOCOL_VERSIONS and await self._speaks_as_before():
+            return self._welcome(self._session.instructions)
         try:
             result = await self._session.initialize()
         except SdkError as refusal:
@@ -222,12 +230,34 @@ class Link:
             instructions = (await self._session.discover()).instructions
         else:
             instructions = result.instructions
+        return self._welcome(instructions)
+
+    async def _speaks_as_before(self) -> bool:
+        """Discover a server without a handshake; return whether it can be discovered."""
+        left_s = anyio.current_effective_deadline() - anyio.current_time()
+        try:
+            with anyio.fail_after(min(_DISCOVERY_S, left_s / 2)):
+                await self._session.discover()
+        except (TimeoutError, RuntimeError, ValueError):
+            return False
+        except SdkError as refusal:
+            if is_closed(refusal, self.stream):
+                raise
+            return False
+        return True
+
+    def _welcome(self, instructions: str | None) -> Welcome:
         server = self._session.server_info
         return Welcome(
-            protocol_version=self._session.protocol_version or "",
+            protocol_version=self.protocol_version,
             server_version=f"{server.name} {server.version}" if server else "",
             instructions=instructions or "",
         )
+
+    @property
+    def protocol_version(self) -> str:
+        """The revision that was agreed on; empty before."""
+        return self._session.protocol_version or ""
 
     @property
     def task_form(self) -> TaskForm | None:

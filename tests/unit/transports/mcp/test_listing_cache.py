@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from grue.messages import ServerName, ToolDefinition
 from grue.policies import ToolAnnotations
+from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_options import ServerOptions
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
@@ -18,12 +19,13 @@ NAME = ServerName("s")
 SECRET = "sk-0123456789abcdef"
 PROGRAM = StdioServer(name="s", command="npx", args=("-y", "p"), env={"KEY": SECRET}, cwd="/srv")
 URL = HttpServer(name="s", url="https://example.org/mcp", headers={"Authorization": f"Bearer {SECRET}"})
-TOOLS = (
+LISTED = (
     ToolDefinition(server=NAME, tool="look", input_schema={"type": "object"}, description="Look around."),
     ToolDefinition(
         server=NAME, tool="go", input_schema={"type": "object"}, annotations=ToolAnnotations(read_only=False)
     ),
 )
+TOOLS = SeenListing(LISTED, "2026-07-28")
 
 
 @pytest.fixture
@@ -43,7 +45,9 @@ def test_what_was_stored_is_loaded_under_any_name(cache: ListingCache, server: M
     cache.save(server, TOOLS)
     assert cache.load(NAME, server) == TOOLS
     other = ServerName("other")
-    assert cache.load(other, replace(server, name=other)) == tuple(replace(t, server=other) for t in TOOLS)
+    assert cache.load(other, replace(server, name=other)) == replace(
+        TOOLS, tools=tuple(replace(t, server=other) for t in LISTED)
+    )
     assert (cache.count(), list(cache.faults())) == (1, [])
 
 
@@ -69,6 +73,12 @@ def test_a_server_that_is_configured_otherwise_has_a_listing_of_its_own(
     before = PROGRAM if isinstance(other, StdioServer) or other is URL else URL
     cache.save(before, TOOLS)
     assert cache.load(NAME, other) is None
+
+
+def test_a_file_of_before_revisions_were_stored_is_read(cache: ListingCache) -> None:
+    cache.save(PROGRAM, SeenListing(()))
+    stored(cache).write_bytes(b'{"version":1,"tools":[]}')
+    assert cache.load(NAME, PROGRAM) == SeenListing((), "")
 
 
 def test_no_configured_value_is_stored_and_nobody_else_can_read_it(cache: ListingCache) -> None:
@@ -145,7 +155,7 @@ def test_files_of_another_user_are_left_out(cache: ListingCache, monkeypatch: py
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     assert cache.load(NAME, PROGRAM) is None
     assert list(cache.faults()) == [f"{cache.folder} is not used: it belongs to another user"]
-    cache.save(PROGRAM, TOOLS[:1])
+    cache.save(PROGRAM, SeenListing(LISTED[:1]))
     monkeypatch.undo()
     assert cache.load(NAME, PROGRAM) == TOOLS
 
@@ -160,8 +170,9 @@ def test_what_cannot_be_stored_is_not_and_raises_nothing(tmp_path: Path) -> None
     assert not list(tmp_path.glob("*.json"))
     (said,) = ListingCache(tmp_path / "linked").faults()
     assert said.endswith("is not used: it is not a folder")
+    many = tuple(replace(LISTED[0], tool=f"t{n}", description="x" * 200_000) for n in range(30))
     large = ListingCache(tmp_path / "large")
-    large.save(PROGRAM, [replace(TOOLS[0], tool=f"t{n}", description="x" * 200_000) for n in range(30)])
+    large.save(PROGRAM, SeenListing(many))
     assert large.count() == 0
     assert list(large.faults()) == []
 
