@@ -241,7 +241,8 @@ for line in sys.stdin:
         continue
     elif method == "tools/list":
         tool = {"name": "make", "inputSchema": {"type": "object"}}
-        answer = {"result": {"resultType": "complete", "tools": [tool], "ttlMs": 0, "cacheScope": "public"}}
+        ttl = int(os.environ.get("TTL", "0"))
+        answer = {"result": {"resultType": "complete", "tools": [tool], "ttlMs": ttl, "cacheScope": "public"}}
     elif method == "tools/call":
         answer = {"result": {"resultType": "complete", "content": [{"type": "text", "text": "made"}]}}
     answer = answer or {"error": {"code": -32601, "message": "no such method"}}
@@ -272,6 +273,21 @@ class Eras:
 
 OLD = ["initialize", "tools/list", "tools/call"]
 NEW = ["server/discover", "tools/list", "tools/call"]
+
+
+@pytest.mark.parametrize(("ttl_ms", "asked"), [("0", 0), ("-5", 0), ("3600000", 0), ("1", 1)])
+def test_a_list_that_is_past_its_time_is_not_offered_unasked(tmp_path: Path, ttl_ms: str, asked: int) -> None:
+    eras = Eras(tmp_path)
+    eras.era.write_text("new")
+    server = replace(eras.server, env={"TTL": ttl_ms})
+    for starts in (1, asked):  # an own runner each: the list comes from the cache
+        eras.asked.write_text("")
+        with Told({"s": server}, "done", "done") as told:
+            told.turn()
+            assert "s.make" in told.offered(0)
+            assert eras.asked.read_text().split().count("tools/list") == starts
+            told.turn()
+            assert eras.asked.read_text().split().count("tools/list") == starts + asked
 
 
 def test_the_revision_that_a_server_speaks_is_asked_for_once(

@@ -3,6 +3,7 @@
 What the turn's machine makes of it is in `protocol/turn/presuming.py`. Decision 035 says why.
 """
 
+import time
 from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
@@ -66,7 +67,8 @@ class PresumedListings:
         """Return what a turn offers of the servers that start when they are called.
 
         A server whose tools are not known is not among them: it starts as others do, and its tools are known
-        from then on. Nor is one that was given up.
+        from then on. The same holds for one whose tools were listed longer ago than it said that they hold.
+        Nor is one that was given up among them.
 
         Args:
             command: The turn.
@@ -77,6 +79,7 @@ class PresumedListings:
             self._listing(name, command.policy)
             for name in command.servers
             if starts_when_called(self._servers[name])
+            and not self._is_stale(name)
             and not is_given_up(connections.get(name, Untried()), command.policy, at_s)
         )
         return tuple(listing for listing in found if listing is not None)
@@ -118,6 +121,10 @@ class PresumedListings:
 
     def _is_known(self, name: m.ServerName) -> bool:
         return self._may_presume(name) and self._found(name) is not None
+
+    def _is_stale(self, name: m.ServerName) -> bool:
+        seen = self._unsaved.get(name) or self._from_cache(name)
+        return seen is not None and seen.expires_at is not None and seen.expires_at < time.time()
 
     def _found(self, name: m.ServerName) -> tuple[m.ListingSource, tuple[m.ToolDefinition, ...]] | None:
         """Return the listing of a server from the best source, with that source."""

@@ -73,10 +73,14 @@ class SeenListing(Struct, frozen=True):
     Attributes:
         tools: Its tools, in its order.
         protocol_version: The MCP revision that it spoke; empty: that is not known.
+        expires_at: Until when it may be used without asking, in seconds since the epoch; `None`: not stated.
+        private: Whether it is for who is logged in only.
     """
 
     tools: tuple[m.ToolDefinition, ...]
     protocol_version: str = ""
+    expires_at: float | None = None
+    private: bool = False
 
 
 class ToolConnection(Protocol):

@@ -416,8 +416,6 @@ class McpClient:
 
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
         """Return the listed tools that the server's options and the tool lock allow."""
-        if self._options.on_listed is not None:
-            self._options.on_listed(SeenListing(listed, plain_text(self._opened.protocol_version)))
         tools = in_its_box(self._server, self._server.options.select(listed, self._notify))
         pinning = self._options.pinning
         if pinning is not None:
@@ -445,6 +443,10 @@ class McpClient:
         server, most = m.ServerName(self._server.name), self._options.max_pages
         listed: ListedTools = await read_pages(page, server, most, self._notify)
         self._as_tasks = listed.as_tasks
+        if self._options.on_listed is not None:
+            expires_at = None if listed.ttl_s is None else time.time() + listed.ttl_s
+            spoken = plain_text(link.protocol_version)
+            self._options.on_listed(SeenListing(listed.tools, spoken, expires_at, listed.private))
         return listed.tools
 
     async def _broken(self, link: "sdk.Link") -> ServerFailed:

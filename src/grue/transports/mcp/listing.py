@@ -3,6 +3,7 @@
 Source: P37
 """
 
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ MAX_TOOL_BYTES = 256 * 1024
 """Longest definition of a tool. Each request to the model carries all definitions."""
 
 _NAME_CHARS = 1000
+_LONGEST_TTL_MS = 10 * 365 * 86_400_000
 
 _HINTS = {
     "read_only": "readOnlyHint",
@@ -34,10 +36,14 @@ class ListedTools(Struct, frozen=True):
     Attributes:
         tools: The well-formed ones, in the server's order.
         as_tasks: The bare names of those that have to be called as tasks (2025-11-25).
+        ttl_s: How long the server says that it holds, in seconds; `None`: it does not say.
+        private: Whether the server says so, and says how long it holds.
     """
 
     tools: tuple[m.ToolDefinition, ...] = ()
     as_tasks: frozenset[str] = frozenset()
+    ttl_s: float | None = None
+    private: bool = False
 
 
 async def read_pages(
@@ -61,12 +67,18 @@ async def read_pages(
     as_tasks: set[str] = set()
     cursors: set[str] = set()
     cursor: str | None = None
+    ttl_s: float | None = None
+    private = False
     for _ in range(max_pages):
         page = await ask({} if cursor is None else {"cursor": cursor})
         for tool in read_tools(page, server, notify):
             if tools.setdefault(tool.tool, tool) is not tool:
                 notify("bad_tool", f"{tool.tool}: listed twice, the first one counts")
         as_tasks.update(_only_as_tasks(page))
+        stated = _ttl_s(page)
+        if stated is not None:
+            ttl_s = stated if ttl_s is None else min(ttl_s, stated)
+            private = private or page.get("cacheScope") == "private"
         following = page.get("nextCursor")
         if not isinstance(following, str):
             break
@@ -77,7 +89,18 @@ async def read_pages(
         cursor = following
     else:
         notify("bad_tool", f"the listing has more than {max_pages} pages, the rest is left")
-    return ListedTools(tuple(tools.values()), frozenset(as_tasks))
+    return ListedTools(tuple(tools.values()), frozenset(as_tasks), ttl_s, private)
+
+
+def _ttl_s(page: m.JsonObject) -> float | None:
+    """Return how long a page holds; `None`: not stated.
+
+    Zero is what the SDK's servers send if their author has not thought of it, so it says nothing.
+    """
+    stated = page.get("ttlMs")
+    if not isinstance(stated, int | float) or isinstance(stated, bool) or not 0 < stated < math.inf:
+        return None
+    return min(stated, _LONGEST_TTL_MS) / 1000
 
 
 def _only_as_tasks(page: m.JsonObject) -> Iterator[str]:

@@ -26,7 +26,7 @@ from grue import messages as m
 from grue.runtime.safe_open import require_regular
 from grue.runtime.whole_file import write_whole
 from grue.tool_sessions.connection import SeenListing
-from grue.tool_sessions.server_specs import McpServer, StdioServer
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.transports.mcp.listing import as_listed, read_tools
 
 MAX_BYTES = 4 * 2**20
@@ -41,6 +41,7 @@ class _File(Struct, frozen=True):
     version: Literal[1]
     tools: list[dict[str, Any]]
     protocol_version: str = ""
+    expires_at: float | None = None
 
 
 class ListingCache:
@@ -65,10 +66,16 @@ class ListingCache:
     def save(self, server: McpServer, seen: SeenListing) -> None:
         """Store what a server has listed, before any screening.
 
-        The file is replaced as a whole. Nothing is stored, and nothing raised, if the folder cannot be used.
+        A private listing of a server that one logs in to is removed instead, because a file's name does not
+        say who is logged in. The file is replaced as a whole. Nothing is stored, and nothing raised, if the
+        folder cannot be used.
         """
-        document = _File(1, [as_listed(tool) for tool in seen.tools], seen.protocol_version)
+        document = _File(1, [as_listed(tool) for tool in seen.tools], seen.protocol_version, seen.expires_at)
         try:
+            if seen.private and isinstance(server, HttpServer) and server.auth is not None:
+                if (path := self._path(server)) is not None:
+                    path.unlink(missing_ok=True)
+                return
             written = msgspec.json.encode(document)
             if len(written) > MAX_BYTES:
                 return
@@ -175,7 +182,7 @@ def _require_own(found: os.stat_result) -> None:
 def _seen(name: m.ServerName, content: bytes) -> SeenListing:
     file = msgspec.json.decode(content, type=_File)
     tools = tuple(read_tools({"tools": file.tools}, name, lambda _kind, _text: None))
-    return SeenListing(tools, file.protocol_version)
+    return SeenListing(tools, file.protocol_version, file.expires_at)
 
 
 def _reason(error: Exception) -> str:

@@ -1,3 +1,4 @@
+import asyncio
 import math
 from typing import Any
 
@@ -5,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.messages import ServerName, ToolDefinition
+from grue.messages import JsonObject, ServerName, ToolDefinition
 from grue.policies import NoticeKind
-from grue.transports.mcp.listing import read_tools
+from grue.transports.mcp.listing import read_pages, read_tools
 
 SERVER = ServerName("think")
 GOOD: dict[str, Any] = {"name": "a.b", "inputSchema": {"type": "object"}}
@@ -86,3 +87,32 @@ def test_schemas_are_json_values_whatever_the_server_wrote() -> None:
     assert tool.input_schema == tool.output_schema
     assert tool.input_schema == {"type": "object", "default": None, "title": "a\ufffd"}
     assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("pages", "ttl_s", "private"),
+    [
+        ([{"ttlMs": 5000, "cacheScope": "private"}], 5.0, True),
+        ([{"ttlMs": 5000}, {"ttlMs": 2000, "cacheScope": "private"}, {"ttlMs": 0}], 2.0, True),
+        ([{"ttlMs": 1500.5, "cacheScope": "public"}], 1.5005, False),
+        ([{"ttlMs": 10**400}], 10 * 365 * 86_400, False),
+        *(
+            ([{"ttlMs": odd, "cacheScope": "private"}], None, False)
+            for odd in (0, -1, True, "5000", None, [], float("nan"), float("inf"))
+        ),
+        ([{}], None, False),
+    ],
+)
+def test_how_long_a_listing_holds_is_the_shortest_time_that_a_page_states(
+    pages: list[JsonObject], ttl_s: float | None, private: bool
+) -> None:
+    left = [
+        {"tools": [], **page, **({} if page is pages[-1] else {"nextCursor": f"c{n}"})}
+        for n, page in enumerate(pages)
+    ]
+
+    async def ask(_params: JsonObject) -> JsonObject:
+        return left.pop(0)
+
+    listed = asyncio.run(read_pages(ask, SERVER, 10, lambda _kind, _text: None))
+    assert (listed.ttl_s, listed.private) == (ttl_s, private)

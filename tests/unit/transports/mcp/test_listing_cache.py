@@ -81,6 +81,19 @@ def test_a_file_of_before_revisions_were_stored_is_read(cache: ListingCache) -> 
     assert cache.load(NAME, PROGRAM) == SeenListing((), "")
 
 
+def test_a_private_listing_is_stored_unless_one_logs_in(cache: ListingCache) -> None:
+    private = SeenListing(LISTED, "2026-07-28", 1e9, private=True)
+    login = replace(URL, auth=OAuth(client_id="c"))
+    for server in (PROGRAM, URL, login):
+        cache.save(server, private)
+    assert cache.load(NAME, PROGRAM) == cache.load(NAME, URL) == replace(private, private=False)
+    assert cache.load(NAME, login) is None
+    cache.save(login, TOOLS)
+    assert cache.load(NAME, login) == TOOLS
+    cache.save(login, private)
+    assert cache.load(NAME, login) is None, "the one of before is removed"
+
+
 def test_no_configured_value_is_stored_and_nobody_else_can_read_it(cache: ListingCache) -> None:
     for server in (PROGRAM, URL):
         cache.save(server, TOOLS)
