@@ -1,5 +1,6 @@
 """Servers by URL of the revision 2026-07-28 only: how they refuse a handshake, and what they route by."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,11 @@ from case_tables import each_case
 
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.messages import SessionOpened
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp.client import McpClient
+from grue.transports.mcp.client_options import ClientOptions
 
 ROUTED = {
     "type": "object",
@@ -121,6 +126,41 @@ def test_a_handshake_that_is_refused_is_followed_by_discovery(modern: Modern, re
     assert (marked["mcp-method"], marked["mcp-name"]) == ("tools/call", "route")
     assert marked["mcp-param-region"] == "=?base64?TsOvY2U=?="
     assert not [name for name in unmarked if name.startswith("mcp-param-")]
+
+
+class OldHandler(Handler):
+    """A server that knows sessions only, and refuses all else as HTTP servers do: without JSON-RPC."""
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if message["method"] != "initialize" and "mcp-session-id" not in self.headers:
+            self._say(400, b"Bad Request: Missing session ID")
+            return
+        tools = {"result": {"tools": [{"name": "old", "inputSchema": {"type": "object"}}]}}
+        body = HANDSHAKE if message["method"] == "initialize" else tools
+        content = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), **body}).encode()
+        self._say(200 if "id" in message else 202, content, session=body is HANDSHAKE)
+
+
+def test_a_server_that_knows_no_discovery_any_more_gets_a_handshake() -> None:
+    with Modern() as server:
+        server.RequestHandlerClass = OldHandler
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        old = HttpServer(name="far", url=f"http://127.0.0.1:{server.server_port}/mcp")
+
+        async def opened() -> Listing:
+            options = ClientOptions(spoken=lambda: modern_server.VERSION)
+            async with McpClient(old, ProcessRegistry(), options) as client:
+                return await client.open(30)
+
+        try:
+            listing = asyncio.run(opened())
+        finally:
+            server.shutdown()
+            thread.join()
+    assert listing.protocol_version == "2025-11-25"
+    assert [tool.tool for tool in listing.tools] == ["old"]
 
 
 def test_servers_of_both_eras_that_lose_each_others_sessions_are_used_without_one(modern: Modern) -> None:
