@@ -13,7 +13,11 @@ SECONDS ?= 600
 COVERED := tests/unit tests/properties tests/integration/episodes tests/integration/transports/mcp/test_http_wire.py \
   tests/integration/test_tool_client.py tests/integration/test_turn_handle.py tests/integration/test_oauth.py \
   tests/integration/test_parking.py tests/integration/test_parked_conversations.py \
-  tests/integration/test_doctor_llm.py tests/integration/test_init.py tests/integration/test_fleet.py
+  tests/integration/test_doctor_llm.py tests/integration/test_init.py tests/integration/test_fleet.py \
+  tests/integration/sandbox tests/integration/test_export.py tests/integration/test_fork.py \
+  tests/integration/test_fleet_fork.py tests/integration/test_fleet_scoring.py tests/integration/test_trace_to_test.py \
+  tests/integration/test_long_results.py tests/integration/test_model_chain.py tests/integration/test_when_called.py \
+  tests/integration/test_prompt_cache.py tests/integration/test_tool_search.py
 
 # Many tests wait for a process: more workers than cores keep the cores busy. The slow tests keep them busy themselves.
 # Modules that share something slow to make stay in one worker (tests/conftest.py).

@@ -105,6 +105,7 @@ def test_every_part_runs_and_is_stored(quick_run: Ran) -> None:
 SECTIONS = [
     *("turn", "cold", "agents", "boots", "one_shot", "map", "episode", "import", "version", "ask", "record"),
     *(
+        "boxes",
         "sessions",
         "manager",
         "long",

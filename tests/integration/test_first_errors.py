@@ -240,6 +240,8 @@ ELSEWHERE = {
     "ChangeRefused": "tests/integration/test_approvals.py",
     "ConversationBusy": "tests/integration/test_conversations.py",
     "ConversationParked": "tests/integration/test_parked_conversations.py",
+    "ForkMissed": "tests/integration/test_fork.py",
+    "SandboxError": "tests/integration/sandbox/test_launch.py",
     "FleetError": "tests/unit/fleet/test_sweep.py, tests/unit/fleet/test_folder.py",
     "MCPRequestTimedOut": "tests/integration/test_tool_client.py",
     "NeedsLogin": "tests/integration/test_oauth.py",

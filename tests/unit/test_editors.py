@@ -16,7 +16,9 @@ SOURCE = Path(grue.__file__).parents[1]
 def completed(text: str, folder: Path) -> set[str]:
     jedi: Any = pytest.importorskip("jedi", reason="pip install jedi completes names as editors do")
     project = jedi.Project(folder, added_sys_path=[str(SOURCE)])
-    return {each.name for each in jedi.Script(text, project=project).complete()}
+    # Another environment would be a process, which a forked child of a later test would wait for at its exit.
+    here = jedi.api.environment.InterpreterEnvironment()
+    return {each.name for each in jedi.Script(text, project=project, environment=here).complete()}
 
 
 def test_an_editor_completes_every_public_name(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def called_first(
             answer = tool_results.NOT_STARTED.format(server=server, reason=reason)
             state, notes = _skip_unsent(state, answer, m.BatchId(turn.batches), of=server)
             return _send_runs(state, notes)
-        case m.StartupFailed(failure=failure):
+        case _:
             others = without(state.starting, event.server)
             unsent = {call.call_id for run in state.unsent for call in run.calls}
             turn = replace(
@@ -147,7 +147,7 @@ def called_first(
                 records=(*state.turn.records, *state.settled),
                 told=answers_at_end(state.turn, state.calls, state.settled, unsent),
             )
-            return fail(turn, failure, tuple(each.note for each in state.noted))
+            return fail(turn, event.failure, tuple(each.note for each in state.noted))
 
 
 def _sent(state: AwaitingTools, run: Run) -> tuple[AwaitingTools, m.CallTools]:
