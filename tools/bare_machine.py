@@ -28,7 +28,7 @@ NOBODY = 65534
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 PART = (
     '-m "not slow" --hypothesis-profile=quick tests/unit/actors tests/unit/runtime'
-    " tests/unit/testing tests/integration/runtime/processes"
+    " tests/integration/runtime/processes"
     " tests/integration/test_sync_boundary.py"
 )
 COREUTILS = """

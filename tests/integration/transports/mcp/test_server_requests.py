@@ -69,7 +69,7 @@ def test_new_tools_are_offered_after_the_batch_in_which_they_are_announced() -> 
     assert [[tool.tool for tool in body.tools] for body in changed] == [["echo", "added"]]
     offered = [[tool["function"]["name"] for tool in request.body["tools"]] for request in turn.asked]
     assert offered[0] == ["faulty.echo", "faulty.environ", "faulty.fail"]
-    assert offered[1] == offered[2] == ["faulty.echo", "faulty.added"]
+    assert offered[1] == offered[2] == ["faulty.added", "faulty.echo"]
     assert turn.outcome.tool_calls[-1].settlement == "returned"
 
 

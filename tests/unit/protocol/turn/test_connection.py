@@ -24,7 +24,6 @@ from grue.protocol.turn.connection import (
     ReportOpened,
     ReportStartupFailure,
     Settled,
-    Unproven,
     Untried,
     connection_step,
     is_given_up,
@@ -182,7 +181,7 @@ def test_r6_1_the_first_connect_failing_raises_without_a_retry() -> None:
 
 def test_a_disabled_server_is_left_alone_until_its_time_has_come() -> None:
     again, never = FailurePolicy(retry_disabled_s=30.0), FailurePolicy(retry_disabled_s=None)
-    assert not is_given_up(Unproven(), again, 0.0)
+    assert not is_given_up(Untried(), again, 0.0)
     assert is_given_up(Disabled("down", until_s=30.0), again, 29.0)
     assert not is_given_up(Disabled("down", until_s=30.0), again, 30.0)
     assert is_given_up(Disabled("down", until_s=30.0), never, 99.0)
