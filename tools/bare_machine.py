@@ -86,7 +86,7 @@ class BareMachine:
         name = f"bare machine, {self._name}, {' '.join(command)[:40]}"
         print(f"{name}: {told}, {time.monotonic() - began:.0f} s", flush=True)
         if done.returncode:
-            print(*said[-100:], sep="\n", flush=True)
+            print(*said[-300:], sep="\n", flush=True)
         return not done.returncode
 
     def _run(self, *command: str) -> "subprocess.CompletedProcess[bytes]":

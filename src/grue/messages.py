@@ -1473,8 +1473,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         show_schemas: Questions about calls carry the tools' input schemas. Old traces lack this field and are
             replayed without them.
         binds_calls: A call is only made of the tool that it was decided for, patterns that match no tool are
-            noted, and a call that nobody makes is noted in its place among those that are made. Old traces
-            lack this field.
+            noted, a call that nobody makes is noted in its place among those that are made, and thoughts do
+            not count as a part of the next prompt. Old traces lack this field.
         plain_results: A tool's text reaches the model as it is, and not within JSON. Old traces lack it.
         states_answer: A request with tools tells the model the schema of the answer. Old traces lack it.
         asks: Which model the turn asks; `None`: an actor of the host's, or an old trace.

@@ -6,7 +6,7 @@ changed but by a `RewriteHistory`.
 
 import pytest
 from example_counts import examples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from rows import first_of
@@ -36,7 +36,7 @@ SAYINGS = st.sampled_from(
 
 def turn_of(policy: ContextPolicy, rounds: int) -> object:
     limits = TurnLimits(max_tool_iterations=max(1, rounds))
-    return replace(run("a", limits=limits), context=policy)
+    return replace(run("a", limits=limits), context=policy, binds_calls=True)
 
 
 ENDPOINTS = st.builds(
@@ -73,6 +73,15 @@ def test_every_call_is_answered_exactly_once_within_the_bound_of_requests(
     window=st.integers(6_000, 40_000),
     bytes_per_token=st.floats(3, 6),
     summaries=st.integers(0, 2),
+)
+@example(
+    replies=[
+        *([0], [0], [0], [0, 0, 0, 1717], [0, 0, 16, 982], [73, 438, 670, 931], [58, 1492, 8068]),
+        *([145, 1390, 1390, 1444], [91, 1576, 3910, 1024], [0, 0, 1577], [15070]),
+    ],
+    window=6000,
+    bytes_per_token=3.0,
+    summaries=0,
 )
 def test_no_overflow_reaches_an_endpoint_whose_texts_have_no_more_tokens_than_expected(
     replies, window, bytes_per_token, summaries

@@ -110,7 +110,20 @@ class Boxed:
         try:
             os.rmdir(self.scratch)  # noqa: PTH106 - usually empty, and looking into it takes four times as long
         except OSError:
+            _unlock(self.scratch)
             shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _unlock(folder: str) -> None:
+    """Let the owner into all folders below `folder`. A program may have locked some."""
+    with contextlib.suppress(OSError):
+        os.chmod(folder, 0o700)  # noqa: PTH101 - as above
+    for place, names, _ in os.walk(folder):
+        for name in names:
+            inner = os.path.join(place, name)  # noqa: PTH118
+            with contextlib.suppress(OSError):
+                if not os.path.islink(inner):  # noqa: PTH114 - what a link leads to is not the program's
+                    os.chmod(inner, 0o700)  # noqa: PTH101
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):

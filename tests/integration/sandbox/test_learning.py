@@ -23,7 +23,7 @@ ISOLATED = (sys.executable, "-P", "-c")
 
 PROGRAM = """
 import os, socket, subprocess, sys, tempfile, urllib.request
-print(open(sys.argv[1]).read(), end="")
+print(open(sys.argv[1]).read(), end="", flush=True)
 for name in ("a", "b"):
     with open("out/" + name, "w") as file: file.write(name)
 os.rename("out/a", "out/c"); os.remove("out/c")

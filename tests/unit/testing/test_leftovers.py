@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,27 @@ def test_nothing_is_nothing() -> None:
         os.close(os.open(os.devnull, os.O_RDONLY))
 
 
+def wait_until_named(pid: int) -> None:
+    """Wait until the kernel tells a new program's command line; for a moment of its start it has none."""
+    while sys.platform == "linux" and not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"):
+        os.sched_yield()
+
+
+def named(child: "subprocess.Popen[bytes]") -> "subprocess.Popen[bytes]":
+    wait_until_named(child.pid)
+    return child
+
+
+def started_by(script: str) -> int:
+    """Run a script that starts a program and prints its id, and return that."""
+    ended = subprocess.run([sys.executable, "-Ic", script], stdout=subprocess.PIPE, check=True)
+    wait_until_named(int(ended.stdout))
+    return int(ended.stdout)
+
+
 def test_a_child_is_found() -> None:
     with pytest.raises(AssertionError, match=r"process \d+ .*sleep 600"), assert_nothing_left(within_s=0):
-        child = subprocess.Popen(["sleep", "600"])
+        child = named(subprocess.Popen(["sleep", "600"]))
     child.kill()
     child.wait()
 
@@ -36,8 +55,8 @@ import subprocess
 print(subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL).pid)
 """
     with pytest.raises(AssertionError, match=r"process \d+ .*sleep 600"), assert_nothing_left(within_s=0):
-        orphan = subprocess.run([sys.executable, "-Ic", script], stdout=subprocess.PIPE, check=True)
-    os.kill(int(orphan.stdout), 9)
+        orphan = started_by(script)
+    os.kill(orphan, 9)
 
 
 def test_a_descriptor_is_found() -> None:

@@ -61,6 +61,10 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     ledger = turn.ledger.counted(reply.prompt_tokens)
     # With a reply that was cut short, the output is that of two replies.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
+    if turn.run.binds_calls:
+        # The count may have thoughts in it, which are no part of the next prompt. An item that is too large
+        # would teach that texts have fewer tokens than they have.
+        output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
 
