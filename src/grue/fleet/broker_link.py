@@ -111,8 +111,9 @@ class BrokerLink:
                         answer.set_result(reply.refused)
         except (OSError, ValueError, msgspec.MsgspecError):
             pass
-        self._lose()
+        # First the process: a request that is refused now could end as a fallback, and be committed.
         self._on_loss()
+        self._lose()
 
     def _lose(self) -> None:
         with self._lock:
