@@ -32,6 +32,10 @@ NOT_RUN = (
     (r".*grue play --otel", "needs a collector; tests/integration/test_otel_export.py"),
     (r"grue (login|logout) ", "needs a server with OAuth; tests/integration/test_oauth.py"),
     (r"grue trace serve", "serves until Ctrl-C; tests/integration/test_trace_serve.py"),
+    (
+        r"grue trace to-test .*--tools",
+        "needs functions of the reader's; tests/integration/test_trace_to_test.py",
+    ),
     (r"grue fleet fork ", "needs turns that fit; tests/integration/test_fleet_fork.py"),
     (r".*runs/FORK", "needs a fork; tests/integration/test_fork.py"),
     (r"grue fork ", "asks the endpoint of the record; tests/integration/test_fork.py"),
