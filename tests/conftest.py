@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import logging
 import os
 import signal
 import sys
@@ -245,6 +246,16 @@ def zork1() -> Path:
     if not path.is_file():
         pytest.skip("no Zork I story file: set GRUE_ZORK1 to the path of zork1.z3")
     return path
+
+
+@pytest.fixture(autouse=True)
+def _levels_of_logs() -> Iterator[None]:
+    """Put the levels back that a library sets for good, so that no other test finds records of asyncio."""
+    loggers = [logging.getLogger(name) for name in (None, "asyncio")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -414,7 +414,7 @@ async def test_p37_a_malformed_tool_is_warned_of(tmp_path: Path, caplog: pytest.
     await box.connect_session()
     assert len(await box.get_tool_schemas()) == 3
     await box.disconnect_session()
-    records: list[Any] = caplog.records
+    records: list[Any] = [record for record in caplog.records if record.name == "test_manager"]
     assert [record.event_type for record in records] == ["mcp_bad_tool"] * 3
 
 
@@ -428,7 +428,7 @@ async def test_the_logger_gets_the_required_records_without_secrets(
         await box.call_tool(ECHO, {"text": "a-very-secret-token"})
         await box.call_tool("box.fail", {})
         await box.disconnect_session()
-    records: list[Any] = caplog.records
+    records: list[Any] = [record for record in caplog.records if record.name == "test_manager"]
     assert [record.event_type for record in records] == [
         "mcp_tool_call",
         "mcp_tool_result",
