@@ -179,7 +179,7 @@ class TokenStore:
 
     @property
     def place(self) -> str:
-        """Where the tokens are, in words."""
+        """A description of where the tokens are stored."""
         return str(self.file)
 
     @asynccontextmanager
@@ -275,7 +275,7 @@ class KeyringStore(TokenStore):
 
     @property
     def place(self) -> str:
-        """Where the tokens are, in words."""
+        """A description of where the tokens are stored."""
         return f"the system's keyring ({self._asked(lambda ring: ring.get_keyring().name)})"
 
     def _asked(self, ask: Callable[[Any], T]) -> T:
