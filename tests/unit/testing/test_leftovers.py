@@ -94,6 +94,25 @@ def test_a_thread_that_python_did_not_start_is_found_as_long_as_it_runs() -> Non
         start()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's numbers of threads are read from /proc")
+def test_a_thread_that_ran_before_is_not_found_though_it_asks_for_its_entry_later() -> None:
+    runs, ask, known, end = (threading.Event() for _ in range(4))
+
+    def run() -> None:
+        runs.set()
+        ask.wait()
+        threading.current_thread()
+        known.set()
+        end.wait()
+
+    _thread.start_new_thread(run, ())
+    runs.wait()
+    with assert_nothing_left(within_s=0):
+        ask.set()
+        known.wait()
+    end.set()
+
+
 def test_an_exception_passes_through_and_the_environment_is_as_before() -> None:
     before = dict(os.environ)
     with pytest.raises(ZeroDivisionError), assert_nothing_left():
