@@ -45,7 +45,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
     """A tool server with the tool `run`, which runs a command and returns its output and exit status.
 
     ```python
-    servers={"sh": ShellTool(folder="/work/repo", commands=["ls", "rg", ["git", "diff"], ["git", "status"]])}
+    servers={"sh": ShellTool(folder="repo", commands=["ls", "rg", ["git", "diff"], ["git", "status"]])}
     ```
 
     The model passes a list of arguments, which no shell reads. With `shell=True` it passes one string, which
