@@ -62,7 +62,7 @@ def episode_section(effort: Effort) -> Section:
         ],
         [
             Bar("episode, ahead, ratio to the script", ratio(fast["ahead"], fast["script"]), 0.2, "x"),
-            Bar("slow server, MCP's visible share", figure("", "ms", share).median, 3, "ms"),
+            Bar("slow server, MCP's visible share", figure("", "ms", share).median, 5, "ms"),
         ],
         {"spares lost, and replaced by a spawn": str(lost)},
     )

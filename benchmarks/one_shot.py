@@ -39,10 +39,10 @@ BOOT_S = 0.6
 LIMIT_S = 60.0
 LOCK, LISTING = "mcp_tools.lock", "mcp_tools.listing.json"
 COMPARED = ("grue", "httpx")
-"""What the bars are about."""
+"""What is started most often."""
 
 FEW = 1
-"""Starts of the other sides: they take most of the time, and no bar is about them."""
+"""Starts of the other sides: they take most of the time."""
 
 
 class Shot(NamedTuple):
@@ -61,10 +61,9 @@ Shots = dict[str, list[Shot]]
 
 
 def one_shot_section(effort: Effort) -> Section:
-    """Compare processes of one turn (bars: no later than a bare script's post, and within 300 ms)."""
+    """Compare processes of one turn."""
     _compile_grue()
     figures: list[Figure] = []
-    bars: list[Bar] = []
     facts: dict[str, str] = {}
     dropped = 0
     with tempfile.TemporaryDirectory() as name:
@@ -76,7 +75,6 @@ def one_shot_section(effort: Effort) -> Section:
             with chat_server(delay_ms=effort.reply_ms, certificate=chosen) as chat:
                 shots, failed = _shots(chat, folder, chosen, effort.part(share))
             figures += _figures(scheme, shots)
-            bars += _bars(scheme, shots)
             facts |= {f"{side} over {scheme} failed": why for side, why in failed.items()}
             dropped += sum(trace.read_text().count('"ReplyDropped"') for trace in folder.rglob("*.jsonl"))
     return Section(
@@ -88,7 +86,7 @@ def one_shot_section(effort: Effort) -> Section:
         "Over https the certificates are those of the system. The script that only posts has no server, "
         "tools or second request.",
         figures,
-        [*bars, Bar("one-shot, replies dropped", dropped, 0)],
+        [Bar("one-shot, replies dropped", dropped, 0)],
         facts,
     )
 
@@ -232,13 +230,3 @@ def _figures(scheme: str, shots: Shots) -> list[Figure]:
         if side != "httpx"
     ]
     return [*first, *done]
-
-
-def _bars(scheme: str, shots: Shots) -> list[Bar]:
-    pairs = zip(shots["grue"], shots["httpx"], strict=True)
-    later = figure("", "ms", [ours.first - bare.first for ours, bare in pairs]).median
-    first = figure("", "ms", [shot.first for shot in shots["grue"]]).median
-    return [
-        Bar(f"one-shot, {scheme}: first request after httpx's", later, 0, "ms"),
-        Bar(f"one-shot, {scheme}: first request", first, 300, "ms"),
-    ]
