@@ -102,12 +102,12 @@ from grue.protocol.tools.policy import unmatched_patterns as unmatched_patterns
 from grue.protocol.tools.routes import ToolRoutes as ToolRoutes
 from grue.protocol.tools.routes import tool_routes as tool_routes
 from grue.protocol.tools.schemas import openai_tool as openai_tool
-from grue.protocol.turn.budget import Spent as Spent
 from grue.protocol.turn.connection import Disabled as Disabled
 from grue.protocol.turn.connection import Proven as Proven
 from grue.protocol.turn.connection import Settled as Settled
 from grue.protocol.turn.connection import Untried as Untried
 from grue.protocol.turn.prices import Price as Price
+from grue.protocol.turn.prices import Spent as Spent
 from grue.runtime.actor import Actor as Actor
 from grue.runtime.actor import Note as Note
 from grue.runtime.actor import reply as reply

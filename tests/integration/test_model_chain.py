@@ -230,7 +230,7 @@ def test_the_cost_of_each_reply_is_that_of_the_model_that_gave_it(tmp_path: Path
 def test_the_first_model_is_tried_again_without_retries_after_its_pause(
     second: ScriptedLlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grue.protocol.turn.model_chain.PAUSE_S", 0.0)
+    monkeypatch.setattr("grue.protocol.turn.completion_attempts.PAUSE_S", 0.0)
     works = False
 
     def script(request: LlmRequest) -> LlmReply:

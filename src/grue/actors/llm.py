@@ -22,7 +22,7 @@ from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.context.history import History
 from grue.protocol.retry import RetryPolicy
-from grue.protocol.turn.model_chain import Breaker, after_all, moves_on
+from grue.protocol.turn.completion_attempts import Breaker, after_all, moves_on
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.large_data import LONG
@@ -213,7 +213,7 @@ class LlmActor(Actor[m.LlmCommand]):
                 await self._report(await self._answer(asked, await self._outcome(asked)), envelope)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
-        """Ask until a model of the chain has answered, or none is left (`protocol/turn/model_chain.py`)."""
+        """Ask until a model of the chain has answered, or none is left (`completion_attempts.py`)."""
         tried: list[LlmEndpoint] = []
         while True:
             outcome = await asked.asking.outcome()

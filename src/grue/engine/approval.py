@@ -1,7 +1,7 @@
 """Answer the questions of a policy: by the host's callback, in a later process, or not at all.
 
 It also says when a turn can be parked, and when changed arguments are refused (the machine cannot check them:
-a schema may need the validator). The turn's machine (`protocol/turn/approval.py`) decides what follows from
+a schema may need the validator). The turn's machine (`protocol/turn/tools.py`) decides what follows from
 an answer.
 
 `ask_at_terminal` is the `approve` callback for programs that a person watches.

@@ -28,8 +28,8 @@ from msgspec import Struct, field
 
 from grue import messages as m
 from grue.errors import LLMError, TraceError
-from grue.protocol.turn.budget import Spent
 from grue.protocol.turn.connection import Disabled, Proven, Settled
+from grue.protocol.turn.prices import Spent
 from grue.runtime.safe_open import read_regular
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.message_words import kind_of

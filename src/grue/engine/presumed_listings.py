@@ -1,6 +1,6 @@
 """`PresumedListings`: the tools that a turn may presume its servers to list, and where they are known from.
 
-What the turn's machine makes of it is in `protocol/turn/presuming.py`. Decision 035 says why.
+What the turn's machine makes of it is in `protocol/turn/sessions.py`. Decision 035 says why.
 """
 
 import time

@@ -48,8 +48,8 @@ from grue.policies import (
     TurnLimits,
 )
 from grue.protocol.tools.lock import ToolLock
-from grue.protocol.turn.budget import Spent
 from grue.protocol.turn.connection import Settled, Untried
+from grue.protocol.turn.prices import Spent
 from grue.runtime.loops.closing import Closing
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.trace.file import TraceWriter

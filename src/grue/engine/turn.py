@@ -37,8 +37,8 @@ from grue.policies import (
     TurnLimits,
 )
 from grue.protocol.answers import SCHEMA_IN_WORDS
-from grue.protocol.turn.budget import Spent
 from grue.protocol.turn.connection import Disabled, Settled
+from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
 from grue.runtime.loops.clock import now
 from grue.runtime.loops.interrupts import WorkInterrupted

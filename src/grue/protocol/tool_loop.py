@@ -67,14 +67,19 @@ AwaitingSessions ─▶ Presuming ─▶ what follows from the reply
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.protocol.turn.approval import decide, ignore, park
-from grue.protocol.turn.asking import refused, summarised
-from grue.protocol.turn.context import heard
+from grue.protocol.turn.asking import heard, refused, summarised
 from grue.protocol.turn.end import abandon, closed, fail
-from grue.protocol.turn.presuming import presume, step_early, supported
-from grue.protocol.turn.replies import complete, final_reply, loop_reply, refuse_answer
 from grue.protocol.turn.resuming import forked
-from grue.protocol.turn.sessions import begin, given_up, opened, reopen, unsupported
+from grue.protocol.turn.sessions import (
+    begin,
+    given_up,
+    opened,
+    presume,
+    reopen,
+    step_early,
+    supported,
+    unsupported,
+)
 from grue.protocol.turn.states import (
     AwaitingApproval,
     AwaitingClose,
@@ -94,7 +99,17 @@ from grue.protocol.turn.states import (
     TurnState,
     without,
 )
-from grue.protocol.turn.tools import called_first, settle
+from grue.protocol.turn.tools import (
+    called_first,
+    complete,
+    decide,
+    final_reply,
+    ignore,
+    loop_reply,
+    park,
+    refuse_answer,
+    settle,
+)
 
 _UNEXPECTED_AT_THE_END = (m.RunTurn, m.SessionClosed)
 

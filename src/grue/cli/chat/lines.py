@@ -13,7 +13,7 @@ from grue import messages as m
 from grue.cli.live_story import BOLD, CYAN, Line
 from grue.hosts.agent_loop import ToolEnded, ToolStarted
 from grue.policies import ApprovalQuestion
-from grue.protocol.turn.budget import Spent
+from grue.protocol.turn.prices import Spent
 from grue.runtime.safe_text import ELLIPSIS, printable
 from grue.tracing.facts import counted
 from grue.tracing.message_words import DIM, GREEN, RED, YELLOW

@@ -2,7 +2,7 @@
 
 It is for hosts that carry out what a model answers with, and do not leave it to a turn. The calls of one
 answer are judged as a whole before the first of them is made. The table, the questions and the binding of
-decisions are those of the tool calls of a turn (`protocol/turn/approval.py`).
+decisions are those of the tool calls of a turn (`protocol/turn/tools.py`).
 """
 
 import time

@@ -1,24 +1,22 @@
 """The part of the turn's machine that asks the model: the next request, the forced one, a summary.
 
-The other parts of the machine call these functions; they are pure.
+It also keeps the conversation within the context window: `context/fit.py` decides what is cleared and when,
+these functions make commands of it. The other parts of the machine call them; they are pure.
 """
 
-from typing import Literal
+from collections.abc import Collection, Mapping
+from typing import Literal, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.policies import ForceReason
+from grue.policies import ContextItem, ContextOverflow, ContextPolicy, ForceReason, ToolSearch
+from grue.protocol.context.fit import StubFor, clear, cut_last, fit, room_in, stub_of, without_oldest
+from grue.protocol.context.ledger import ContextLedger
+from grue.protocol.tools.built_in import READ_RESULT, is_built_in
 from grue.protocol.tools.calls import without_doubles
-from grue.protocol.turn.context import (
-    after_overflow,
-    make_room,
-    may_summarise,
-    said,
-    searching,
-    summary_request,
-    with_summary,
-)
+from grue.protocol.tools.results import READ_ON, is_referred
 from grue.protocol.turn.end import fail
 from grue.protocol.turn.states import AwaitingCompletion, AwaitingSummary, Commands, Phase, Transition, Turn
 
@@ -141,3 +139,201 @@ def force(
     turn = replace(turn, forced=reason)
     forced = m.FinalForced(reason=reason, iterations=turn.iterations)
     return ask(turn, "forced", (*new, m.UserText(turn.run.final_request)), notes=(*notes, forced))
+
+
+SUMMARY = "Summary of the conversation so far, which takes its place:\n{summary}"
+
+_SUMMARY_SHARE = 10
+"""A summary may have a tenth of the window."""
+
+_WORDS_PER_TOKEN = 0.7
+_MOST_WORDS = 2000
+
+_WINDOW = 128_000
+"""The context window that is assumed where none is known."""
+
+
+class Fitted(Struct, frozen=True, kw_only=True):
+    """A turn in which the next request fits; see `context.fit.Fit`."""
+
+    turn: Turn
+    new: tuple[m.ConversationItem, ...]
+    cleared: m.Cleared | None = None
+    summarise: bool = False
+
+
+def begun(run: m.RunTurn) -> Turn:
+    """Return the turn that `run` starts, with a ledger if it has a policy."""
+    turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
+    if run.references == "now" and run.servers:
+        turn = turn.referring()
+    if run.context is None:
+        return turn
+    ledger = ContextLedger(bytes_per_token=run.context.bytes_per_token)
+    if run.earlier:
+        head, *items = run.earlier
+        ledger = replace(ledger, head=head, items=tuple(items), current=len(items))
+    return replace(turn, ledger=ledger, window=run.context.window_tokens)
+
+
+def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
+    """Count a reply: its cost, its size, and the size of the prompt that it answers."""
+    turn = turn.count(reply.usage)
+    if turn.ledger is None:
+        return turn
+    ledger = turn.ledger.counted(reply.prompt_tokens)
+    # With a reply that was cut short, the output is that of two replies.
+    output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
+    if turn.run.binds_calls:
+        # The count may have thoughts in it, which are no part of the next prompt. An item that is too large
+        # would teach that texts have fewer tokens than they have.
+        output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
+    return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
+
+
+def searching(turn: Turn) -> Turn:
+    """Return the turn before it offers tools: if there are too many, it offers to search them from now on."""
+    search = turn.run.tool_search
+    if search is None or turn.searching or not _are_many(turn, search):
+        return turn
+    return replace(turn, searching=True, relisted=True)
+
+
+def _are_many(turn: Turn, search: ToolSearch) -> bool:
+    if search.above >= 1:
+        return sum(not is_built_in(tool) for tool in turn.tools) > search.above
+    ledger = turn.ledger or ContextLedger(bytes_per_token=ContextPolicy().bytes_per_token)
+    return ledger.offer(turn.tools).tools.tokens > search.above * (turn.window or _WINDOW)
+
+
+def make_room(turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise: bool) -> Fitted:
+    """Fit a request that adds `new` into the window."""
+    policy, ledger = _kept(turn)
+    if turn.relisted:
+        ledger = ledger.offer(turn.offered)
+    turn = replace(turn, ledger=ledger)
+    if turn.window is None:
+        return Fitted(turn=turn, new=new)
+    room = room_in(policy, turn.window)
+    named = _named(turn, new)
+    found = fit(ledger, new, room, _stubs(turn), named, may_summarise=may_summarise)
+    turn = replace(turn, ledger=found.ledger)
+    cut = {item.call_id for item in found.new if isinstance(item, m.ToolMessage) and item not in new}
+    if turn.run.references != "never" and (cut or (found.cleared is not None and found.cleared.results)):
+        turn = turn.referring()
+    return Fitted(
+        turn=turn,
+        new=tuple(_with_handle(turn, item, cut, named) for item in found.new),
+        cleared=found.cleared,
+        summarise=found.summarise,
+    )
+
+
+def may_summarise(turn: Turn) -> bool:
+    """Return whether a summary may be asked for; one request is kept back for the answer."""
+    policy, _ = _kept(turn)
+    return turn.summaries < policy.max_summaries and not turn.budget_reached
+
+
+def said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
+    """Add what a request says to the ledger."""
+    _, ledger = _kept(turn)
+    last = tuple(item for item in new if isinstance(item, m.ToolMessage))
+    # A turn's own text is its task: only a later turn may clear it.
+    stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
+    return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
+
+
+def summary_request(turn: Turn) -> m.UserText:
+    """Return the text that asks for a summary."""
+    policy, _ = _kept(turn)
+    words = int((turn.window or 0) / _SUMMARY_SHARE * _WORDS_PER_TOKEN)
+    return m.UserText(policy.summary_request.replace("{words}", str(min(words, _MOST_WORDS))))
+
+
+def with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
+    """Put a summary in the place of everything but the first entry and the last reply.
+
+    If the turn continues a conversation and its own text has been said already, the text is said again.
+    """
+    _, ledger = _kept(turn)
+    items = [m.UserText(SUMMARY.format(summary=summary.strip()))]
+    if turn.run.earlier and turn.requests > turn.summaries:
+        items += [item for item in turn.opening if isinstance(item, m.UserText)]
+    sizes = tuple(ContextItem(tokens=ledger.item_of(item, {}).tokens) for item in items)
+    ledger = replace(ledger, items=(*sizes, *ledger.items[ledger.current :]), current=len(sizes))
+    return replace(turn, ledger=ledger), m.Summarised(tuple(items))
+
+
+def after_overflow(turn: Turn, overflow: ContextOverflow) -> tuple[Turn, tuple[m.Cleared | m.Shortened, ...]]:
+    """Clear what can be cleared after an endpoint has refused a request as too long.
+
+    If that is not enough, the oldest exchanges are left out. A summary of them cannot be asked for, because
+    the request for it would be too long as well.
+
+    Returns:
+        The turn, and the changes of the history; none if there is nothing to clear and to leave out.
+    """
+    policy, ledger = _kept(turn)
+    ledger = ledger.counted(overflow.prompt_tokens or 0)
+    windows = [size for size in (overflow.window_tokens, turn.window) if size is not None]
+    window = min(windows, default=ledger.tokens)
+    room = room_in(policy, window)
+    ledger, cleared = clear(ledger.scaled_to(room.high), room.low, _stubs(turn))
+    cleared = cleared or m.Cleared()
+    if ledger.tokens > room.low:
+        ledger, shorter = cut_last(ledger, turn.last, room.low)
+        named, cut = _named(turn, turn.last), {result.call_id for result in shorter}
+        shorter = tuple(_with_handle(turn, result, cut, named) for result in shorter)
+        cleared = replace(cleared, results=(*cleared.results, *shorter))
+    changes: tuple[m.Cleared | m.Shortened, ...] = () if cleared == m.Cleared() else (cleared,)
+    if ledger.tokens > room.high:
+        shortened = without_oldest(ledger, room.low)
+        if shortened is not None:
+            ledger, share = shortened
+            changes = (*changes, m.Shortened(share))
+    if not changes:
+        return turn, ()
+    if turn.run.references != "never" and cleared.results:
+        turn = turn.referring()
+    return replace(turn, ledger=ledger, window=window), changes
+
+
+def _kept(turn: Turn) -> tuple[ContextPolicy, ContextLedger]:
+    assert turn.run.context is not None, "only a turn with a policy keeps a ledger"
+    assert turn.ledger is not None, "a turn with a policy keeps a ledger"
+    return turn.run.context, turn.ledger
+
+
+def _stubs(turn: Turn) -> StubFor:
+    policy, _ = _kept(turn)
+    offered = {tool.name: tool for tool in turn.tools}
+
+    def stub_for(item: ContextItem) -> str:
+        handle = item.call_id if _has_handle(turn, item.tool) else ""
+        return stub_of(item.tool, policy, offered, plain=turn.run.plain_results, handle=handle)
+
+    return stub_for
+
+
+def _has_handle(turn: Turn, tool: str) -> bool:
+    """Return whether a result of this tool can be read again; what `read_result` has read is read anew."""
+    return turn.run.references != "never" and tool != READ_RESULT.name
+
+
+Said = TypeVar("Said", bound=m.ConversationItem)
+
+
+def _with_handle(turn: Turn, item: Said, cut: Collection[m.CallId], named: Mapping[str, str]) -> Said:
+    """Return a result that was cut with its handle, which may have been in the part that is left out."""
+    if not isinstance(item, m.ToolMessage) or item.call_id not in cut:
+        return item
+    if not _has_handle(turn, named.get(item.call_id, "")) or is_referred(item.content, item.call_id):
+        return item
+    return replace(item, content=f"{item.content}\n[cut to save room{READ_ON.format(handle=item.call_id)}]")
+
+
+def _named(turn: Turn, new: tuple[m.ConversationItem, ...]) -> dict[str, str]:
+    """Return the names of the tools whose calls `new` answers; their records are the turn's last ones."""
+    answers = sum(isinstance(item, m.ToolMessage) for item in new)
+    return {record.call_id: record.name for record in turn.records[len(turn.records) - answers :]}

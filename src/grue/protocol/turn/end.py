@@ -120,3 +120,25 @@ def answers_at_end(
             reason = tool_results.NOT_CALLED if call_id in unsent else tool_results.INTERRUPTED
             answers[call_id] = record(call, turn.iterations, "skipped", tool_results.failure(reason))
     return turn.tell(tuple(answers[call_id] for call_id in calls))[1]
+
+
+def progress(turn: Turn) -> m.TurnParked:
+    """Return the progress of a turn that has no reply to go on with."""
+    return m.TurnParked(
+        turn=turn.run.turn,
+        iterations=turn.iterations,
+        requests=turn.requests,
+        tool_calls=turn.records,
+        usage=turn.usage,
+        batches=turn.batches,
+        media_bytes=turn.media_bytes,
+        forced=turn.forced,
+        degraded=turn.degraded,
+        reconnected=turn.reconnected,
+        used={**turn.used},
+        summaries=turn.summaries,
+        overflowed=turn.overflowed,
+        window=turn.window,
+        refers=turn.refers,
+        searching=turn.searching,
+    )

@@ -12,11 +12,10 @@ from grue import messages as m
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import definitions_of, record
 from grue.protocol.turn import states as states
-from grue.protocol.turn.approval import parked_at_questions
-from grue.protocol.turn.context import begun
-from grue.protocol.turn.end import answers_at_end
-from grue.protocol.turn.progress import progress
+from grue.protocol.turn.asking import begun
+from grue.protocol.turn.end import answers_at_end, progress
 from grue.protocol.turn.states import LiveState, Turn, TurnState
+from grue.protocol.turn.tools import parked_at_questions
 
 
 def cut_off(

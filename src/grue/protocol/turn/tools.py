@@ -1,26 +1,77 @@
-"""The part of the turn's machine that has tool calls made: runs, settlements, and what follows them.
+"""The part of the turn's machine that follows a reply: its tool calls are judged, sent and settled.
+
+A reply without calls is an answer, a refusal, or nothing usable. The rules for its calls:
+
+- The reply is judged as a whole before any of its calls is sent. All calls that have to be approved are one
+  question, and nothing of the reply runs before every answer is in.
+- What a decision means, and for which call it counts, is in `decisions.py`. One that does not count is noted
+  and ignored, as is one that comes too late.
+- A call that nobody makes is noted in its place among those that are made.
+- A denied call is answered with the reason. The other calls of the reply are made all the same.
+- Changed arguments are read as strictly as those that a model writes, and a text tells the model of the
+  change.
+- A call that an earlier process has sent, and that its server works on as a task, was judged then. It is
+  neither asked about nor counted again.
+- If nobody answers now, the turn is parked: its sessions close, and it ends with `TurnParked`. A resumed turn
+  judges the reply again, with the definitions that the servers list then. If the definition of a tool has
+  changed, its question is asked again; a call that nobody is asked about is not made.
+
+`RunTurn.when_called` names the servers that start when they are called, and the tools that the model is
+offered of them until then. The rules for these:
+
+- Such a server is started by the first reply that has calls for it, after the policy and a person have
+  decided on all calls of that reply. The servers of one reply start at the same time, `starts_at_once` of
+  them; a run of calls is sent when its server has started.
+- What the server lists then takes the place of what the model was offered. If it is the same, the next
+  request offers the same list, in the same order. If a tool has changed, the session does not send the calls
+  of it (`actors/mcp_session.py`), the model reads that, and the next request offers the new list.
+- If the server does not start, its calls are answered with the reason, and the turn goes on without its
+  tools; or the turn fails, if the server is required.
 
 `tool_loop.step` calls these functions; they are pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.protocol.context.growing import Remaining
+from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.protocol.context.growing import Growing, Remaining
+from grue.protocol.decisions import Decisions, judged
+from grue.protocol.decisions import settled as settled_decisions
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.calls import Run, record_settlement, runs_of, skip
+from grue.protocol.tools.calls import (
+    Rejected,
+    Run,
+    ValidCall,
+    definitions_of,
+    deny,
+    open_call,
+    read_calls,
+    record_settlement,
+    reject,
+    runs_of,
+    skip,
+    without_doubles,
+)
+from grue.protocol.tools.policy import CallTerms, definition_digest, judge, question_about
+from grue.protocol.tools.results import NOT_AS_DECIDED
 from grue.protocol.turn.asking import ask, force
-from grue.protocol.turn.end import answers_at_end, fail
-from grue.protocol.turn.starting import start_called, started, without_tools_of
+from grue.protocol.turn.end import answers_at_end, close, fail, progress
 from grue.protocol.turn.states import (
+    AwaitingApproval,
     AwaitingReconnect,
     AwaitingTools,
+    AwaitingVerdict,
     Batch,
     CallNote,
+    Commands,
+    JudgedCall,
     JudgedReply,
+    Phase,
     PlacedNote,
     Transition,
     Turn,
@@ -243,3 +294,409 @@ def _after_tools(state: AwaitingTools) -> Transition:
         return force(turn, "budget", new)
     # The server may have removed its last tool during the turn.
     return ask(turn, "loop" if turn.can_call else "only", new)
+
+
+TOO_LATE = "it came after the question was closed"
+
+_NO_DEFINITIONS: Mapping[str, str] = {}
+
+
+class _Denied(Struct, frozen=True):
+    call: m.ToolCall
+    reason: str
+
+
+def call(
+    turn: Turn,
+    calls: tuple[m.ToolCall, ...],
+    *,
+    settled: tuple[m.ToolCallRecord, ...] = (),
+    decisions: tuple[ApprovalDecision, ...] = (),
+    definitions: Mapping[str, str] = _NO_DEFINITIONS,
+) -> Transition:
+    """Judge the calls of a reply, and ask about them, send them, or answer those that no server gets.
+
+    Args:
+        turn: The turn.
+        calls: All calls of the reply.
+        settled: Those that are answered already, in a resumed turn.
+        decisions: The answers to earlier questions about these calls.
+        definitions: Digests of the tools' definitions that the calls were made for, in a resumed turn.
+    """
+    done = {record.call_id for record in settled}
+    # A tool that its server does not list cannot be in a subset.
+    unlisted = turn.unlisted
+    tasks = turn.open_tasks
+    left = tuple(call for call in calls if call.call_id not in done and call.call_id not in tasks)
+    valid, rejected = read_calls(left, turn.callable, unlisted, offered=turn.offered)
+    before = turn.used
+    turn, judged = _judged(turn, valid)
+    if tasks:
+        judged = _in_order(calls, (*judged, *_under_way(calls, tasks)))
+    outdated = tuple(each.valid.call for each in judged if _is_outdated(each, definitions))
+    judged = tuple(each for each in judged if each.valid.call not in outdated)
+    rejected = (*rejected, *(Rejected(each, f"Tool call failed: {NOT_AS_DECIDED}") for each in outdated))
+    rejections, rejected_records = reject(rejected, turn.iterations, m.BatchId(turn.batches + 1))
+    answered = (*settled, *rejected_records)
+    every = {call.call_id: call for call in calls}
+    if not (turn.run.tool_policy.rules or decisions):
+        # Most turns have no policy, and need not pay for one.
+        reply = JudgedReply(calls=every, open=judged, settled=Growing[m.ToolCallRecord]().add(answered))
+        reply, at_once = _noted(turn, reply, rejections)
+        return start_calls(turn, reply, _changed_before(turn), at_once)
+    denials, denied_records = _denials(turn, judged)
+    refused: tuple[CallNote, ...] = (*rejections, *denials)
+    reply = JudgedReply(
+        calls=every,
+        open=tuple(each for each in judged if each.terms.verdict != "deny"),
+        earlier=settled,
+        settled=Growing[m.ToolCallRecord]().add((*answered, *denied_records)),
+        used_before=before,
+    )
+    reply, at_once = _noted(turn, reply, refused)
+    return _ask(turn, reply, decisions, at_once)
+
+
+def _noted(
+    turn: Turn, reply: JudgedReply, notes: tuple[CallNote, ...]
+) -> tuple[JudgedReply, tuple[CallNote, ...]]:
+    """Keep the notes for their places in the reply; return those to record at once: all, in old traces."""
+    if not turn.run.binds_calls:
+        return reply, notes
+    return replace(reply, noted=(*reply.noted, *notes)), ()
+
+
+def _is_outdated(each: JudgedCall, definitions: Mapping[str, str]) -> bool:
+    """Return whether nobody has decided about the tool as it is now: neither the model nor a person will."""
+    if each.terms.verdict == "ask" or each.valid.task is not None:
+        return False
+    made_for = definitions.get(each.valid.tool.name)
+    return made_for is not None and made_for != definition_digest(each.valid.tool)
+
+
+def _denials(
+    turn: Turn, judged: tuple[JudgedCall, ...]
+) -> tuple[tuple[m.ToolDenied, ...], tuple[m.ToolCallRecord, ...]]:
+    refused = tuple((each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny")
+    return deny(refused, turn.iterations, m.BatchId(turn.batches + 1))
+
+
+def _ask(
+    turn: Turn, reply: JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: tuple[m.TurnNote, ...]
+) -> Transition:
+    """Ask about the calls that no earlier decision answers; if there are none, have the calls made."""
+    questions = _questions(turn, reply)
+    accepted, ignored = settled_decisions(questions, decisions)
+    notes = (*notes, *ignored)
+    state = AwaitingApproval(turn, reply, _without(questions, accepted), accepted)
+    if not state.questions:
+        return _send(turn, reply, accepted, notes)
+    return state, (*notes, m.AskApproval(questions=state.questions))
+
+
+def decide(state: AwaitingApproval, event: m.CallsDecided) -> Transition:
+    """Take the decisions; when the last one is in, send the calls."""
+    accepted, ignored = settled_decisions(state.questions, event.decisions, state.decisions)
+    state = replace(state, questions=_without(state.questions, accepted), decisions=accepted)
+    if state.questions:
+        return state, ignored
+    return _send(state.turn, state.reply, accepted, ignored)
+
+
+def ignore(event: m.CallsDecided) -> tuple[m.DecisionIgnored, ...]:
+    """Return the notes about decisions that came too late."""
+    return tuple(
+        m.DecisionIgnored(call_id=m.CallId(each.call_id), reason=TOO_LATE) for each in event.decisions
+    )
+
+
+def park(state: AwaitingApproval, event: m.ApprovalPostponed) -> Transition:
+    """Close the sessions, and end with what a later process needs to go on."""
+    return close(state.turn, parked_at_questions(state, event.expires_at))
+
+
+def parked_at_questions(state: AwaitingApproval, expires_at: float | None = None) -> m.TurnParked:
+    """Return the message from which a later process asks the questions again and goes on."""
+    reply = state.reply
+    return replace(
+        progress(state.turn),
+        questions=_questions(state.turn, reply),
+        calls=tuple(reply.calls.values()),
+        settled=reply.earlier,
+        expires_at=expires_at,
+        used={**reply.used_before},
+        definitions=definitions_of(reply.calls.values(), state.turn.callable, state.turn.unlisted),
+        untold=answers_at_end(state.turn, reply.calls, reply.earlier, reply.calls),
+    )
+
+
+def _questions(turn: Turn, reply: JudgedReply) -> tuple[ApprovalQuestion, ...]:
+    asked = ((each.valid, each.terms.reason) for each in reply.open if each.terms.verdict == "ask")
+    show = turn.run.show_schemas
+    return tuple(
+        question_about(valid.call.call_id, valid.tool, valid.arguments, reason, show_schema=show)
+        for valid, reason in asked
+    )
+
+
+def _judged(turn: Turn, valid: tuple[ValidCall, ...]) -> tuple[Turn, tuple[JudgedCall, ...]]:
+    policy = turn.run.tool_policy
+    if not policy.rules:
+        return turn, tuple(JudgedCall(each, CallTerms()) for each in valid)
+    terms, used = judge(policy, (each.tool for each in valid), turn.used)
+    return replace(turn, used=used), tuple(map(JudgedCall, valid, terms))
+
+
+def _under_way(calls: tuple[m.ToolCall, ...], tasks: Mapping[m.CallId, m.OpenTask]) -> tuple[JudgedCall, ...]:
+    return tuple(
+        JudgedCall(open_call(call, tasks[call.call_id]), CallTerms())
+        for call in calls
+        if call.call_id in tasks
+    )
+
+
+def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[JudgedCall, ...]) -> tuple[JudgedCall, ...]:
+    place = {call.call_id: number for number, call in enumerate(calls)}
+    return tuple(sorted(judged, key=lambda each: place[each.valid.call.call_id]))
+
+
+def _changed_before(turn: Turn) -> dict[m.CallId, m.JsonObject]:
+    """Return the arguments that a person had changed before the calls were sent by an earlier process."""
+    return {
+        call_id: task.changed_arguments
+        for call_id, task in turn.open_tasks.items()
+        if task.changed_arguments is not None
+    }
+
+
+def _without(questions: tuple[ApprovalQuestion, ...], decided: Decisions) -> tuple[ApprovalQuestion, ...]:
+    return tuple(question for question in questions if question.call_id not in decided)
+
+
+def _send(turn: Turn, reply: JudgedReply, decisions: Decisions, notes: tuple[m.TurnNote, ...]) -> Transition:
+    """Answer the calls that were denied, and have the others made."""
+    approved: list[JudgedCall] = []
+    denied: list[tuple[m.ToolCall, str]] = []
+    changed = _changed_before(turn)
+    for each in reply.open:
+        made_call = each.valid.call
+        outcome = _decided(each, decisions.get(made_call.call_id))
+        if isinstance(outcome, _Denied):
+            denied.append((outcome.call, outcome.reason))
+            continue
+        approved.append(outcome)
+        if outcome is not each:
+            changed[made_call.call_id] = outcome.valid.arguments
+    denials, records = deny(tuple(denied), turn.iterations, m.BatchId(turn.batches + 1))
+    reply = replace(reply, open=tuple(approved), settled=reply.settled.add(records))
+    reply, at_once = _noted(turn, reply, denials)
+    return start_calls(turn, reply, changed, (*notes, *at_once))
+
+
+def _decided(each: JudgedCall, decision: ApprovalDecision | None) -> JudgedCall | _Denied:
+    if decision is None:  # nobody was asked
+        return each
+    found = judged(decision)
+    if found.denied:
+        return _Denied(each.valid.call, found.denied)
+    if found.changed is None:
+        return each
+    return replace(each, valid=replace(each.valid, arguments=found.changed))
+
+
+DECLINED = "the model declined to answer: {words}"
+STOPPED = "the provider stopped the reply before its end ({why})"
+CUT = "it was cut at the length limit of a reply, so its end is missing; what there is of it: {reason}"
+WRITTEN = "it is a tool call written as text ({written}), which was not made"
+AS_A_CALL = (
+    "Your last reply has a tool call in its text ({written}). It was not made. If you want it to be made,"
+    " call the tool, in the way that calls are made here, and not in the text. If not, answer in plain words."
+)
+RUN_THEM = '; the setting text_tool_calls = "run" makes such calls'
+
+
+def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
+    """Go on after the reply to a request that offered tools; the caller has counted its tokens."""
+    if reply.tool_calls:
+        meant = tuple(map(turn.meant, reply.tool_calls))
+        return call(replace(turn, iterations=turn.iterations + 1), meant)
+    unusable = m.ReplyUnusable(
+        finish_reason=reply.finish_reason, iteration=turn.iterations + 1, seen=_seen(reply)
+    )
+    if reply.written is not None and not turn.reminded:
+        turn, reminder = replace(turn, reminded=True), m.UserText(AS_A_CALL.format(written=reply.written))
+        if turn.budget_reached:
+            return force(turn, "budget", (reminder,), (unusable,))
+        return ask(turn, "loop", (reminder,), (unusable,))
+    if reply.written is None and not reply.stopped and _has_text(reply.content):
+        return _check(turn, "loop", reply)
+    why = _why_not(reply)
+    if why:
+        notes = () if reply.written is None else (unusable,)
+        return refuse(turn, "loop", _no_answer(reply, why), notes=notes)
+    return force(turn, "no_content", (), (unusable,))
+
+
+def final_reply(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
+    """Go on after the reply to a request that offered no tools."""
+    if reply.tool_calls:
+        return _refuse_calls(turn, phase, reply)
+    why = _why_not(reply)
+    if not why and _has_text(reply.content):
+        return _check(turn, phase, reply)
+    if reply.written is not None and phase == "repair":
+        why += RUN_THEM
+    return refuse(turn, phase, _no_answer(reply, why or "the reply was empty"))
+
+
+def _no_answer(reply: m.CompletionReceived, reason: str) -> m.NoAnswer:
+    return m.NoAnswer(reason=reason, raw=reply.refusal or reply.content, stopped=reply.stopped)
+
+
+def _why_not(reply: m.CompletionReceived) -> str:
+    """Return why the text of a reply is not an answer; empty: it may be one, if there is any."""
+    if reply.stopped:
+        return STOPPED.format(why=reply.stopped)
+    if reply.written is not None:
+        return WRITTEN.format(written=reply.written)
+    if reply.refusal and not _has_text(reply.content):
+        return DECLINED.format(words=reply.refusal)
+    return ""
+
+
+def _seen(reply: m.CompletionReceived) -> str:
+    if reply.written is not None:
+        return f"a tool call written as text ({reply.written})"
+    return "thoughts and nothing else" if reply.reasoning else ""
+
+
+def _check(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
+    """Ask the host whether the text of a reply is an answer."""
+    text = reply.content or ""
+    state = AwaitingVerdict(turn, phase, text, cut=reply.finish_reason == "length")
+    return state, (m.CheckAnswer(content=text),)
+
+
+def refuse_answer(state: AwaitingVerdict, reason: str) -> Transition:
+    """Go on after the host's check has refused a text."""
+    reason = CUT.format(reason=reason) if state.cut else reason
+    return refuse(state.turn, state.phase, m.NoAnswer(reason=reason, raw=state.content))
+
+
+def _has_text(content: str | None) -> bool:
+    return bool(content and content.strip())
+
+
+def _refuse_calls(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
+    """Answer the tool calls of a reply to a request that offered no tools, without making the calls."""
+    batch = m.BatchId(turn.batches + 1)
+    notes, records = skip(reply.tool_calls, turn.iterations, batch, tool_results.SKIPPED_TOO_LATE)
+    turn, new = replace(turn, batches=batch).tell(records)
+    why = "it calls tools, which are no longer available"
+    return refuse(turn, phase, m.NoAnswer(reason=why, raw=reply.content), new=new, notes=notes)
+
+
+def refuse(
+    turn: Turn,
+    phase: Phase,
+    why: m.NoAnswer,
+    *,
+    new: tuple[m.ConversationItem, ...] = (),
+    notes: tuple[m.TurnNote, ...] = (),
+) -> Transition:
+    """Ask for a repair, once in a turn; after that use the fallback, or fail."""
+    if phase != "repair" and not turn.budget_spent:
+        text = m.UserText(turn.run.repair_request.replace("{reason}", why.reason))
+        return ask(turn, "repair", (*new, text), notes=(*notes, m.RepairRequested(reason=why.reason)))
+    if phase != "repair":
+        why = replace(why, reason=f"{why.reason} (the budget leaves no second try)")
+    if turn.run.fallback is None:
+        return fail(turn, why, notes)
+    end = _completed(turn, "fallback", turn.run.fallback, why.raw, why.reason)
+    return close(turn, end, (*notes, m.FellBack(reason=why.reason, raw_response=why.raw)))
+
+
+def complete(turn: Turn, answer: object, raw: str) -> Transition:
+    """End the turn with the answer that the host accepted."""
+    kind: m.OutcomeKind = "forced" if turn.forced else "degraded" if turn.degraded else "answered"
+    return close(turn, _completed(turn, kind, answer, raw, turn.forced or turn.degraded))
+
+
+def _completed(
+    turn: Turn, kind: m.OutcomeKind, answer: object, raw: str | None, reason: str
+) -> m.TurnCompleted:
+    return m.TurnCompleted(
+        turn=turn.run.turn,
+        kind=kind,
+        answer=answer,
+        raw_response=raw,
+        reason=reason,
+        iterations=turn.iterations,
+        requests=turn.requests,
+        tool_calls=turn.records,
+        usage=turn.usage,
+        untold=turn.untold,
+    )
+
+
+def open_session(run: m.RunTurn, server: m.ServerName) -> m.OpenSession:
+    """Return the command that opens the session of `server`."""
+    return m.OpenSession(
+        server=server, turn=run.turn, timeout_s=run.limits.startup_timeout_s(server), policy=run.policy
+    )
+
+
+def with_unstarted(turn: Turn) -> Turn:
+    """Return the turn with the tools of the servers that start when they are called."""
+    offered = {listing.server: listing.tools for listing in turn.run.when_called}
+    return replace(turn.relist_all(offered), unstarted=tuple(offered)) if offered else turn
+
+
+def servers_at_start(turn: Turn) -> tuple[m.ServerName, ...]:
+    """Return the servers whose sessions are opened at the turn's start, in order."""
+    return tuple(server for server in turn.run.servers if server not in turn.unstarted)
+
+
+def with_tools_of(turn: Turn, event: m.SessionOpened) -> Turn:
+    """Return the turn with a session that has opened, and its tools."""
+    turn = turn.relist(event.server, event.tools)
+    turn = replace(turn, open=(*turn.open, event.server))
+    if event.serves_unlisted:
+        turn = replace(turn, serving_unlisted=(*turn.serving_unlisted, event.server))
+    return turn
+
+
+def without_tools_of(turn: Turn, event: m.McpDisabled) -> Turn:
+    """Return the turn without the tools of a server that was given up."""
+    turn = turn.relist(event.server, ())
+    return replace(turn, degraded=f"no tools from '{event.server}': {event.reason}")
+
+
+def changed_tools(offered: Iterable[m.ToolDefinition], listed: Iterable[m.ToolDefinition]) -> tuple[str, ...]:
+    """Return the names that do not have the same definition in both lists; their order does not matter."""
+    before = {tool.name: tool for tool in offered}
+    now = {tool.name: tool for tool in listed}
+    return tuple(name for name in {**before, **now} if before.get(name) != now.get(name))
+
+
+def start_called(state: AwaitingTools) -> tuple[AwaitingTools, Commands]:
+    """Start the servers of calls that wait for them, as many as may be starting at the same time."""
+    turn = state.turn
+    if not turn.unstarted:
+        return state, ()
+    called = dict.fromkeys(run.server for run in state.unsent if run.server in turn.unstarted)
+    room = max(1, turn.run.limits.starts_at_once) - len(state.starting)
+    names = tuple(islice(called, max(0, room)))
+    unstarted = tuple(server for server in turn.unstarted if server not in names)
+    state = replace(state, turn=replace(turn, unstarted=unstarted), starting=(*state.starting, *names))
+    return state, tuple(open_session(turn.run, name) for name in names)
+
+
+def started(state: AwaitingTools, event: m.SessionOpened) -> tuple[AwaitingTools, m.ToolsVerified]:
+    """Take over the tools of a server that was called; the next request offers them if they have changed."""
+    offered, turn = state.turn, with_tools_of(state.turn, event)
+    changed = changed_tools(offered.tools, without_doubles(turn.tools)[0])
+    if not changed and not event.serves_unlisted:
+        turn = replace(turn, tools=offered.tools, relisted=offered.relisted)
+    state = replace(state, turn=turn, starting=without(state.starting, event.server))
+    return state, m.ToolsVerified(request=turn.requests, changed=changed, server=event.server)

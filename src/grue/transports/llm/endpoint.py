@@ -36,7 +36,7 @@ from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, with_inp
 from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import PROFILES, profile_for, provider_name
 from grue.protocol.retry import RetryPolicy
-from grue.protocol.turn.model_chain import Breaker, first_to_ask, next_to_ask
+from grue.protocol.turn.completion_attempts import Breaker, first_to_ask, next_to_ask
 from grue.protocol.turn.prices import Price, price_of
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction

@@ -9,7 +9,7 @@ from grue.hosts.agent_loop import ToolEnded, ToolStarted
 from grue.messages import ToolCallResult, Usage
 from grue.policies import ApprovalQuestion
 from grue.protocol.tools.results import failure
-from grue.protocol.turn.budget import Spent
+from grue.protocol.turn.prices import Spent
 from grue.runtime.safe_text import shown_whole
 
 ESCAPE = "\x1b[31m\u202e\nred"

@@ -30,8 +30,8 @@ from grue.messages import (
     TurnFailed,
     Usage,
 )
-from grue.protocol.turn.budget import Spent
 from grue.protocol.turn.connection import Disabled, Proven
+from grue.protocol.turn.prices import Spent
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.format import FORMAT
 from grue.runtime.trace.recorder import Recorder

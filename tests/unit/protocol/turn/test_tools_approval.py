@@ -49,9 +49,9 @@ from grue.policies import ApprovalQuestion, ContextPolicy, ToolAnnotations, Tool
 from grue.protocol.decisions import ANOTHER_CALL, ANSWERED, CONTRADICTED, DENIED_BY_PERSON
 from grue.protocol.tools.policy import definition_digest
 from grue.protocol.tools.results import NOT_AS_DECIDED
-from grue.protocol.turn.approval import TOO_LATE
 from grue.protocol.turn.resuming import cut_off
 from grue.protocol.turn.states import AwaitingApproval, AwaitingTools, TurnState
+from grue.protocol.turn.tools import TOO_LATE
 
 ASK: dict[str, Any] = {"tools": ("a.look", "b.think"), "verdict": "ask", "reason": "it is dear"}
 

@@ -7,7 +7,7 @@ from case_tables import each_case
 
 from grue.messages import LlmFailure
 from grue.policies import FailureKind
-from grue.protocol.turn.model_chain import Breaker, after_all, first_to_ask, moves_on, next_to_ask
+from grue.protocol.turn.completion_attempts import Breaker, after_all, first_to_ask, moves_on, next_to_ask
 
 OPEN, CLOSED, OVER = Breaker(1, 100.0), Breaker(), Breaker(2, 5.0)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from grue.errors import BudgetSpent
 from grue.messages import Usage
 from grue.policies import Budget
-from grue.protocol.turn.budget import Spent
+from grue.protocol.turn.prices import Spent
 
 SPENT = Spent(requests=3, usage=Usage(input_tokens=70, output_tokens=30, cost_usd=0.5))
 

@@ -40,7 +40,7 @@ from grue.messages import (
     UserText,
 )
 from grue.policies import Budget, ContextItem, ContextOverflow, ContextPolicy, TurnLimits
-from grue.protocol.turn.context import heard
+from grue.protocol.turn.asking import heard
 from grue.protocol.turn.resuming import cut_off
 from grue.protocol.turn.states import AwaitingSummary, progress_of, waiting_for
 
