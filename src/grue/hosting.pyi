@@ -95,13 +95,13 @@ from grue.protocol.json_text import to_json as to_json
 from grue.protocol.retry import retry_after as retry_after
 from grue.protocol.tools import results as results
 from grue.protocol.tools.lock import ToolLock as ToolLock
+from grue.protocol.tools.names import ToolRoutes as ToolRoutes
+from grue.protocol.tools.names import openai_tool as openai_tool
 from grue.protocol.tools.names import split_name as split_name
+from grue.protocol.tools.names import tool_routes as tool_routes
 from grue.protocol.tools.policy import ToolHints as ToolHints
 from grue.protocol.tools.policy import hints_of as hints_of
 from grue.protocol.tools.policy import unmatched_patterns as unmatched_patterns
-from grue.protocol.tools.routes import ToolRoutes as ToolRoutes
-from grue.protocol.tools.routes import tool_routes as tool_routes
-from grue.protocol.tools.schemas import openai_tool as openai_tool
 from grue.protocol.turn.connection import Disabled as Disabled
 from grue.protocol.turn.connection import Proven as Proven
 from grue.protocol.turn.connection import Settled as Settled

@@ -6,8 +6,7 @@ import zlib
 
 from grue.messages import Attachment, CallId, JsonObject, ToolMessage
 from grue.policies import TurnLimits
-from grue.protocol.tools.media import MediaRoom
-from grue.protocol.tools.results import from_mcp, told
+from grue.protocol.tools.results import MediaRoom, from_mcp, told
 
 
 def _chunk(kind: bytes, body: bytes) -> bytes:

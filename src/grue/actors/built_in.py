@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from grue import messages as m
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.batch import (
+from grue.protocol.tools.calls import (
     BatchArrived,
     CallSettled,
     MakeCall,

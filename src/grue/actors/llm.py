@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.actors.asking import Asking
-from grue.protocol.chat_wire.answer_shape import has_shape
+from grue.protocol.answers import has_shape
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.context.history import History

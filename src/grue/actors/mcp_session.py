@@ -4,7 +4,7 @@
 one call. It has to be one task: a connection holds cancel scopes and task groups, and anyio requires the task
 that entered them to leave them.
 
-`protocol/turn/connection.py` decides what to do after a failed connect, `protocol/tools/batch.py` which
+`protocol/turn/connection.py` decides what to do after a failed connect, `protocol/tools/calls.py` which
 calls of a batch are made. The actor uses the server only through `ToolConnection`
 (`tool_sessions/connection.py`), so an MCP client, a dictionary of functions and a host's own object work
 alike, and the agent sees no difference.
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import AfterFailedConnect
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.batch import (
+from grue.protocol.tools.calls import (
     BatchArrived,
     CallSettled,
     MakeCall,
@@ -26,9 +26,9 @@ from grue.protocol.tools.batch import (
     ReadChangedTools,
     ReportSettlement,
     batch_step,
+    is_as_decided,
     not_as_decided,
 )
-from grue.protocol.tools.calls import is_as_decided
 from grue.protocol.turn.connection import (
     Attempt,
     AttemptFailed,
@@ -227,7 +227,7 @@ class SessionActor(Actor[m.SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        """Serve a batch as `protocol/tools/batch.py` says; with no connection every call is skipped."""
+        """Serve a batch as `protocol/tools/calls.py` says; with no connection every call is skipped."""
         # A kept session may serve calls outside turns too. They must not get between the calls of a batch.
         async with exclusive(connection):
             await self._serve_batch(connection, batch, cause)

@@ -22,7 +22,7 @@ from grue.engine.answers import AnswerSpec
 from grue.engine.runner import Runner, TurnRequest
 from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError
 from grue.policies import TurnLimits
-from grue.protocol.chat_wire.answer_shape import has_shape
+from grue.protocol.answers import has_shape
 from grue.protocol.chat_wire.failures import Fault, fault_of_status, shown_endpoint
 from grue.protocol.chat_wire.model_support import find_model, read_models, rule_for
 from grue.runtime.trace.recorder import Envelope, Recorder

@@ -27,8 +27,7 @@ from grue.engine.episode import Episode
 from grue.engine.turn import EpisodeMemory, HostTurn, TurnSettings
 from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
 from grue.errors import MCPError
-from grue.protocol.context.history import History, Ledger
-from grue.protocol.turn.said_steps import SaidStep, take_step
+from grue.protocol.context.history import History, Ledger, SaidStep, take_step
 from grue.runtime.loops.interrupts import defer_interrupts
 from grue.runtime.loops.loop_thread import Call, cancel_and_wait
 from grue.tracing.reading import EpisodeEnvelope, open_episode

@@ -21,7 +21,7 @@ from grue.actors.approval import Answer
 from grue.engine.approval import Approval, Approve
 from grue.errors import ForkMissed
 from grue.policies import ApprovalDecision, ApprovalQuestion, Misses, ToolPolicy, ToolRule
-from grue.protocol.digest import digest
+from grue.protocol.json_text import digest
 from grue.protocol.tools.policy import hints_of, question_about
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import (

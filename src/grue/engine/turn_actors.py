@@ -24,8 +24,8 @@ from grue.engine.llm_factories import EndpointActors, LlmFactory
 from grue.engine.wiring import Wiring, connect_fresh
 from grue.protocol.tools.built_in import SERVER
 from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled, Proven, Settled
+from grue.protocol.turn.end import kept_for_closing
 from grue.protocol.turn.states import TurnProgress
-from grue.protocol.turn.time import kept_for_closing
 from grue.runtime.actor import Note
 from grue.runtime.channel import Mailbox
 from grue.runtime.loops.clock import now

@@ -18,7 +18,7 @@ from grue.engine.answers import AnswerSpec, spec_of, unusable_answer
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.errors import MCPConfigError, MCPError
 from grue.policies import ContextPolicy, ToolSearch, TurnLimits
-from grue.protocol.tools.media import MediaRoom
+from grue.protocol.tools.results import MediaRoom
 from grue.runtime.safe_open import read_regular
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from grue import messages as m
 from grue.engine.conversations.recorded_conversation import TalkReader, talk_reader
 from grue.protocol.context.history import items_of
 from grue.protocol.json_text import strict_object
-from grue.protocol.tools.schemas import openai_tool
+from grue.protocol.tools.names import openai_tool
 from grue.runtime.version import __version__
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 

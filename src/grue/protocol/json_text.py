@@ -5,6 +5,8 @@ decoding it cannot be interrupted.
 """
 
 import base64
+import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -187,3 +189,12 @@ def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
 def _marks(text: str | bytes) -> int:
     """Return an upper bound of the number of values: quotes, brackets and commas, also inside strings."""
     return count_of(text, '"[{,')
+
+
+def digest(value: object) -> str:
+    """Return the SHA-256 of a JSON value's canonical form, as `sha256:…`.
+
+    In the canonical form keys are sorted, there is no white space, and everything beyond ASCII is escaped.
+    """
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(canonical.encode('ascii')).hexdigest()}"

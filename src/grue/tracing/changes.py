@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import FailurePolicy, TurnLimits
-from grue.protocol.turn.time import kept_for_closing
+from grue.protocol.turn.end import kept_for_closing
 from grue.tracing.reading import EpisodeEnvelope
 
 NOT_REPLAYED = frozenset({"fallbacks_before_stop", "on_tool_drift", "max_samplings"})

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.protocol.tool_loop import AGENT
-from grue.protocol.tools.batch import (
+from grue.protocol.tools.calls import (
     BatchArrived,
     CallSettled,
     MakeCall,

@@ -23,7 +23,7 @@ from grue.messages import (
     ToolMessage,
     UserText,
 )
-from grue.protocol.chat_wire.chat_stream import ChatAssembler
+from grue.protocol.chat_wire.chat_completions import ChatAssembler
 from grue.protocol.retry import RetryPolicy
 from grue.testing.llm_faults import (
     broken_off,

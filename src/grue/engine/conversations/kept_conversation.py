@@ -46,12 +46,11 @@ from grue.engine.llm_factories import LendingFactory, LlmFactory
 from grue.errors import ConversationBusy, ConversationError, ConversationParked, MCPError
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.context.history import History, Ledger, history_of
-from grue.protocol.context.ledger import sizes_of
+from grue.protocol.context.fit import sizes_of
+from grue.protocol.context.history import History, Ledger, SaidStep, history_of, take_step
 from grue.protocol.tools.built_in import READ_RESULT, offers
 from grue.protocol.tools.names import WireNames
 from grue.protocol.tools.results import is_referred
-from grue.protocol.turn.said_steps import SaidStep, take_step
 from grue.transports.llm.endpoint import LlmEndpoint
 
 _LONG = 2**20

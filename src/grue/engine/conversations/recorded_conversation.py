@@ -18,8 +18,7 @@ from grue.engine.conversations.earlier_results import EarlierResults
 from grue.engine.conversations.kept_conversation import KeptConversation, is_parked_still
 from grue.engine.conversations.recorded_turn import asks_again, listing_in
 from grue.errors import ConversationError
-from grue.protocol.context.history import History, Ledger
-from grue.protocol.turn.said_steps import SaidStep, take_step
+from grue.protocol.context.history import History, Ledger, SaidStep, take_step
 from grue.tracing.reading import TRACE_FILE, EpisodeEnvelope, open_episode
 
 _Place: TypeAlias = tuple[int, str]

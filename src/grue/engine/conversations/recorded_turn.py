@@ -11,10 +11,9 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import NothingToResume, TraceError
-from grue.protocol.context.history import History
+from grue.protocol.context.history import History, take_step
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.turn.resuming import cut_off, tasks_of
-from grue.protocol.turn.said_steps import take_step
 from grue.protocol.turn.states import AwaitingCompletion, Commands, Idle, Presuming, Transition, TurnState
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 

@@ -33,7 +33,7 @@ from grue.errors import ConversationError, MCPError, TraceError
 from grue.policies import ApprovalDecision, Budget
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.context.history import History
-from grue.protocol.decisions import read_decisions
+from grue.protocol.tools.policy import read_decisions
 from grue.runtime.trace.file import TraceWriter, writers_of
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.reading import TRACE_FILE, open_episode

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion, ToolPolicy
-from grue.protocol.decisions import judged, own_copies, read_decisions, settled
-from grue.protocol.tools.policy import judge, question_about
+from grue.protocol.tools.policy import judge, judged, own_copies, question_about, read_decisions, settled
 
 AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[ApprovalDecision] | None]
 """Answers questions: `True` or `False` for all of them, or decisions. `None`: nobody can answer now."""

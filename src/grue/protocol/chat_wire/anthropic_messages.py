@@ -16,7 +16,6 @@ from msgspec import Struct, field
 
 from grue import messages as m
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
-from grue.protocol.chat_wire.media import Shown, WireItem, label, result_text, sent, user_text
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import (
     MAX_CALLS,
@@ -49,18 +48,23 @@ from grue.protocol.chat_wire.wire_format import (
     Choice,
     Delta,
     Said,
+    Shown,
     WireFormat,
+    WireItem,
     WireRequest,
     encode_head,
     encode_tail,
     join_body,
+    label,
     marked_pieces,
     non_blank,
+    result_text,
+    sent,
     shortened,
+    user_text,
 )
 from grue.protocol.json_text import strict_object, strict_value, to_json
-from grue.protocol.tools.names import WireNames
-from grue.protocol.tools.schemas import openai_tool
+from grue.protocol.tools.names import WireNames, openai_tool
 
 _PIECES = {
     "text_delta": "text",

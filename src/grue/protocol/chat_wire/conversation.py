@@ -31,10 +31,18 @@ from grue import messages as m
 from grue.protocol.answers import SCHEMA_BESIDE_TOOLS, SCHEMA_IN_WORDS
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
-from grue.protocol.chat_wire.media import Shown, WireItem, has_attachments, with_shown, without_attachments
 from grue.protocol.chat_wire.profile import ModelSettings, TextToolCalls, WireProfile, with_inputs
 from grue.protocol.chat_wire.reply import UNREADABLE, CallIds, Reply, as_it_ended, no_completion, read_call
-from grue.protocol.chat_wire.wire_format import EPHEMERAL, Choice, WireRequest
+from grue.protocol.chat_wire.wire_format import (
+    EPHEMERAL,
+    Choice,
+    Shown,
+    WireItem,
+    WireRequest,
+    has_attachments,
+    with_shown,
+    without_attachments,
+)
 from grue.protocol.chat_wire.written_calls import read_written, split_thoughts
 from grue.protocol.context.history import History
 from grue.protocol.json_text import to_json

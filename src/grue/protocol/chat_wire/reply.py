@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.json_text import from_json, strict_object, to_json
-from grue.protocol.tools.arguments import CUT_MARK
-from grue.protocol.tools.names import WireNames
+from grue.protocol.tools.names import CUT_MARK, WireNames
 
 NAMELESS = "unnamed"
 """The name given to a call that has none."""

@@ -21,7 +21,6 @@ from msgspec import Struct, field
 
 from grue import messages as m
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
-from grue.protocol.chat_wire.media import Shown, WireItem, data_url, label, result_text, sent, user_text
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
     MAX_CALLS,
@@ -53,18 +52,23 @@ from grue.protocol.chat_wire.wire_format import (
     Choice,
     Delta,
     Said,
+    Shown,
     WireFormat,
+    WireItem,
     WireRequest,
+    data_url,
     encode_head,
     encode_tail,
     join_body,
+    label,
     non_blank,
+    result_text,
+    sent,
     shortened,
+    user_text,
 )
 from grue.protocol.json_text import strict_object, to_json
-from grue.protocol.tools.arguments import CUT_MARK
-from grue.protocol.tools.names import WireNames
-from grue.protocol.tools.schemas import openai_tool
+from grue.protocol.tools.names import CUT_MARK, WireNames, openai_tool
 
 _TEXTS: dict[str, Literal["content", "reasoning"]] = {
     "response.output_text.delta": "content",

@@ -12,10 +12,14 @@ three use the same four steps:
 
 A conversation that outlives its turn has a `Ledger`. It counts the entries and digests their JSON, so that a
 turn can refer to earlier history without repeating it, at a cost that does not grow with the history.
+
+`take_step` takes the step that a recorded message stands for. All readers of traces use it: the conversation
+of a trace, a resumed turn, and a batch that recalls a turn.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -340,3 +344,38 @@ def items_of(
     for entry in entries:
         items += [entry] if isinstance(entry, m.AssistantReply) else entry.items
     return tuple(items)
+
+
+SaidStep: TypeAlias = (
+    m.RunTurn
+    | m.RequestCompletion
+    | m.CompletionReceived
+    | m.ReplyDropped
+    | m.HistoryRewritten
+    | m.RewriteHistory
+    | m.TurnCompleted
+    | m.TurnFailed
+)
+
+
+def take_step(history: History, step: SaidStep) -> None:
+    """Repeat the step that the recording process took with a message.
+
+    Raises:
+        ValueError: It does not fit what was said before.
+    """
+    match step:
+        case m.RunTurn(plain_results=plain):
+            history.plain = plain
+        case m.RequestCompletion(new=new, mode=mode):
+            history.say(new, mode.answer, beside_tools=isinstance(mode, m.OfferTools))
+        case m.CompletionReceived(content=content, tool_calls=calls, echo=echo):
+            history.keep(m.AssistantReply(content=content, tool_calls=calls, echo=echo))
+        case m.ReplyDropped():
+            history.forget()
+        case m.HistoryRewritten(rewrite=rewrite):
+            history.rewrite(rewrite)
+        case m.RewriteHistory(change=change):
+            history.change(change)
+        case _:
+            history.close(step)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ToolAnnotations
-from grue.protocol.tools.arguments import read_arguments
+from grue.protocol.tools.names import read_arguments
 
 SERVER = m.ServerName("grue.tools")
 """The server of the built-in tools. A user's server cannot have this name, because it has a dot."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import OnToolDrift, ToolChange
-from grue.protocol.digest import digest
+from grue.protocol.json_text import digest
 from grue.runtime.safe_text import printable, well_formed
 
 _SUMMARY_CHARS = 100

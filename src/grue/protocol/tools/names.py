@@ -1,17 +1,32 @@
-"""Translate between canonical tool names and the names that an LLM endpoint accepts.
+"""Tools as a model names them: their names, their definitions, and the arguments that it writes.
 
 The canonical name, used everywhere inside grue, is `{server}.{tool}`. MCP allows dots and up to 128
 characters in a tool's name. Most LLM endpoints allow only letters, digits, `_` and `-`, and at most 64
 characters. For them a name is encoded, and `WireNames` remembers how to decode it. One table is used for the
-offered tools, the calls in the history and the choice of a tool.
+offered tools, the calls in the history and the choice of a tool. In a host's own program a tool can also be
+called by its bare name: `tool_routes` says which of several tools has it.
+
+A model wrote the arguments of a call, so they may be any text of any size. `read_arguments` does not raise;
+it returns an error text for the model. Arguments that are too large, or that contain too many values, are
+rejected before they are parsed, because parsing cannot be interrupted and blocks the event loop.
 
 Source: R8.2
 """
 
 import hashlib
+import json
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.protocol.json_text import MAX_CHARS, MAX_DEPTH, MAX_VALUES, is_crowded, is_deep, json_object
+from grue.runtime.large_data import count_of
+from grue.runtime.safe_text import plain_text
 
 NameStyle = Literal["canonical", "encoded"]
 
@@ -138,3 +153,141 @@ def _readable(name: str) -> str:
     # `mcp.files.read` becomes `mcp__files__read`, as other MCP hosts write it.
     text = _REFUSED.sub("_", name.replace(".", "__", 2 if name.startswith("mcp.") else 1))
     return text if text[:1].isalpha() else f"t_{text}"
+
+
+_NO_ARGUMENTS: m.JsonObject = {"type": "object", "properties": {}}
+
+
+def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObject:
+    """Return the tool in OpenAI's format.
+
+    Args:
+        tool: The tool as its server lists it.
+        name: The name on the wire; default: the canonical name.
+
+    Source: R8.1, R8.4, P33, P34, P36
+    """
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name if name is None else name,
+            "description": tool.description,
+            "parameters": _parameters(tool.input_schema),
+        },
+    }
+
+
+def openai_tools(tools: Iterable[m.ToolDefinition]) -> list[m.JsonObject]:
+    """Return the tools in OpenAI's format with their canonical names, for hosts.
+
+    Source: R8.6, P10, P38
+    """
+    return [openai_tool(tool) for tool in tools]
+
+
+def _parameters(schema: m.JsonObject) -> m.JsonObject:
+    # In MCP a tool without arguments may leave `properties` out. OpenAI refuses an object schema without it.
+    if "type" in schema and "properties" in schema:
+        return schema
+    return {**_NO_ARGUMENTS, **schema}
+
+
+class ToolRoutes(Struct, frozen=True):
+    """The names of tools.
+
+    Attributes:
+        listed: Each tool by the name to show it with: its bare name, or its full name if another tool has
+            the bare one. In the order of the tools.
+        called: Each tool by every name that it can be called by.
+        shadowed: Pairs of tools with one bare name: the tool that has it, and the one that had it before.
+    """
+
+    listed: dict[str, m.ToolDefinition]
+    called: dict[str, m.ToolDefinition]
+    shadowed: tuple[tuple[m.ToolDefinition, m.ToolDefinition], ...]
+
+
+def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
+    """Return the names of tools, of which later ones take bare names from earlier ones."""
+    tools = tuple(tools)
+    bare: dict[str, m.ToolDefinition] = {}
+    shadowed = []
+    for tool in tools:
+        if tool.tool in bare:
+            shadowed.append((tool, bare[tool.tool]))
+        bare[tool.tool] = tool
+    # Full names go in last: a tool with the bare name `a.b` must not take the name of the tool `b` of `a`.
+    called = bare | {f"{tool.server}.{tool.tool}": tool for tool in tools}
+    listed = {
+        tool.tool if called[tool.tool] is tool else f"{tool.server}.{tool.tool}": tool for tool in tools
+    }
+    return ToolRoutes(listed, called, tuple(shadowed))
+
+
+CUT_MARK = " [cut at the length limit]"
+"""Marks the end of arguments that may be incomplete, because the reply was cut."""
+
+_MAX_ODD_VALUES = 10_000
+"""The limit for arguments that are not strict JSON, which take longer to parse."""
+
+_WORDS = 300
+_DEEP = f"the arguments are nested more than {MAX_DEPTH} deep: make a flatter call"
+_DIGITS = 40
+
+
+def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
+    """Return the arguments, or an error text for the model.
+
+    Args:
+        text: The arguments as the model wrote them.
+        room: Most characters to read; longer arguments are an error.
+    """
+    if text.endswith(CUT_MARK):
+        return "the reply was cut at its length limit before its arguments were whole: make the call again"
+    if not text.strip():
+        return {}
+    if len(text) > room:
+        return f"the arguments are longer than {MAX_CHARS} characters: make a smaller call"
+    if is_crowded(text):
+        return f"the arguments hold more than {MAX_VALUES} values: make a smaller call"
+    try:
+        value = _strict(text)
+    except RecursionError:
+        # Not the error's own text: it depends on the stack, which differs in a replay.
+        return _DEEP
+    except ValueError as error:
+        if str(error).startswith("Extra data") and text.lstrip().startswith("{"):
+            return "the arguments are more than one JSON object: make one call for each"
+        return f"the arguments are not valid JSON: {plain_text(str(error))[:_WORDS]}"
+    if not isinstance(value, dict):
+        return f"the arguments must be a JSON object, not {type(value).__name__}"
+    # A value cannot be nested deeper than its number of brackets, so most need no walk.
+    deep = count_of(text, "{[") > MAX_DEPTH and is_deep(value)
+    return _DEEP if deep else value
+
+
+def _strict(text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return _lenient(text)
+
+
+def _lenient(text: str) -> object:
+    if is_crowded(text, _MAX_ODD_VALUES):
+        raise ValueError("it cannot be read, and is too long to say why")
+    value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+    if isinstance(value, dict) and not is_deep(value):
+        return json_object(value)
+    return value
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits[:_DIGITS]} is out of range")
+    return number

@@ -12,8 +12,16 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ContextItem, ContextOverflow, ContextPolicy, ForceReason, ToolSearch
-from grue.protocol.context.fit import StubFor, clear, cut_last, fit, room_in, stub_of, without_oldest
-from grue.protocol.context.ledger import ContextLedger
+from grue.protocol.context.fit import (
+    ContextLedger,
+    StubFor,
+    clear,
+    cut_last,
+    fit,
+    room_in,
+    stub_of,
+    without_oldest,
+)
 from grue.protocol.tools.built_in import READ_RESULT, is_built_in
 from grue.protocol.tools.calls import without_doubles
 from grue.protocol.tools.results import READ_ON, is_referred

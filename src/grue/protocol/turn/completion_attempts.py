@@ -1,7 +1,7 @@
 """Decide which requests one completion takes (retries, adaptations, a larger limit): a pure state machine.
 
 The LLM actor and the Zork host's blocking client carry out the commands of `attempt_step`, in order; the
-outcome of `SendRequest` is the next event. `retry.py` has the backoff, `chat_wire/profile_adaptation.py`
+outcome of `SendRequest` is the next event. `retry.py` has the backoff, `chat_wire/profiles.py`
 what a refusal teaches about the endpoint.
 
 The rules:
@@ -299,7 +299,7 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
 def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
     """Return the one change after which the request is sent again at once; empty: it is not sent again."""
     # Imported at the first failure, because it compiles many patterns.
-    from grue.protocol.chat_wire.profile_adaptation import adapt_profile, may_blame_attachments
+    from grue.protocol.chat_wire.profiles import adapt_profile, may_blame_attachments
 
     overflow = event.failure.overflow
     if overflow is None and adapt_profile(event.profile, event.fault.status, event.fault.message) is not None:

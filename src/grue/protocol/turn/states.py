@@ -1,19 +1,22 @@
 """The states of a turn, each named for what it waits for, and the `Turn` that all of them carry.
 
 A field of `Turn` is what a turn has to remember. `tool_loop.py` has the transitions.
+
+The states are immutable. A reply with ten thousand calls is settled in ten thousand steps, and with plain
+tuples each step would copy all remaining calls, which takes quadratic time. `Growing` and `Remaining` are
+sequences that can be added to or taken from without copying all of their items.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Literal, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
-from grue.protocol.context.growing import Growing, Remaining
-from grue.protocol.context.ledger import ContextLedger
+from grue.protocol.context.fit import ContextLedger
 from grue.protocol.tools.built_in import (
     CALL_TOOL,
     READ_RESULT,
@@ -24,11 +27,69 @@ from grue.protocol.tools.built_in import (
     with_tool,
 )
 from grue.protocol.tools.calls import Run, ValidCall, tool_messages, tool_of
-from grue.protocol.tools.media import MediaRoom
 from grue.protocol.tools.policy import CallTerms, matches_any
-from grue.protocol.tools.results import is_referred
+from grue.protocol.tools.results import MediaRoom, is_referred
 
 T = TypeVar("T")
+
+
+class Growing(Struct, Generic[T], frozen=True):
+    """A sequence that grows at its end; each item is copied only a few times in all.
+
+    Attributes:
+        parts: The items in order. Each part is at least twice as long as the next one.
+    """
+
+    parts: tuple[tuple[T, ...], ...] = ()
+
+    def __iter__(self) -> Iterator[T]:
+        for part in self.parts:
+            yield from part
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def add(self, items: Iterable[T]) -> "Growing[T]":
+        """Return a sequence with `items` added at the end."""
+        last = tuple(items)
+        parts = self.parts
+        while parts and len(parts[-1]) < 2 * len(last):
+            parts, last = parts[:-1], (*parts[-1], *last)
+        return Growing((*parts, last)) if last else self
+
+
+class Remaining(Struct, Generic[T], frozen=True):
+    """A sequence of distinct items that shrinks, mostly from its beginning.
+
+    Attributes:
+        items: All items, including those that have been taken.
+        taken: How many items at the beginning have been taken.
+    """
+
+    items: tuple[T, ...] = ()
+    taken: int = 0
+
+    def __iter__(self) -> Iterator[T]:
+        for position in range(self.taken, len(self.items)):
+            yield self.items[position]
+
+    def __len__(self) -> int:
+        return len(self.items) - self.taken
+
+    def __contains__(self, item: object) -> bool:
+        return any(other == item for other in self)  # nearly always the first one
+
+    @property
+    def first(self) -> T:
+        """The next item; the sequence must not be empty."""
+        return self.items[self.taken]
+
+    def without(self, item: T) -> "Remaining[T]":
+        """Return the sequence without `item`."""
+        if self and (self.first is item or self.first == item):
+            return Remaining(self.items, self.taken + 1)
+        return Remaining(tuple(other for other in self if other != item))
+
 
 Phase = Literal["loop", "only", "forced", "repair"]
 """The kind of a request: `loop` offers tools, `only` has none to offer, `forced` asks for the final answer,

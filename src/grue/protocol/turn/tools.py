@@ -39,9 +39,6 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
-from grue.protocol.context.growing import Growing, Remaining
-from grue.protocol.decisions import Decisions, judged
-from grue.protocol.decisions import settled as settled_decisions
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import (
     Rejected,
@@ -57,7 +54,8 @@ from grue.protocol.tools.calls import (
     skip,
     without_doubles,
 )
-from grue.protocol.tools.policy import CallTerms, definition_digest, judge, question_about
+from grue.protocol.tools.policy import CallTerms, Decisions, definition_digest, judge, judged, question_about
+from grue.protocol.tools.policy import settled as settled_decisions
 from grue.protocol.tools.results import NOT_AS_DECIDED
 from grue.protocol.turn.asking import ask, force
 from grue.protocol.turn.end import answers_at_end, close, fail, progress
@@ -69,10 +67,12 @@ from grue.protocol.turn.states import (
     Batch,
     CallNote,
     Commands,
+    Growing,
     JudgedCall,
     JudgedReply,
     Phase,
     PlacedNote,
+    Remaining,
     Transition,
     Turn,
     without,

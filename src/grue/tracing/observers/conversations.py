@@ -10,8 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from grue import messages as m
-from grue.protocol.context.history import History, items_of
-from grue.protocol.turn.said_steps import SaidStep, take_step
+from grue.protocol.context.history import History, SaidStep, items_of, take_step
 from grue.runtime.trace.recorder import Envelope
 
 MOST_KEPT = 100

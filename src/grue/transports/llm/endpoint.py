@@ -33,8 +33,7 @@ from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.model_support import ListedModel, checked_support, find_model, read_models
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, with_inputs
-from grue.protocol.chat_wire.profile_adaptation import adapt_profile
-from grue.protocol.chat_wire.profiles import PROFILES, profile_for, provider_name
+from grue.protocol.chat_wire.profiles import PROFILES, adapt_profile, profile_for, provider_name
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import Breaker, first_to_ask, next_to_ask
 from grue.protocol.turn.prices import Price, price_of

@@ -7,10 +7,10 @@ import pytest
 from case_tables import each_case
 
 import grue.protocol.chat_wire.anthropic_messages as anthropic_messages
-import grue.protocol.chat_wire.chat_stream as chat_stream
+import grue.protocol.chat_wire.chat_completions as chat_stream
 import grue.protocol.chat_wire.responses as responses_stream
 from grue.protocol.chat_wire.anthropic_messages import AnthropicAssembler
-from grue.protocol.chat_wire.chat_stream import ChatAssembler
+from grue.protocol.chat_wire.chat_completions import ChatAssembler
 from grue.protocol.chat_wire.responses import ResponsesAssembler
 from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler

@@ -5,12 +5,11 @@ from media import PNG, image, tool_message
 
 from grue.messages import CachePoint, UserText
 from grue.protocol.chat_wire.anthropic_messages import _blocks
-from grue.protocol.chat_wire.media import Shown
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.protocol.chat_wire.responses import _input
-from grue.protocol.chat_wire.wire_format import marked_pieces
+from grue.protocol.chat_wire.wire_format import Shown, marked_pieces
 from grue.protocol.json_text import MAX_CHARS, strict_value
-from grue.protocol.tools.arguments import read_arguments
+from grue.protocol.tools.names import read_arguments
 
 RESULT = tool_message("a", image(PNG, "image/png"))
 EPHEMERAL = {"type": "ephemeral"}

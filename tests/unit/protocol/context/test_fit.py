@@ -11,6 +11,7 @@ from grue.policies import ContextItem, ContextPolicy, ToolAnnotations
 from grue.protocol.context.fit import (
     CALL_AGAIN,
     DO_NOT_REPEAT,
+    ContextLedger,
     Room,
     clear,
     cut,
@@ -19,7 +20,6 @@ from grue.protocol.context.fit import (
     room_in,
     stub_of,
 )
-from grue.protocol.context.ledger import ContextLedger
 
 ROOM = Room(high=9000, low=6000)
 STUB = "[gone]"

@@ -23,8 +23,7 @@ from grue.messages import (
     TurnFailed,
     UserText,
 )
-from grue.protocol.context.history import LEFT_OUT, History, Ledger, history_of, items_of
-from grue.protocol.turn.said_steps import take_step
+from grue.protocol.context.history import LEFT_OUT, History, Ledger, history_of, items_of, take_step
 
 DONE = TurnCompleted(turn=1, kind="answered")
 FAILED = TurnFailed(turn=1, failure=NoAnswer(reason="none"))

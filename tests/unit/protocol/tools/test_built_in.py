@@ -4,7 +4,6 @@ from msgspec.structs import replace
 from grue.engine.tool_servers import usable_servers
 from grue.errors import MCPConfigError
 from grue.messages import CallId, ServerName, ToolCall, ToolDefinition
-from grue.protocol.tools.arguments import read_arguments
 from grue.protocol.tools.built_in import (
     CALL_TOOL,
     READ_RESULT,
@@ -15,6 +14,7 @@ from grue.protocol.tools.built_in import (
     offers,
     with_tool,
 )
+from grue.protocol.tools.names import read_arguments
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.result_reading import Wanted
 

@@ -12,8 +12,7 @@ from grue.messages import LlmFailure, Usage
 from grue.policies import ContextOverflow
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.chat_wire.profile_adaptation import adapt_profile
-from grue.protocol.chat_wire.profiles import GENERIC
+from grue.protocol.chat_wire.profiles import GENERIC, adapt_profile
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import (

@@ -46,8 +46,13 @@ from grue.messages import (
     UserText,
 )
 from grue.policies import ApprovalQuestion, ContextPolicy, ToolAnnotations, ToolPolicy, ToolRule
-from grue.protocol.decisions import ANOTHER_CALL, ANSWERED, CONTRADICTED, DENIED_BY_PERSON
-from grue.protocol.tools.policy import definition_digest
+from grue.protocol.tools.policy import (
+    ANOTHER_CALL,
+    ANSWERED,
+    CONTRADICTED,
+    DENIED_BY_PERSON,
+    definition_digest,
+)
 from grue.protocol.tools.results import NOT_AS_DECIDED
 from grue.protocol.turn.resuming import cut_off
 from grue.protocol.turn.states import AwaitingApproval, AwaitingTools, TurnState

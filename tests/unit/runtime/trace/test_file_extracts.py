@@ -24,8 +24,7 @@ from grue.messages import (
     TurnCompleted,
 )
 from grue.policies import TurnLimits
-from grue.protocol.tools.media import MediaRoom
-from grue.protocol.tools.results import from_mcp, told
+from grue.protocol.tools.results import MediaRoom, from_mcp, told
 from grue.runtime.trace import reader as trace_reader
 from grue.runtime.trace.file import TraceOptions, TraceWriter
 from grue.runtime.trace.format import MIN_EXTRACT_BYTES, long_strings

@@ -8,7 +8,7 @@ from turns import Walk, call, opened, returned, run
 
 from grue.messages import CompletionReceived
 from grue.policies import TurnLimits
-from grue.protocol.context.growing import Growing, Remaining
+from grue.protocol.turn.states import Growing, Remaining
 
 
 @given(st.lists(st.lists(st.integers(), max_size=5)))

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.messages import JsonObject, ServerName, ToolDefinition
-from grue.protocol.tools.names import split_name
-from grue.protocol.tools.schemas import openai_tool, openai_tools
+from grue.protocol.tools.names import openai_tool, openai_tools, split_name
 
 THINK = ToolDefinition(
     server=ServerName("thoughtbox"),

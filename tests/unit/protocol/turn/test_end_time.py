@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.policies import TurnLimits
-from grue.protocol.turn.time import kept_for_closing
+from grue.protocol.turn.end import kept_for_closing
 
 
 @pytest.mark.parametrize(

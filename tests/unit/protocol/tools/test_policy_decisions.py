@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from grue.policies import ApprovalDecision, ApprovalQuestion
-from grue.protocol.decisions import (
+from grue.protocol.tools.policy import (
     CONTRADICTED,
     UNUSABLE_DECISION,
     judged,

@@ -20,8 +20,7 @@ from grue.messages import (
     TurnCompleted,
     UserText,
 )
-from grue.protocol.context.history import History
-from grue.protocol.turn.said_steps import take_step
+from grue.protocol.context.history import History, take_step
 
 SCHEMA = AnswerSchema(name="move", schema={})
 CALL = ToolCall(call_id="c1", name="a.t", arguments="{}")

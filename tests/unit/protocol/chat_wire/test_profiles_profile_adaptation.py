@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grue.protocol.chat_wire.profile import SAMPLING, WireProfile
-from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
     GENERIC,
@@ -21,6 +20,7 @@ from grue.protocol.chat_wire.profiles import (
     OPENAI_CHAT,
     OPENROUTER,
     PROFILES,
+    adapt_profile,
     profile_for,
 )
 

@@ -29,8 +29,7 @@ from grue.messages import Attachment, CallId, JsonObject, RunTurn, ToolCall
 from grue.policies import TurnLimits
 from grue.protocol.json_text import json_value
 from grue.protocol.tools.calls import record
-from grue.protocol.tools.media import MAX_ATTACHMENTS, MediaRoom
-from grue.protocol.tools.results import from_mcp, success, told
+from grue.protocol.tools.results import MAX_ATTACHMENTS, MediaRoom, from_mcp, success, told
 from grue.protocol.turn.states import Turn
 
 TEXT: JsonObject = {"type": "text", "text": "A map:"}

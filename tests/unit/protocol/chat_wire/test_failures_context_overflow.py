@@ -4,8 +4,7 @@ import pytest
 from case_tables import each_case
 
 from grue.policies import ContextOverflow
-from grue.protocol.chat_wire.context_overflow import overflow_in
-from grue.protocol.chat_wire.failures import Fault, describe
+from grue.protocol.chat_wire.failures import Fault, describe, overflow_in
 from grue.protocol.chat_wire.profiles import GENERIC
 
 SAID: dict[str, tuple[str, int | None, int | None]] = {

@@ -10,7 +10,7 @@ from turns import sort_calls
 
 from grue.messages import CallId, ServerName, ToolCall, ToolDefinition
 from grue.protocol.json_text import MAX_CHARS, MAX_VALUES, is_crowded
-from grue.protocol.tools.arguments import CUT_MARK, read_arguments
+from grue.protocol.tools.names import CUT_MARK, read_arguments
 
 TOOL = ToolDefinition(server=ServerName("s"), tool="t", input_schema={"type": "object"})
 ODD = st.sampled_from(

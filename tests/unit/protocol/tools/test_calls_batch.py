@@ -20,7 +20,7 @@ from grue.messages import (
     ToolTask,
     ToolTimedOut,
 )
-from grue.protocol.tools.batch import (
+from grue.protocol.tools.calls import (
     BatchArrived,
     BatchCommand,
     BatchEvent,

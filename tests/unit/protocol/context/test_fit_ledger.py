@@ -16,7 +16,7 @@ from grue.messages import (
     UserText,
 )
 from grue.policies import ContextItem
-from grue.protocol.context.ledger import ContextLedger, sizes_of
+from grue.protocol.context.fit import ContextLedger, sizes_of
 
 NEW = ContextLedger(bytes_per_token=4.0)
 TEXT = "x" * 4000

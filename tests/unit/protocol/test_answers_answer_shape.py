@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grue.protocol.chat_wire.answer_shape import has_shape
+from grue.protocol.answers import has_shape
 
 MOVE: Any = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
 OPTIONAL: Any = {"type": "object", "properties": {"action": {"type": "string"}}}

@@ -24,7 +24,6 @@ from wire_bodies import (
 from grue.messages import OfferTools, RequireAnswer, UserText
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
     DEEPSEEK,
@@ -36,6 +35,7 @@ from grue.protocol.chat_wire.profiles import (
     OPENAI_CHAT,
     OPENROUTER,
     PROFILES,
+    adapt_profile,
 )
 from grue.protocol.chat_wire.reply import Reply
 
