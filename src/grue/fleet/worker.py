@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -141,7 +142,10 @@ def _begin(place: Place) -> None:
     os.chdir(place.folder)
     # Ctrl-C at a terminal reaches all processes. The driver decides what it means.
     ignore_interrupts()
-    link = BrokerLink(place.address, on_loss=_leave)
+    try:
+        link = BrokerLink(place.address, on_loss=_leave)
+    except (ConnectionRefusedError, FileNotFoundError):
+        _leave()  # the driver was killed while this process started
     set_request_gate(link if place.limits.on_requests else None)
     set_server_gate(link.servers if place.limits.servers.at_once is not None else None)
     _links.append(link)
@@ -150,7 +154,7 @@ def _begin(place: Place) -> None:
 _links: list[object] = []
 
 
-def _leave() -> None:
+def _leave() -> NoReturn:
     # The guard of each server process ends it when this process is gone.
     os._exit(1)
 

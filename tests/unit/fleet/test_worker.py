@@ -1,0 +1,26 @@
+"""A worker process from its start to its end."""
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+import pytest
+
+from grue.fleet.broker import Limits
+from grue.fleet.worker import Place, work
+
+GUARD_S = 60
+
+
+def test_a_worker_whose_driver_was_killed_while_it_started_ends_without_a_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(str(tmp_path / "broker"), Limits(), list(sys.path), str(Path.cwd()))
+    theirs, ours = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(theirs, place))
+    worker.start()
+    worker.join(GUARD_S)
+    ours.close()
+    theirs.close()
+    assert worker.exitcode == 1
+    assert capfd.readouterr().err == ""
