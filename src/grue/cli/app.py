@@ -179,6 +179,75 @@ def init(
 
 
 @app.command()
+def add(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A server.json or an .mcpb bundle (a file), npm:PACKAGE, pypi:PACKAGE or oci:IMAGE,"
+            " or a server's name in a registry."
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="The arguments of a package, after --.", show_default="asked for"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The server's name in the file.", show_default="its own")
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A value that the server asks for; repeatable."),
+    ] = None,
+    kind: Annotated[
+        Literal["npm", "pypi", "oci", "mcpb", "remote"] | None,
+        typer.Option("--use", help="Which of the ways to run it.", show_default="the first that works here"),
+    ] = None,
+    sha256: Annotated[str | None, typer.Option(help="The digest that a bundle has to have.")] = None,
+    registry: Annotated[
+        str | None, typer.Option(metavar="URL", help="The MCP registry to ask.", show_default="the project's")
+    ] = None,
+    mcp_config: _McpConfig = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask; start it and approve its tools.")
+    ] = False,
+) -> None:
+    """Add an MCP server to mcp_config.json: shows what would run, asks, and approves its tools.
+
+    Keys are written as ${VARIABLE}, never as values. A program gets a box, where this machine has boxes.
+    """
+    with plain_errors():
+        from grue.cli.add import Adding, add_server
+
+        take_interrupts()
+        adding = Adding(
+            source=source,
+            arguments=arguments,
+            name=name,
+            values=tuple(values or ()),
+            kind=kind,
+            sha256=sha256,
+            registry=registry,
+            mcp_config=mcp_config,
+            yes=yes,
+        )
+        if not add_server(adding):
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def remove(
+    server: Annotated[str, typer.Argument(help="The server's name in the file.")],
+    mcp_config: _McpConfig = None,
+) -> None:
+    """Remove an MCP server from mcp_config.json, with its approved tools and its unpacked bundle."""
+    with plain_errors():
+        from grue.cli.add import remove_server
+
+        take_interrupts()
+        remove_server(server, mcp_config)
+
+
+@app.command()
 def chat(
     context: typer.Context,
     offline: _Offline = False,

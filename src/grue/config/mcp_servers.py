@@ -11,8 +11,12 @@ therefore refer to variables that are not set, and an `MCPConfig` holds no secre
 Source: R2.1-3, R2.6, P5
 """
 
+import contextlib
+import fcntl
+import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -31,9 +35,16 @@ from pydantic_core import ErrorDetails
 from grue.config.documents import Document, KeyPath, nearest, parse_json, read_config_text
 from grue.config.env_file import read_env_file
 from grue.config.interpolation import Scope, expand
-from grue.config.server_auth import AuthConfig, expanded_auth, to_oauth
+from grue.config.server_auth import (
+    AuthConfig,
+    auth_of_other_hosts,
+    expanded_auth,
+    is_of_another_host,
+    to_oauth,
+)
 from grue.errors import ConfigProblem, MCPConfigError
 from grue.policies import StartWhen
+from grue.runtime.whole_file import write_whole
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.environment import InheritEnv
 from grue.tool_sessions.server_options import ServerOptions
@@ -142,6 +153,25 @@ class ToolsConfig(BaseModel):
         return values
 
 
+def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return a server's entry with `auth` in place of another host's key, and the parts that have no effect.
+
+    Raises:
+        ValueError: It is not understood, or there is an `auth` too.
+    """
+    key = "auth" if is_of_another_host(entry.get("auth")) else "oauth"
+    if key not in entry or "url" not in entry:
+        return entry, ()
+    if key == "oauth" and "auth" in entry:
+        raise ValueError("has an 'auth' and an 'oauth': keep only one")
+    try:
+        auth, ignored = auth_of_other_hosts(entry[key])
+    except ValueError as error:
+        raise ValueError(f"has an {key!r} that {error}") from None
+    ours = {name: value for name, value in entry.items() if name != key}
+    return {**ours, "auth": auth}, tuple(f"{key}.{each}" for each in ignored)
+
+
 def _with_tools(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a server's entry with `tools` in place of the keys that mean the same.
 
@@ -182,7 +212,7 @@ class MCPServerConfig(BaseModel):
         startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
         exit_grace_seconds: How long the process gets to exit when its input is closed; `None`: 2 s.
         tools: Which of its tools are offered. `allow_tools` and similar keys of other hosts mean the same.
-        auth: How grue authorises itself at the `url` (OAuth); `False`: not at all.
+        auth: How grue authorises itself at the `url` (OAuth); `False`: not at all. `oauth` of others is read.
         required: Whether the first connect of an episode has to succeed; `None`: the host's policy.
         check_arguments: Whether calls that a tool's input schema refuses are answered without being sent.
         sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
@@ -241,8 +271,9 @@ class MCPServerConfig(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _look_at_unknown_keys(cls, values: Any, check: Callable[[Any], Self]) -> Self:
+        ignored: tuple[str, ...] = ()
         if isinstance(values, Mapping):
-            values = _with_tools(values)
+            values, ignored = _with_auth(_with_tools(values))
         unknown = (
             [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
         )
@@ -251,9 +282,8 @@ class MCPServerConfig(BaseModel):
             if likely is not None and key not in _HARMLESS_KEYS | _UNUSED_KEYS:
                 raise ValueError(f"has the unknown key {key!r}. Did you mean {likely!r}?")
         config = check(values)
-        config._unused_keys += tuple(  # noqa: SLF001 an object of this very class
-            key for key in unknown if key not in _HARMLESS_KEYS
-        )
+        unused = (*(key for key in unknown if key not in _HARMLESS_KEYS), *ignored)
+        config._unused_keys += unused  # noqa: SLF001 an object of this very class
         return config
 
     @model_validator(mode="after")
@@ -447,6 +477,49 @@ class MCPConfig(BaseModel):
         file = f" in {Path(self._scope.source).name}" if self._scope.source else ""
         expanded._startup_place = f"{self._startup_key} of this server{file}"  # noqa: SLF001 our copy
         return expanded
+
+
+def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change the servers of a file, which is made if it is not there, and keep everything else in it.
+
+    A kill leaves the old file or the new one. Two programs that change it at once do so one after the other.
+
+    Args:
+        path: The file.
+        edit: Changes the entries by name. What it raises leaves the file as it was.
+
+    Raises:
+        MCPConfigError: The file is invalid, would become so, or cannot be written.
+    """
+    path = path.resolve()  # a link to a file elsewhere stays a link
+    try:
+        with _one_at_a_time(path.parent):
+            there = path.exists()
+            text = read_config_text(path, if_missing=f"{path} has just been removed.") if there else "{}"
+            document = parse_json(text, path)
+            root = _root_key(document) or ROOT_KEYS[0]
+            servers = document.value.setdefault(root, {})
+            if not isinstance(servers, dict):
+                raise MCPConfigError(f"{path}: {root!r} should be an object.", path=str(path))
+            edit(servers)
+            MCPConfig.from_mapping(servers, source=path, place=lambda _: f"{path}: ")
+            indent = re.search(r"\n([ \t]+)\"", text)
+            new = json.dumps(document.value, indent=indent[1] if indent else 2, ensure_ascii=False)
+            mode = path.stat().st_mode & 0o777 if there else 0o666
+            # A lone surrogate is written as a JSON escape.
+            write_whole(path, f"{new}\n".encode("utf-8", "backslashreplace"), mode=mode)
+    except OSError as error:
+        raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _renamed(name: str, entry: Any, renamed: Mapping[str, str], place: Callable[..., str]) -> Any:

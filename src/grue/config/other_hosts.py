@@ -21,6 +21,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from grue.config.mcp_servers import ROOT_KEYS, MCPConfig, MCPServerConfig
+from grue.config.server_auth import SECRETS, auth_of_other_hosts, is_of_another_host
 from grue.errors import MCPConfigError
 from grue.runtime.secrets.secret_names import looks_secret
 
@@ -82,6 +83,14 @@ def _as_ours(entry: Mapping[str, Any]) -> dict[str, Any]:
     for theirs in ("serverUrl", "httpUrl"):
         if theirs in entry:
             entry.setdefault("url", entry.pop(theirs))
+    theirs = "auth" if is_of_another_host(entry.get("auth")) else "oauth"
+    if theirs in entry:
+        try:
+            entry["auth"], _ = auth_of_other_hosts(entry.pop(theirs))
+        except ValueError as error:
+            raise MCPConfigError(f"its {theirs!r} {error}.") from None
+        if "url" not in entry:
+            del entry["auth"]
     if entry.get("type") in ("local", "remote"):
         del entry["type"]
     return {
@@ -102,6 +111,10 @@ class _Copy:
                 case "env" | "headers", Mapping():
                     of_one = self._variable_value if key == "env" else self._header_value
                     entry[key] = {str(name): of_one(str(name), str(each)) for name, each in value.items()}
+                case "auth", Mapping():
+                    entry[key] = {
+                        str(name): self._auth_value(str(name), each) for name, each in value.items()
+                    }
                 case "args", list():
                     entry[key] = self._arguments([str(each) for each in value])
                 case "command" | "cwd" | "url" | "envFile", str():
@@ -126,6 +139,13 @@ class _Copy:
             return self._expressions(value)
         scheme = _SCHEME.fullmatch(value)
         return (f"{scheme['scheme']} " if scheme else "") + self._variable(f"{self._name}_{name}")
+
+    def _auth_value(self, name: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if name in SECRETS and "${" not in value:
+            return self._variable(f"{self._name}_{name}")
+        return self._text(value, f"{self._name}_{name}") if name != "client_id" else value
 
     def _arguments(self, arguments: list[str]) -> list[str]:
         written: list[str] = []

@@ -1,8 +1,9 @@
 """`auth` in a server's entry: OAuth for a server by URL."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -58,6 +59,68 @@ class AuthConfig(BaseModel):
         if self.private_key is not None and self.private_key_file is not None:
             raise ValueError("has a private_key and a private_key_file: keep only one")
         return self
+
+
+SECRETS = ("client_secret", "private_key", "identity_client_secret", "identity_token")
+"""The keys of `auth` whose values are secrets."""
+
+# Claude Code and Gemini CLI write `oauth`, Cursor an `auth` with capitals; Codex has our own names.
+_THEIRS = {
+    "clientId": "client_id",
+    "CLIENT_ID": "client_id",
+    "client_id": "client_id",
+    "clientSecret": "client_secret",
+    "CLIENT_SECRET": "client_secret",
+    "client_secret": "client_secret",
+    "issuer": "issuer",
+}
+_SCOPES = ("scope", "scopes")
+
+
+def is_of_another_host(auth: object) -> bool:
+    """Return whether an `auth` has the keys of another host."""
+    return isinstance(auth, Mapping) and any(key in auth for key in ("CLIENT_ID", "CLIENT_SECRET"))
+
+
+def auth_of_other_hosts(oauth: object) -> tuple[dict[str, Any] | bool, tuple[str, ...]]:
+    """Return the `auth` that means what another host's `oauth` says, and the keys of it that have no effect.
+
+    Where to log in is not taken from it: grue asks the server.
+
+    Raises:
+        ValueError: It is not understood; the text follows the key's name, and shows no value.
+    """
+    if isinstance(oauth, bool):
+        return oauth, ()
+    if not isinstance(oauth, Mapping):
+        raise ValueError("should be an object, or true or false")
+    if oauth.get("enabled") is False:
+        return False, ()
+    found: dict[str, Any] = {}
+    ignored: list[str] = []
+    for key, value in oauth.items():
+        if key in _THEIRS and isinstance(value, str):
+            found[_THEIRS[key]] = value
+        elif key in _SCOPES and isinstance(value, str | list):
+            texts = value if isinstance(value, list) else value.split()
+            found["scope"] = " ".join(map(str, texts))
+        elif key == "callbackPort" and type(value) is int:
+            found["redirect_port"] = value
+        elif key == "redirectUri" and isinstance(value, str) and (port := _port(value)):
+            found["redirect_port"] = port
+        elif key in _THEIRS or key in _SCOPES:
+            raise ValueError(f"has a {key!r} of the wrong type")
+        elif key != "enabled":
+            ignored.append(str(key))
+    return found or True, tuple(ignored)
+
+
+def _port(address: str) -> int | None:
+    try:
+        parts = urlsplit(address)
+        return parts.port if parts.hostname in ("localhost", "127.0.0.1") else None
+    except ValueError:
+        return None
 
 
 def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str]) -> OAuth | None:

@@ -249,6 +249,7 @@ class GameConfiguration(_Table):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
         mcp_start: When servers start that do not say it themselves: `before` the first request of a turn,
             `beside` it, `beside_if_locked`, or `when_called`.
+        mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: none.
         client_base_url: Base URL of the endpoint; OpenRouter by default.
         agent_model: The agent's model, by the endpoint's name for it.
         wire_format: Format of the requests: `chat_completions`, `responses` or `messages`; `None`: chosen by
@@ -278,6 +279,7 @@ class GameConfiguration(_Table):
     mcp_force_tool_support: bool = False
     mcp_tool_lock: Literal["report", "refuse", "off"] = "report"
     mcp_start: StartWhen = DEFAULT_START
+    mcp_registry: Annotated[str, WrapValidator(_base_url)] | None = None
     client_base_url: Annotated[str, WrapValidator(_base_url)] = "https://openrouter.ai/api/v1"
     agent_model: _Text = "anthropic/claude-haiku-5.5"
     wire_format: WireName | None = None

@@ -167,3 +167,50 @@ def test_an_address_or_header_that_cannot_be_used_is_named(
     assert text.startswith("MCP server 'a': ")
     assert problem in text
     assert "hunter2" not in text
+
+
+URL = {"url": "https://tickets.example.com/mcp"}
+
+
+@pytest.mark.parametrize(
+    ("written", "auth"),
+    [
+        ({"oauth": {}}, OAuth()),
+        ({"oauth": {"clientId": "me", "callbackPort": 8123}}, OAuth(client_id="me", redirect_port=8123)),
+        (
+            {
+                "oauth": {
+                    "enabled": True,
+                    "clientId": "me",
+                    "clientSecret": "${S}",
+                    "scopes": ["a", "b"],
+                    "redirectUri": "http://localhost:7777/oauth/callback",
+                }
+            },
+            OAuth(client_id="me", client_secret="hunter2", scope="a b", redirect_port=7777),
+        ),
+        ({"oauth": {"client_id": "me", "scope": "a"}}, OAuth(client_id="me", scope="a")),
+        ({"oauth": {"enabled": False, "clientId": "me"}}, None),
+        ({"oauth": False}, None),
+        (
+            {"auth": {"CLIENT_ID": "me", "CLIENT_SECRET": "${S}", "scopes": ["a"]}},
+            OAuth(client_id="me", client_secret="hunter2", scope="a"),
+        ),
+    ],
+)
+def test_the_login_of_other_hosts_files_is_used(tmp_path: Path, written: Any, auth: OAuth | None) -> None:
+    server = server_of(tmp_path, {**URL, **written}, S="hunter2")
+    assert isinstance(server, HttpServer)
+    assert server.auth == auth
+
+
+def test_what_of_a_login_has_no_effect_is_named_and_what_is_wrong_is_refused(tmp_path: Path) -> None:
+    oauth = {"clientId": "me", "tokenUrl": "https://evil.example/token"}
+    assert loaded(tmp_path, {**URL, "oauth": oauth}).warnings == (
+        "MCP server 'a': grue does not use the key 'oauth.tokenUrl'.",
+    )
+    assert "has an 'oauth' that has a 'clientId' of the wrong type" in refusal(
+        tmp_path, {**URL, "oauth": {"clientId": 1}}
+    )
+    assert "should be an object, or true or false" in refusal(tmp_path, {**URL, "oauth": "x"})
+    assert "has an 'auth' and an 'oauth'" in refusal(tmp_path, {**URL, "oauth": {}, "auth": False})

@@ -84,3 +84,29 @@ def test_keys_of_other_hosts_are_translated_or_left_out() -> None:
 def test_a_value_of_another_type_is_refused(entry: dict[str, Any]) -> None:
     with pytest.raises(MCPConfigError, match="has the wrong type"):
         copied("srv", entry)
+
+
+@pytest.mark.parametrize("kept_under", ["oauth", "auth"])
+def test_a_login_is_copied_without_its_secret(kept_under: str) -> None:
+    names = ("clientId", "clientSecret") if kept_under == "oauth" else ("CLIENT_ID", "CLIENT_SECRET")
+    theirs = {names[0]: "3f2504e0-4f89-11d3", names[1]: KEY, "scopes": ["a", "b"]}
+    copy = copied("srv", {"url": "https://example.com/mcp", kept_under: theirs})
+    assert copy.entry["auth"] == {
+        "client_id": "3f2504e0-4f89-11d3",
+        "client_secret": "${SRV_CLIENT_SECRET}",
+        "scope": "a b",
+    }
+    assert copy.variables == ("SRV_CLIENT_SECRET",)
+
+
+def test_the_secrets_of_our_own_login_are_not_copied() -> None:
+    auth = {"grant": "client_credentials", "client_id": "me", "private_key": KEY, "redirect_port": 1}
+    copy = copied("srv", {"url": "https://example.com/mcp", "auth": auth})
+    assert copy.entry["auth"] == {**auth, "private_key": "${SRV_PRIVATE_KEY}"}
+    assert KEY not in str(copy)
+
+
+def test_a_login_that_is_not_understood_is_an_error_without_its_value() -> None:
+    with pytest.raises(MCPConfigError, match="its 'oauth' should be an object") as caught:
+        copied("srv", {"url": "https://example.com/mcp", "oauth": KEY})
+    assert KEY not in str(caught.value)

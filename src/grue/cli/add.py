@@ -1,0 +1,399 @@
+"""`grue add` and `grue remove`: write a server that others describe into `mcp_config.json`, and take it out.
+
+What a description or a bundle says is untrusted: what would run is shown before anything is written, and the
+program is started only after that, in its box. Nothing is fetched but the description of a server that the
+user names, from the registry that the user names.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import msgspec
+import typer
+from msgspec import Struct
+
+from grue import messages as m
+from grue.cli.project import known_servers
+from grue.cli.saying import GRUE, say, shown, shown_path
+from grue.cli.tools import approve, described
+from grue.config import bundles, tool_listing_file, tool_lock_file
+from grue.config import server_descriptions as descriptions
+from grue.config.documents import parse_json, read_config_text
+from grue.config.mcp_servers import MCPConfig, edit_servers
+from grue.config.settings import GameConfiguration
+from grue.config.wiring import turn_limits
+from grue.engine.outside_turns.tool_client import ToolClient
+from grue.errors import MCPConfigError
+from grue.runtime.safe_text import printable
+from grue.sandbox.box import Sandbox, in_words, sandbox_of
+from grue.sandbox.launch import missing_for
+from grue.tool_sessions.failures import failure_text
+
+_MOST_FETCHED = 1 << 20
+_FETCH_S = 20.0
+_PACKAGES = ("npm", "pypi", "oci")
+_CACHES = {"npx": ("npm_config_cache",), "uvx": ("UV_CACHE_DIR", "UV_TOOL_DIR", "UV_PYTHON_INSTALL_DIR")}
+_CACHES["uv"] = _CACHES["uvx"]
+"""The variables that say where a launcher keeps what it downloads."""
+
+
+class Adding(Struct, frozen=True, kw_only=True):
+    """What the command line says; see `grue add --help`."""
+
+    source: str
+    arguments: list[str] | None
+    name: str | None
+    values: tuple[str, ...]
+    kind: str | None
+    sha256: str | None
+    registry: str | None
+    mcp_config: Path | None
+    yes: bool
+
+
+def add_server(adding: Adding) -> bool:
+    """Add a server; return whether it started, or only waits for variables that are not set.
+
+    Raises:
+        MCPConfigError: The description, the file or an answer is not usable, or nobody has agreed.
+    """
+    config = GameConfiguration.of_project()
+    path = adding.mcp_config or config.mcp_config_path
+    answers = _Answers(adding.values, ask=_at_a_terminal() and not adding.yes)
+    source = Path(adding.source)
+    if source.suffix == f".{descriptions.BUNDLE}":
+        with bundles.opened(source, adding.sha256) as bundle:
+            server = descriptions.read_manifest(
+                bundle.manifest, answers, name=adding.name, env=os.environ.keys()
+            )
+            folder = path.parent / descriptions.BUNDLES / server.name
+            start = descriptions.entry_point(bundle.manifest)
+            return _add(adding, server, path, answers, lambda: bundle.unpack(folder, executable=start))
+    description = _description(adding, config)
+    server = descriptions.read_server(
+        description, answers, name=adding.name, kind=adding.kind, env=os.environ.keys()
+    )
+    if adding.source.partition(":")[0] in _PACKAGES:
+        given = [each for each in server.entry["args"] if each.startswith("/") and Path(each).exists()]
+        server = msgspec.structs.replace(server, paths=tuple(given))
+    return _add(adding, server, path, answers, lambda: None)
+
+
+def _add(
+    adding: Adding,
+    server: descriptions.Described,
+    path: Path,
+    answers: "_Answers",
+    unpack: Callable[[], None],
+) -> bool:
+    answers.refuse_unused()
+    name, entry = server.name, _in_a_box(server)
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # it is also the name of a folder
+        raise MCPConfigError(
+            f"A server's name has letters, digits, '-' and '_'; '{printable(name)}' has others."
+        )
+    MCPConfig.from_mapping({name: entry}, source=path)
+    _refuse_taken(name, path)
+    _show(server, entry)
+    if not adding.yes:
+        if not _at_a_terminal():
+            raise MCPConfigError("Nothing was written. If that is what you want, add --yes.")
+        if not typer.confirm(
+            f"Write it to {shown(str(path))}, start it and approve its tools?", default=False
+        ):
+            raise MCPConfigError("Nothing was written.")
+
+    def put(servers: dict[str, Any]) -> None:
+        if name in servers:
+            raise MCPConfigError(_taken(name, path))
+        unpack()
+        if descriptions.PACKAGES in str(entry.get("sandbox")):
+            (path.parent / descriptions.PACKAGES / name).mkdir(parents=True, exist_ok=True)
+        servers[name] = entry
+
+    edit_servers(path, put)
+    say(f"written  {printable(name)} to {shown_path(path)}")
+    missing = [each for each in server.variables if not os.environ.get(each)]
+    if missing:
+        say(f"set      {', '.join(missing)} in the environment; then approve its tools:")
+        say(f"         {GRUE} tools {shlex.quote(name)} --lock")
+        return True
+    return _approved(name, path)
+
+
+def _approved(name: str, path: Path) -> bool:
+    """Start the server, list its tools, and write them into the tool lock."""
+    config = GameConfiguration.of_project()
+    known = known_servers(config, path)
+    if name in known.unusable:
+        raise MCPConfigError(known.unusable[name])
+    with ToolClient({name: known.servers[name]}, limits=turn_limits(config)) as client:
+        outcome = client.connect(name)[name]
+    outcome = client.recorder.redacted_body(outcome)
+    if not isinstance(outcome, m.SessionOpened):
+        say(f"grue: It is written, and did not start: {failure_text(outcome)}", err=True)
+        return False
+    for line in described(outcome, known.source, 80):
+        say(line)
+    others = [each for each in (*known.servers, *known.unusable) if each != name]
+    if others and tool_lock_file.read(tool_lock_file.lock_path(path)) is None:
+        # A lock with this server alone would say that nothing of the others is approved.
+        say(f"The file's servers have no tool lock. To approve the tools of all: {GRUE} tools --lock")
+    else:
+        say("\n".join(approve(known, {name: outcome.tools})))
+    return True
+
+
+def remove_server(name: str, mcp_config: Path | None) -> None:
+    """Remove a server, its pins in the tool lock, and the folders that `grue add` made for it.
+
+    Raises:
+        MCPConfigError: There is no such server, or a file cannot be changed.
+    """
+    path = mcp_config or GameConfiguration.of_project().mcp_config_path
+    left: list[str] = []
+
+    def take(servers: dict[str, Any]) -> None:
+        if name not in servers:
+            names = printable(", ".join(servers)) or "none"
+            raise MCPConfigError(f"There is no MCP server '{printable(name)}' in {path}. Known: {names}.")
+        del servers[name]
+        left.extend(servers)
+
+    if not path.exists():
+        raise MCPConfigError(f"There is no file of MCP servers: {path}.")
+    edit_servers(path, take)
+    say(f"removed  {printable(name)} from {shown_path(path)}")
+    lock = tool_lock_file.lock_path(path)
+    if lock.exists():
+        tool_lock_file.write(lock, {}, keep=left)
+        tool_listing_file.write(tool_listing_file.listing_path(lock), {}, keep=left)
+        say(f"removed  its approved tools from {shown_path(lock)}")
+    for kind in (descriptions.BUNDLES, descriptions.PACKAGES):
+        folder = path.parent / kind / name
+        # Only a folder that `grue add` can have made: a name with a slash, or a link, is none of them.
+        if (
+            Path(name).name == name
+            and folder.is_dir()
+            and not folder.is_symlink()
+            and not folder.parent.is_symlink()
+        ):
+            shutil.rmtree(folder, ignore_errors=True)
+            say(f"removed  {shown_path(folder)}")
+
+
+def _description(adding: Adding, config: GameConfiguration) -> object:
+    source, path = adding.source, Path(adding.source)
+    kind, _, rest = source.partition(":")
+    if kind in _PACKAGES and rest:
+        arguments = adding.arguments
+        if arguments is None and _at_a_terminal() and not adding.yes:
+            typed = typer.prompt(
+                "Its arguments, as in a shell (none: press Enter)", default="", show_default=False
+            )
+            arguments = shlex.split(typed)
+        # A path is absolute, so that the server finds it wherever the agent is started, and its box opens it.
+        absolute = [
+            _absolute(each) if "/" in each and Path(each).exists() else each for each in arguments or ()
+        ]
+        return descriptions.package_description(kind, rest, absolute)
+    if adding.arguments:
+        raise MCPConfigError(
+            "Arguments are for npm:, pypi: and oci: only. A description says which it takes: --set."
+        )
+    if path.is_file() or path.suffix == ".json":
+        return parse_json(read_config_text(path, if_missing=f"There is no file {path}."), path).value
+    name, _, version = source.partition("@")
+    if "://" in source:
+        return _fetched(source)
+    if "/" not in name or name.startswith((".", "/", "~")):
+        raise MCPConfigError(
+            f"There is no file '{printable(source)}'. A package is npm:NAME, pypi:NAME or oci:IMAGE;"
+            " a server of a registry is NAMESPACE/NAME."
+        )
+    registry = adding.registry or config.mcp_registry
+    if registry is None:
+        raise MCPConfigError(
+            f"Which registry knows '{printable(source)}'? Name one: --registry URL, or registry = \"URL\""
+            " under [tool.grue.mcp] in pyproject.toml."
+        )
+    at = f"/v0.1/servers/{quote(name, safe='')}/versions/{quote(version or 'latest', safe='')}"
+    found = _fetched(registry.rstrip("/") + at)
+    _check_answer(found, name)
+    return found
+
+
+def _check_answer(answer: object, name: str) -> None:
+    server = answer.get("server", answer) if isinstance(answer, dict) else {}
+    if not isinstance(server, dict) or server.get("name") != name:
+        raise MCPConfigError(f"The registry has answered with another server than '{printable(name)}'.")
+    meta = answer.get("_meta") if isinstance(answer, dict) else None
+    official = meta.get("io.modelcontextprotocol.registry/official") if isinstance(meta, dict) else None
+    status = official.get("status") if isinstance(official, dict) else None
+    if status == "deleted":
+        raise MCPConfigError("The registry has deleted this server.")
+    if status == "deprecated":
+        say("grue: The registry calls this server deprecated.", err=True)
+
+
+def _fetched(url: str) -> object:
+    """Fetch a description: one request, no redirect, no key of the user's, at most 1 MiB."""
+    import httpx
+
+    parts = urlsplit(url)
+    where = printable(parts.hostname or "")
+    if parts.scheme not in ("http", "https") or not where:
+        raise MCPConfigError("A registry's address begins with http:// or https:// and has a host.")
+    try:
+        client = httpx.Client(timeout=_FETCH_S, follow_redirects=False)
+        with client, client.stream("GET", url, headers={"Accept": "application/json"}) as answer:
+            content = b""
+            for piece in answer.iter_bytes():
+                content += piece
+                if len(content) > _MOST_FETCHED:
+                    raise MCPConfigError(f"The answer of {where} is longer than {_MOST_FETCHED >> 20} MiB.")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise MCPConfigError(f"{where} cannot be asked: {printable(str(error), 200)}.") from error
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        raise MCPConfigError(f"{where} knows no such server (404).")
+    if answer.status_code != httpx.codes.OK:
+        raise MCPConfigError(f"{where} has answered with status {answer.status_code}.")
+    try:
+        return parse_json(content.decode(), Path(where)).value
+    except UnicodeDecodeError as error:
+        raise MCPConfigError(f"The answer of {where} is not JSON.") from error
+
+
+class _Answers:
+    """The values that a description asks for: from the command line, at the terminal, or by default."""
+
+    def __init__(self, given: tuple[str, ...], *, ask: bool) -> None:
+        self._ask = ask
+        self._given: dict[str, list[str]] = {}
+        self._used: set[str] = set()
+        for each in given:
+            name, separator, value = each.partition("=")
+            if not separator:
+                raise MCPConfigError(f"--set '{printable(each)}' is not of the form NAME=VALUE.")
+            self._given.setdefault(name, []).append(value)
+
+    def __call__(self, wanted: descriptions.Wanted) -> tuple[str, ...]:
+        self._used.add(wanted.name)
+        values = self._values(wanted)
+        if wanted.required and not values:
+            about = f" ({printable(wanted.about, 200)})" if wanted.about else ""
+            name = printable(wanted.name, 100)
+            raise MCPConfigError(f"The server needs a value for '{name}'{about}: --set {name}=VALUE.")
+        for value in values:
+            if wanted.choices and value not in wanted.choices:
+                listed = printable(", ".join(wanted.choices), 500)
+                raise MCPConfigError(f"'{printable(wanted.name, 100)}' should be one of: {listed}.")
+        if len(values) > 1 and not wanted.repeated:
+            raise MCPConfigError(f"'{printable(wanted.name, 100)}' takes one value only.")
+        return tuple(map(_absolute, values)) if wanted.is_path else values
+
+    def _values(self, wanted: descriptions.Wanted) -> tuple[str, ...]:
+        if wanted.name in self._given:
+            return tuple(self._given[wanted.name])
+        if not self._ask:
+            return wanted.default or ()
+        about = f": {wanted.about}" if wanted.about else ""
+        several = " (several: as in a shell)" if wanted.repeated else ""
+        needed = "" if wanted.required else " (optional)"
+        shown_default = shlex.join(wanted.default) if wanted.default else ""
+        text = printable(f"{wanted.name}{about}{several}{needed}", 500)
+        if shown_default:
+            text += f" [{printable(shown_default, 200)}]"
+        typed = str(typer.prompt(text, default=shown_default, show_default=False))
+        return tuple(shlex.split(typed)) if wanted.repeated else (typed,) if typed else ()
+
+    def refuse_unused(self) -> None:
+        """Refuse a `--set` that the description does not ask for: it is misspelt, or a key."""
+        for name in self._given.keys() - self._used:
+            known = ", ".join(sorted(self._used)) or "nothing"
+            raise MCPConfigError(
+                f"The server asks for no value '{printable(name)}'. It asks for {printable(known)};"
+                " keys are set in the environment."
+            )
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("${") else str(Path(path).expanduser().absolute())
+
+
+def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
+    """Return the entry with a box, and with no more of the environment than a program needs."""
+    entry = dict(server.entry)
+    if server.kind == "remote":
+        return entry
+    entry["inherit_env"] = "safe"
+    if server.kind == "oci" or missing_for(Sandbox()):
+        return entry
+    box: dict[str, Any] = {"preset": "pure"}
+    read = list(server.paths)
+    if server.kind == descriptions.BUNDLE:
+        read.insert(0, f"${{workspaceFolder}}/{descriptions.BUNDLES}/{server.name}")
+    caches = _CACHES.get(entry["command"])
+    if caches is not None:
+        # A folder of its own: in a common one it could change what other servers start with.
+        folder = f"${{workspaceFolder}}/{descriptions.PACKAGES}/{server.name}"
+        entry["env"] = {**entry.get("env", {}), **{each: f"{folder}/{each.lower()}" for each in caches}}
+        box |= {"preset": "web", "write": [folder]}
+    if read:
+        box["read"] = read
+    return {**entry, "sandbox": box if len(box) > 1 else box["preset"]}
+
+
+def _show(server: descriptions.Described, entry: dict[str, Any]) -> None:
+    say(f"{printable(server.title, 500)}\n")
+    if "url" in entry:
+        say(f"connects {printable(entry['url'])}")
+        for key, value in entry.get("headers", {}).items():
+            say(f"sends    {printable(f'{key}: {value}')}")
+        if entry["url"].startswith("http://"):
+            say("         This address is not encrypted.")
+    else:
+        say(f"runs     {printable(shlex.join([entry['command'], *entry['args']]))}")
+        for key, value in entry.get("env", {}).items():
+            say(f"with     {printable(f'{key}={value}')}")
+        say(f"box      {_box_in_words(server, entry)}")
+    for each in server.variables:
+        say(f"gets     your variable {printable(each)}")
+    if server.optional:
+        optional = printable(", ".join(server.optional))
+        say(f"left out {optional}: optional keys, and not set. To use one, set it before you add the server.")
+    if server.others:
+        say(f"or       --use {', '.join(server.others)}")
+    say(f"\n{json.dumps({server.name: entry}, indent=2, ensure_ascii=True)}\n")
+
+
+def _box_in_words(server: descriptions.Described, entry: dict[str, Any]) -> str:
+    if server.kind == "oci":
+        return "none: what runs in a container is limited by the container, and not by grue."
+    box = sandbox_of(entry.get("sandbox"))
+    return (
+        "none: this machine cannot enforce one. It can reach all that you can."
+        if box is None
+        else in_words(box)
+    )
+
+
+def _refuse_taken(name: str, path: Path) -> None:
+    if path.exists() and name in MCPConfig.from_file(path).mcpServers:
+        raise MCPConfigError(_taken(name, path))
+
+
+def _taken(name: str, path: Path) -> str:
+    return f"{path} has a server '{name}' already. Use --name, or: {GRUE} remove {shlex.quote(name)}"
+
+
+def _at_a_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()

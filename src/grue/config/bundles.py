@@ -1,0 +1,178 @@
+"""Unpack an `.mcpb` bundle: a zip file of somebody else's making, with a `manifest.json` in it.
+
+Nothing is written outside of the bundle's own folder, and nothing but plain files and folders. A bundle is
+unpacked into a draft beside that folder, which is renamed when everything is there: a kill or an error leaves
+no half of one. The sizes that are counted are those that come out, not those that the file declares.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from grue.errors import MCPConfigError
+from grue.runtime.safe_text import printable
+from grue.runtime.whole_file import draft_beside
+
+MANIFEST = "manifest.json"
+MOST_PACKED = 512 << 20
+MOST_UNPACKED = 1 << 30
+MOST_FILES = 50_000
+_MOST_LISTED = 16 << 20
+_MOST_MANIFEST = 1 << 20
+_MOST_NAME = 255
+_PIECE = 1 << 20
+_END = struct.Struct("<4s4H2LH")
+_END_MARK, _LOCATOR_MARK, _LOCATOR_BYTES = b"PK\x05\x06", b"PK\x06\x07", 20
+
+
+class Bundle:
+    """An open bundle; made by `opened`.
+
+    Attributes:
+        path: Its file.
+        manifest: The parsed `manifest.json`, unchecked.
+        sha256: The digest of the file.
+    """
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile, sha256: str) -> None:
+        self.path, self.sha256, self._archive = path, sha256, archive
+        self._files = _checked(archive.infolist())
+        if MANIFEST not in self._files:
+            raise MCPConfigError(f"It has no {MANIFEST}.")
+        text = b"".join(self._pieces(self._files[MANIFEST], _MOST_MANIFEST))
+        try:
+            self.manifest: Any = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise MCPConfigError(f"Its {MANIFEST} is not JSON.") from error
+
+    def unpack(self, folder: Path, *, executable: str = "") -> None:
+        """Write the bundle's files into a folder that does not exist yet.
+
+        Args:
+            folder: The folder.
+            executable: The one file that gets permission to be executed.
+
+        Raises:
+            MCPConfigError: The bundle is damaged or too large, or the folder cannot be written.
+        """
+        if os.path.lexists(folder):
+            raise MCPConfigError(f"{folder} is there already. Remove it, or choose another --name.")
+        draft = draft_beside(folder)
+        try:
+            draft.mkdir(parents=True)
+            left = MOST_UNPACKED
+            for name, info in self._files.items():
+                path = draft / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("xb") as file:
+                    for piece in self._pieces(info, left):
+                        left -= len(piece)
+                        file.write(piece)
+                if name == str(PurePosixPath(executable)):
+                    path.chmod(0o755)
+            draft.rename(folder)
+        except OSError as error:
+            raise MCPConfigError(f"Cannot unpack into {folder}: {error.strerror}.") from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def _pieces(self, info: zipfile.ZipInfo, most: int) -> Iterator[bytes]:
+        try:
+            with self._archive.open(info) as file:
+                while piece := file.read(_PIECE):
+                    most -= len(piece)
+                    if most < 0:
+                        raise MCPConfigError("It is too large when it is unpacked.")
+                    yield piece
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise MCPConfigError("It is damaged, encrypted, or packed in an unusual way.") from error
+
+
+@contextmanager
+def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
+    """Open a bundle and check what it lists, before anything of it is written.
+
+    Args:
+        path: The file.
+        sha256: The digest that it has to have; `None`: any.
+
+    Raises:
+        MCPConfigError: It cannot be read, is not a bundle, has another digest, or lists what is refused.
+    """
+    try:
+        with path.open("rb") as file:
+            found = _digest(file)
+            if sha256 is not None and found != sha256.lower():
+                raise MCPConfigError(f"It is not the file that was promised: its sha256 is {found}.")
+            _check_list(file)
+            with zipfile.ZipFile(file) as archive:
+                bundle = Bundle(path, archive, found)
+                yield bundle
+    except OSError as error:
+        raise MCPConfigError(f"Cannot read {path}: {error.strerror or error}.") from error
+    except (zipfile.BadZipFile, ValueError, struct.error) as error:
+        raise MCPConfigError(f"{path} is not a zip file.") from error
+
+
+def _digest(file: BufferedReader) -> str:
+    if file.seek(0, os.SEEK_END) > MOST_PACKED:
+        raise MCPConfigError(f"It is larger than {MOST_PACKED >> 20} MiB.")
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_list(file: BufferedReader) -> None:
+    """Refuse a list of files that is too long, before `zipfile` makes objects of all of it."""
+    start = max(0, file.seek(0, os.SEEK_END) - (1 << 16) - _END.size - _LOCATOR_BYTES)
+    file.seek(start)
+    tail = file.read()
+    at = tail.rfind(_END_MARK)
+    if at < 0 or at + _END.size > len(tail):
+        raise MCPConfigError("It is not a zip file.")
+    _, _, _, _, count, size, _, _ = _END.unpack_from(tail, at)
+    # The form for more than 65,535 files has its own list, which only zipfile would read.
+    if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK) or size > _MOST_LISTED:
+        raise MCPConfigError("It lists too many files.")
+    if count > MOST_FILES:
+        raise MCPConfigError(f"It has more than {MOST_FILES:,} files.")
+    file.seek(0)
+
+
+def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
+    if len(listed) > MOST_FILES or sum(each.file_size for each in listed) > MOST_UNPACKED:
+        raise MCPConfigError("It is too large when it is unpacked.")
+    files: dict[str, zipfile.ZipInfo] = {}
+    seen: set[str] = set()
+    folders: set[str] = set()
+    for info in listed:
+        # The name as it stands in the file: zipfile cuts it at a NUL.
+        name = info.orig_filename
+        parts = name.rstrip("/").split("/")
+        mode = info.external_attr >> 16
+        bad = not name.isprintable() or "\\" in name or ":" in parts[0] or len(name) > 16 * _MOST_NAME
+        bad = bad or any(part in ("", ".", "..") or len(part.encode()) > _MOST_NAME for part in parts)
+        if bad:
+            raise MCPConfigError(f"It has a file with the name '{printable(name, 200)}'.")
+        if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise MCPConfigError(f"'{printable(name, 200)}' is a link or a device, and not a file.")
+        if name.endswith("/"):
+            continue
+        # Some file systems know no case: two files that differ in it would be one.
+        key = name.casefold()
+        above = {"/".join(parts[:depth]).casefold() for depth in range(1, len(parts))}
+        if key in seen or key in folders or above & seen:
+            raise MCPConfigError(f"It has '{printable(name, 200)}' twice.")
+        seen.add(key)
+        folders |= above
+        files[name] = info
+    return files

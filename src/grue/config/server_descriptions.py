@@ -1,0 +1,585 @@
+"""Make an entry for `mcp_config.json` of what others wrote about a server.
+
+That is the `server.json` of an MCP registry, or the `manifest.json` of an `.mcpb` bundle. Everything in such
+a description is untrusted. It chooses the program that will run, so `cli/add.py` shows the
+entry before it is written. What it may not do is choose more than it shows:
+
+- only the launchers of its kind of package are started (npx, uvx, docker), with a package's name and version
+  and not, say, with an address, which npx would install as well;
+- a `${...}` of its own would read the user's environment when the server starts. The only ones in an entry
+  are those that are made here: folders, and the variables that the description asks for by name;
+- characters that a terminal acts on are refused in what is written.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct, field
+
+from grue.errors import MCPConfigError
+from grue.runtime.safe_text import printable
+from grue.runtime.secrets.secret_names import looks_secret
+
+BUNDLES = "mcp_bundles"
+"""The folder beside `mcp_config.json` into which bundles are unpacked, each in a folder of its own."""
+PACKAGES = "mcp_packages"
+"""The folder beside it in which launchers keep what they download, likewise."""
+BUNDLE = "mcpb"
+
+_T = TypeVar("_T")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_EXPRESSION = re.compile(r"\$\{([^}]*)(\}?)")
+_MOST_ARGUMENTS = 100
+_MOST_CHARS = 4096
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """A value that the user gives.
+
+    Attributes:
+        name: What `--set NAME=VALUE` calls it.
+        about: What the description says of it.
+        default: The value without an answer; `None`: there is none.
+        required: The server does not start without it.
+        choices: The only values; empty: any.
+        repeated: It may have several values.
+        is_path: It is a file or folder of this machine.
+    """
+
+    name: str
+    about: str = ""
+    default: tuple[str, ...] | None = None
+    required: bool = False
+    choices: tuple[str, ...] = ()
+    repeated: bool = False
+    is_path: bool = False
+
+
+Ask = Callable[[Wanted], tuple[str, ...]]
+"""Returns the user's values; none if it is left out. Raises `MCPConfigError` if a required one is missing."""
+
+
+class Described(Struct, frozen=True, kw_only=True):
+    """A server as it would be written.
+
+    Attributes:
+        name: Its name in `mcp_config.json`.
+        title: What it is, in the description's words.
+        entry: What stands under the name.
+        variables: Variables that have to be set in the environment.
+        optional: Keys that the server also knows, which are left out.
+        paths: Files and folders that the user gave it.
+        kind: What is started: `npm`, `pypi`, `oci`, `mcpb`, or `remote` for an address.
+        others: The other ways to run it that the description has.
+    """
+
+    name: str
+    title: str
+    entry: dict[str, Any]
+    kind: str
+    variables: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+class _Input(Struct, rename="camel"):
+    description: str = ""
+    is_required: bool = False
+    is_secret: bool = False
+    format: str = "string"
+    value: str | None = None
+    default: str | None = None
+    placeholder: str | None = None
+    choices: list[str] = []
+    variables: dict[str, "_Input"] = {}
+
+
+class _KeyValue(_Input, rename="camel"):
+    name: str = ""
+
+
+class _Argument(_Input, rename="camel"):
+    type: Literal["positional", "named"] = "positional"
+    name: str = ""
+    value_hint: str = ""
+    is_repeated: bool = False
+
+
+class _Transport(Struct):
+    type: str = "stdio"
+    url: str = ""
+    headers: list[_KeyValue] = []
+    variables: dict[str, _Input] = {}
+
+
+class _Package(Struct, rename="camel"):
+    registry_type: str
+    identifier: str
+    version: str = ""
+    file_sha256: str = field(name="fileSha256", default="")
+    runtime_hint: str = ""
+    transport: _Transport = field(default_factory=_Transport)
+    runtime_arguments: list[_Argument] = []
+    package_arguments: list[_Argument] = []
+    environment_variables: list[_KeyValue] = []
+
+
+class _Server(Struct):
+    name: str
+    version: str = ""
+    description: str = ""
+    packages: list[_Package] = []
+    remotes: list[_Transport] = []
+
+
+_NAME = re.compile(r"[A-Za-z0-9.-]+/[A-Za-z0-9._-]+")
+_RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
+_IDENTIFIERS = {
+    "npm": re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[A-Za-z0-9~][A-Za-z0-9._~-]*"),
+    "pypi": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?"),
+    "oci": re.compile(
+        r"[a-z0-9][A-Za-z0-9._-]*(:\d+)?(/[A-Za-z0-9._-]+)*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?"
+    ),
+}
+_LAUNCHERS = {"npm": ("npx",), "pypi": ("uvx",), "oci": ("docker", "podman")}
+KINDS = (*_LAUNCHERS, BUNDLE, "remote")
+
+
+def read_server(
+    description: object,
+    ask: Ask,
+    *,
+    name: str | None = None,
+    kind: str | None = None,
+    env: Collection[str] = (),
+) -> Described:
+    """Return the entry for a `server.json`, or for the registry's answer around one.
+
+    Args:
+        description: The parsed JSON.
+        ask: Gives the values that the description wants from the user.
+        name: The server's name; `None`: the last part of its own.
+        kind: Which of its packages, `npm` and so on, or `remote`; `None`: the first that grue can start.
+        env: The variables that are set. An optional key is used if it is one of them.
+
+    Raises:
+        MCPConfigError: The description is not usable, or a value is missing.
+    """
+    if isinstance(description, Mapping) and isinstance(description.get("server"), Mapping):
+        description = description["server"]
+    server = _converted(description, _Server, "a server.json of the MCP registry")
+    if not _NAME.fullmatch(server.name):
+        raise MCPConfigError(
+            f"The description's name {_quoted(server.name)} is not of the form namespace/name."
+        )
+    offers: list[_Package | _Transport] = [*server.packages, *server.remotes]
+    kinds = [each.registry_type if isinstance(each, _Package) else "remote" for each in offers]
+    usable = [(each, offer) for each, offer in zip(kinds, offers, strict=True) if each in KINDS]
+    chosen = [pair for pair in usable if kind in (None, pair[0])]
+    if not chosen:
+        has = ", ".join(map(_quoted, dict.fromkeys(kinds))) or "nothing"
+        raise MCPConfigError(
+            f"{server.name} has no {kind or 'package or address that grue can use'}. It has {has}."
+        )
+    found, offer = chosen[0]
+    entry = _Entry(name or default_name(server.name), ask, env)
+    if isinstance(offer, _Transport):
+        entry.by_url(offer)
+    elif found == BUNDLE:
+        raise _in_a_bundle(offer)
+    else:
+        entry.by_launcher(offer)
+    others = tuple(dict.fromkeys(each for each, _ in usable if each != found))
+    return entry.described(f"{server.name} {server.version}: {server.description}", found, others)
+
+
+def _in_a_bundle(package: _Package) -> MCPConfigError:
+    digest = f" --sha256 {printable(package.file_sha256, 100)}" if package.file_sha256 else ""
+    return MCPConfigError(
+        "The server is in a bundle, which grue does not download. Get it from"
+        f" {printable(package.identifier, 500)}, and then: grue add FILE.mcpb{digest}"
+    )
+
+
+def package_description(kind: str, identifier: str, arguments: Iterable[str]) -> dict[str, Any]:
+    """Return the `server.json` of a package that the user names, with a version or without one."""
+    at = identifier.rfind("@") if kind == "npm" else -1
+    version = ""
+    if at > 0:
+        identifier, version = identifier[:at], identifier[at + 1 :]
+    elif kind == "pypi" and "==" in identifier:
+        identifier, _, version = identifier.partition("==")
+    given = [{"type": "positional", "value": each} for each in arguments]
+    package = {"registryType": kind, "identifier": identifier, "version": version, "packageArguments": given}
+    plain = default_name(re.split(r"[@:\[]", identifier.lstrip("@"))[0])
+    return {"name": f"package/{plain}", "version": version, "packages": [package]}
+
+
+def default_name(name: str) -> str:
+    """Return a name for `mcp_config.json`: the last part of another name, without dots."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name.rpartition("/")[2]).strip("-") or "server"
+    return f"{plain}-server" if plain == "mcp" else plain
+
+
+class _Entry:
+    """Collects an entry, and what else the user is told."""
+
+    def __init__(self, name: str, ask: Ask, env: Collection[str]) -> None:
+        self.name, self._ask, self._env = name, ask, env
+        self.entry: dict[str, Any] = {}
+        self.variables: list[str] = []
+        self.optional: list[str] = []
+        self.paths: list[str] = []
+
+    def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
+        allowed = {"workspaceFolder", "userHome", *self.variables}
+        for text in _texts(self.entry):
+            if not text.isprintable():
+                raise MCPConfigError(f"The description has a control character in {_quoted(text)}.")
+            for inside, end in _EXPRESSION.findall(text):
+                if not end or inside not in allowed:
+                    # Also one that only several parts together make, as "$" and "{HOME}" do.
+                    raise MCPConfigError(
+                        f"The description has {_quoted(text)}: a '${{...}}' would read your environment."
+                    )
+        if len(self.entry.get("args", ())) > _MOST_ARGUMENTS or any(
+            len(t) > _MOST_CHARS for t in _texts(self.entry)
+        ):
+            raise MCPConfigError("The description has too many or too long arguments.")
+        return Described(
+            name=self.name,
+            title=title,
+            entry=self.entry,
+            kind=kind,
+            variables=tuple(dict.fromkeys(self.variables)),
+            optional=tuple(self.optional),
+            paths=tuple(self.paths),
+            others=others,
+        )
+
+    def by_url(self, remote: _Transport) -> None:
+        if remote.type not in ("streamable-http", "sse"):
+            raise MCPConfigError(f"The address has the unknown type {_quoted(remote.type)}.")
+        url = self._filled(remote.url, remote.variables)
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            raise MCPConfigError(f"The address {_quoted(url)} is not an http:// or https:// URL with a host.")
+        self.entry = {"type": remote.type, "url": url}
+        headers = self._named_values(remote.headers, _HEADER, f"{self.name}_")
+        if headers:
+            self.entry["headers"] = headers
+
+    def by_launcher(self, package: _Package) -> None:
+        kind, identifier, version = package.registry_type, package.identifier, package.version
+        if package.transport.type != "stdio":
+            raise MCPConfigError(
+                "The package is a program that is reached by its address. Start it, and add the address."
+            )
+        if not _IDENTIFIERS[kind].fullmatch(identifier) or (version and not _RELEASE.fullmatch(version)):
+            raise MCPConfigError(
+                f"{_quoted(f'{identifier} {version}')} is not a package of {kind} and its version."
+            )
+        launcher = package.runtime_hint or _LAUNCHERS[kind][0]
+        if launcher not in _LAUNCHERS[kind]:
+            known = " or ".join(_LAUNCHERS[kind])
+            raise MCPConfigError(
+                f"The description wants {_quoted(launcher)} to start it. grue uses {known} for {kind}."
+            )
+        before = self._arguments(package.runtime_arguments)
+        after = self._arguments(package.package_arguments)
+        env = self._named_values(package.environment_variables, _VARIABLE, "")
+        match kind:
+            case "npm":
+                before = before if {"-y", "--yes"} & {*before} else ["-y", *before]
+                what = f"{identifier}@{version}" if version else identifier
+            case "pypi":
+                what = f"{identifier}=={version}" if version else identifier
+            case _:
+                rest = before[1:] if before[:1] == ["run"] else before
+                rest = [each for each in rest if each not in ("-i", "--interactive", "--rm")]
+                passed = [part for name in env for part in ("-e", name)]
+                before = ["run", "-i", "--rm", *passed, *rest]
+                tagged = ":" in identifier.rpartition("/")[2]
+                what = identifier if tagged or not version else f"{identifier}:{version}"
+        self.entry = {"command": launcher, "args": [*before, what, *after]}
+        if env:
+            self.entry["env"] = env
+
+    def by_manifest(self, manifest: "_Manifest") -> None:
+        program = manifest.server.mcp_config
+        folder = f"${{workspaceFolder}}/{BUNDLES}/{self.name}"
+        if program is None:
+            if manifest.server.type != "uv":
+                raise MCPConfigError("The bundle's manifest does not say how its server is started.")
+            start = ["run", "--directory", "${__dirname}", manifest.server.entry_point]
+            program = _Program(command="uv", args=start)
+        over = program.platform_overrides.get(sys.platform, _Program())
+        fill = _Fill(self, folder, manifest.user_config)
+        command = fill.one(over.command or program.command)
+        if "/" in command.removeprefix(folder) and not command.startswith(("/", "${")):
+            if ".." in PurePosixPath(command).parts:
+                raise MCPConfigError(f"The bundle's command {_quoted(command)} is outside of the bundle.")
+            command = f"{folder}/{command.removeprefix('./')}"
+        args = [part for each in (over.args or program.args) for part in fill.several(each)]
+        env = {}
+        for key, text in {**program.env, **over.env}.items():
+            _named(key, _VARIABLE)
+            if not fill.is_absent(text):
+                env[key] = fill.one(text)
+        if not command:
+            raise MCPConfigError("The bundle's manifest names no command.")
+        self.entry = {"command": command, "args": args, "cwd": f"{BUNDLES}/{self.name}"}
+        if env:
+            self.entry["env"] = env
+
+    def variable(self, name: str) -> str:
+        """Return the expression for a variable that the user sets."""
+        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").upper()
+        plain = plain if _VARIABLE.fullmatch(plain) else f"MCP_{plain}"
+        self.variables.append(plain)
+        return f"${{{plain}}}"
+
+    def asked(self, wanted: Wanted) -> tuple[str, ...]:
+        values = self._ask(wanted)
+        if wanted.is_path:
+            self.paths += values
+        return values
+
+    def _named_values(
+        self, listed: Iterable[_KeyValue], form: re.Pattern[str], prefix: str
+    ) -> dict[str, str]:
+        found = {}
+        for each in listed:
+            _named(each.name, form)
+            if (each.is_secret or looks_secret(each.name)) and not each.value:
+                # A header's variable has the server's name in it, so that no other key is sent in a header.
+                name = each.name if form is _VARIABLE else f"{prefix}{each.name}"
+                known = re.sub(r"\W+", "_", name, flags=re.ASCII).upper() if form is not _VARIABLE else name
+                if each.is_required or known in self._env:
+                    self.variables.append(known)
+                    found[each.name] = f"${{{known}}}"
+                else:
+                    self.optional.append(known)
+                continue
+            values = self._values(each, each.name)
+            if values:
+                found[each.name] = values[0]
+        return found
+
+    def _arguments(self, listed: Iterable[_Argument]) -> list[str]:
+        found: list[str] = []
+        for each in listed:
+            label = each.name.lstrip("-") or each.value_hint or "argument"
+            if each.type == "named" and not each.name:
+                raise MCPConfigError("The description has a named argument without a name.")
+            bare = not (each.value or each.default or each.placeholder or each.value_hint or each.choices)
+            if (
+                each.type == "named"
+                and bare
+                and not each.variables
+                and not (each.is_required or each.is_secret)
+            ):
+                found.append(each.name)
+                continue
+            for value in self._values(each, label, repeated=each.is_repeated):
+                found += [each.name, value] if each.type == "named" else [value]
+        return found
+
+    def _values(self, given: _Input, label: str, *, repeated: bool = False) -> tuple[str, ...]:
+        if given.value is not None:
+            return (self._filled(given.value, given.variables),)
+        if given.is_secret or looks_secret(label):
+            return (self.variable(f"{self.name}_{label}"),) if given.is_required else ()
+        return self.asked(
+            Wanted(
+                name=label,
+                about=given.description or given.placeholder or "",
+                default=None if given.default is None else (given.default,),
+                required=given.is_required,
+                choices=tuple(given.choices),
+                repeated=repeated,
+                is_path=given.format == "filepath",
+            )
+        )
+
+    def _filled(self, template: str, variables: Mapping[str, _Input]) -> str:
+        """Replace `{name}` by the variable's value. Braces around another name stay as they are."""
+        values: dict[str, str] = {}
+        for name, given in variables.items():
+            if f"{{{name}}}" in template:
+                needed = msgspec.structs.replace(given, is_required=True, variables={})
+                values[name] = "".join(self._values(needed, name))
+        # In one pass: a value that has braces itself is not looked at again.
+        return re.sub(r"\{([^{}]*)\}", lambda found: values.get(found[1], found[0]), template)
+
+
+class _Program(Struct):
+    command: str = ""
+    args: list[str] = []
+    env: dict[str, str] = {}
+    platform_overrides: dict[str, "_Program"] = {}
+
+
+class _Entrance(Struct):
+    type: str = ""
+    entry_point: str = ""
+    mcp_config: _Program | None = None
+
+
+class _Option(Struct):
+    type: str = "string"
+    title: str = ""
+    description: str = ""
+    required: bool = False
+    default: str | bool | float | list[str] | None = None
+    multiple: bool = False
+    sensitive: bool = False
+
+
+class _Compatibility(Struct):
+    platforms: list[str] = []
+
+
+class _Manifest(Struct):
+    name: str
+    server: _Entrance
+    version: str = ""
+    description: str = ""
+    user_config: dict[str, _Option] = {}
+    compatibility: _Compatibility = field(default_factory=_Compatibility)
+
+
+def read_manifest(
+    manifest: object, ask: Ask, *, name: str | None = None, env: Collection[str] = ()
+) -> Described:
+    """Return the entry for a bundle's `manifest.json`. The arguments are those of `read_server`.
+
+    Its files are expected in `BUNDLES/NAME` beside `mcp_config.json`.
+
+    Raises:
+        MCPConfigError: The manifest is not usable here, or a value is missing.
+    """
+    read = _converted(manifest, _Manifest, "the manifest of a bundle")
+    platforms = read.compatibility.platforms
+    if platforms and sys.platform not in platforms:
+        raise MCPConfigError(
+            f"The bundle is for {', '.join(map(_quoted, platforms))}, and not for {sys.platform}."
+        )
+    entry = _Entry(name or default_name(read.name), ask, env)
+    entry.by_manifest(read)
+    return entry.described(f"{read.name} {read.version}: {read.description}", BUNDLE)
+
+
+def entry_point(manifest: object) -> str:
+    """Return the program's path inside a bundle that has one of its own; empty: another program starts it."""
+    read = _converted(manifest, _Manifest, "the manifest of a bundle")
+    return read.server.entry_point if read.server.type == "binary" else ""
+
+
+class _Fill:
+    """Replaces the `${...}` of a manifest."""
+
+    def __init__(self, entry: _Entry, folder: str, options: Mapping[str, _Option]) -> None:
+        self._entry, self._options = entry, options
+        self._values: dict[str, tuple[str, ...]] = {}
+        home = "${userHome}"
+        self._folders = {"__dirname": folder, "HOME": home, "pathSeparator": "/", "/": "/"}
+        self._folders |= {each.upper(): f"{home}/{each}" for each in ("Desktop", "Documents", "Downloads")}
+
+    def one(self, text: str) -> str:
+        return _EXPRESSION.sub(lambda found: ",".join(self._value(found[1])), text)
+
+    def several(self, text: str) -> tuple[str, ...]:
+        whole = _EXPRESSION.fullmatch(text)
+        return self._value(whole[1]) if whole else (self.one(text),)
+
+    def is_absent(self, text: str) -> bool:
+        whole = _EXPRESSION.fullmatch(text)
+        return whole is not None and not self._value(whole[1])
+
+    def _value(self, inside: str) -> tuple[str, ...]:
+        if inside in self._folders:
+            return (self._folders[inside],)
+        key = inside.removeprefix("user_config.")
+        option = self._options.get(key)
+        if key == inside or option is None:
+            raise MCPConfigError(f"The bundle's manifest has the unknown {_quoted('${' + inside + '}')}.")
+        if key not in self._values:
+            self._values[key] = self._option(key, option)
+        return self._values[key]
+
+    def _option(self, key: str, option: _Option) -> tuple[str, ...]:
+        if option.sensitive or looks_secret(key):
+            name = f"{self._entry.name}_{key}"
+            return (self._entry.variable(name),) if option.required else self._optional(name)
+        return self._entry.asked(
+            Wanted(
+                name=key,
+                about=option.description or option.title,
+                default=self._default(option.default),
+                required=option.required,
+                choices=("true", "false") if option.type == "boolean" else (),
+                repeated=option.multiple,
+                is_path=option.type in ("directory", "file"),
+            )
+        )
+
+    def _optional(self, name: str) -> tuple[str, ...]:
+        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).upper()
+        if plain in self._entry._env:  # noqa: SLF001 two halves of one thing
+            return (self._entry.variable(name),)
+        self._entry.optional.append(plain)
+        return ()
+
+    def _default(self, default: str | bool | float | list[str] | None) -> tuple[str, ...] | None:
+        match default:
+            case None:
+                return None
+            case bool():
+                return ("true" if default else "false",)
+            case list():
+                return tuple(map(self._plain, default))
+            case str():
+                return (self._plain(default),) if default else None
+        return (f"{default:g}",)
+
+    def _plain(self, text: str) -> str:
+        folders = self._folders
+        return _EXPRESSION.sub(lambda found: folders.get(found[1], found[0]), text)
+
+
+def _converted(value: object, kind: type[_T], what: str) -> _T:
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise MCPConfigError(f"This is not {what}: {printable(str(error), 300)}.") from error
+
+
+def _named(name: str, form: re.Pattern[str]) -> None:
+    if not form.fullmatch(name):
+        kind = "a variable" if form is _VARIABLE else "a header"
+        raise MCPConfigError(f"{_quoted(name)} is not a name of {kind}.")
+
+
+def _texts(value: object) -> Iterable[str]:
+    match value:
+        case str():
+            yield value
+        case list():
+            for each in value:
+                yield from _texts(each)
+        case dict():
+            for key, each in value.items():
+                yield key
+                yield from _texts(each)
+
+
+def _quoted(text: str) -> str:
+    return f"'{printable(text, 200)}'"

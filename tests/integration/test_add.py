@@ -1,0 +1,254 @@
+"""`grue add` and `grue remove`: a bundle, a registry on loopback and a description, as a user runs them."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import command, environment, grue
+
+from grue.hosts.servers import think
+from grue.sandbox.box import Sandbox
+from grue.sandbox.launch import missing_for
+from grue.testing.leftovers import assert_nothing_left
+
+OTHER = {"command": "other", "args": ["ü", "--x"], "env": {"K": "${K}"}}
+REGISTRY_META = "io.modelcontextprotocol.registry/official"
+
+
+def description(**package: Any) -> dict[str, Any]:
+    written = {"registryType": "npm", "identifier": "weather", "version": "1.0.0", **package}
+    return {"name": "io.github.me/weather", "version": "1.0.0", "description": "Rain", "packages": [written]}
+
+
+def bundle(folder: Path, **changes: Any) -> Path:
+    program = {"command": sys.executable, "args": ["${__dirname}/think.py"]}
+    manifest = {"name": "Mind", "version": "1.0.0", "server": {"type": "python", "mcp_config": program}}
+    path = folder / "mind.mcpb"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", json.dumps({**manifest, **changes}))
+        archive.write(str(think.__file__), "think.py")
+    return path
+
+
+def servers(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "mcp_config.json").read_text())["mcpServers"]
+    return found
+
+
+@contextmanager
+def registry(answers: dict[str, tuple[int, bytes]]) -> Iterator[tuple[str, list[str]]]:
+    asked: list[str] = []
+
+    class Registry(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            status, body = answers.get(self.path, (404, b"{}"))
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", "/elsewhere")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_bundle_is_added_started_in_its_box_approved_and_removed(tmp_path: Path) -> None:
+    path = bundle(tmp_path)
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {}, "inputs": [1.5]}, indent=4))
+    with assert_nothing_left():
+        added = grue("add", str(path), "--yes", cwd=tmp_path)
+    assert added.returncode == 0, added.stderr
+    entry = servers(tmp_path)["Mind"]
+    assert entry["args"] == ["${workspaceFolder}/mcp_bundles/Mind/think.py"]
+    assert entry["inherit_env"] == "safe"
+    boxed = {"preset": "pure", "read": ["${workspaceFolder}/mcp_bundles/Mind"]}
+    assert entry.get("sandbox") == (None if missing_for(Sandbox()) else boxed)
+    assert "+ Mind.think" in added.stdout
+    assert "Mind" in json.loads((tmp_path / "mcp_tools.lock").read_text())["servers"]
+    assert json.loads((tmp_path / "mcp_config.json").read_text())["inputs"] == [1.5]
+    assert '\n    "mcpServers"' in (tmp_path / "mcp_config.json").read_text()
+    again = grue("add", str(path), "--yes", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "has a server 'Mind' already" in again.stderr
+    removed = grue("remove", "Mind", cwd=tmp_path)
+    assert removed.returncode == 0, removed.stderr
+    assert servers(tmp_path) == {}
+    assert not (tmp_path / "mcp_bundles" / "Mind").exists()
+    assert json.loads((tmp_path / "mcp_tools.lock").read_text())["servers"] == {}
+
+
+def test_nothing_is_written_before_somebody_agrees(tmp_path: Path) -> None:
+    path = bundle(tmp_path)
+    refused = grue("add", str(path), cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "runs     " in refused.stdout
+    assert "Nothing was written. If that is what you want, add --yes." in refused.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["mind.mcpb"]
+
+
+def test_a_bundle_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    path = bundle(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("../../evil", "x")
+    refused = grue("add", str(path), "--yes", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "has a file with the name '../../evil'" in refused.stderr
+    wrong = grue("add", str(bundle(tmp_path)), "--sha256", "0" * 64, "--yes", cwd=tmp_path)
+    assert "not the file that was promised" in wrong.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["mind.mcpb"]
+
+
+def test_a_terminal_shows_what_would_run_escaped_and_asks(tmp_path: Path) -> None:
+    arguments = [
+        {"type": "positional", "valueHint": "folder", "isRequired": True, "description": "It\x1b]0;evil\x07"}
+    ]
+    written = description(
+        packageArguments=arguments, environmentVariables=[{"name": "A_KEY", "isSecret": True}]
+    )
+    (tmp_path / "server.json").write_text(json.dumps({**written, "description": "\x1b[2JRain"}))
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        command("add", "server.json"),
+        cwd=tmp_path,
+        env=environment(A_KEY="hunter2hunter2", COLUMNS="200"),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    os.close(follower)
+    os.write(leader, b"data\nn\n")
+    shown = b""
+    try:
+        while piece := os.read(leader, 4096):
+            shown += piece
+    except OSError:
+        pass
+    finally:
+        os.close(leader)
+    assert process.wait() == 2
+    text = shown.decode()
+    assert "\\u001b[2JRain" in text
+    assert "\x1b]0;" not in text
+    assert "runs     npx -y weather@1.0.0 data" in text
+    assert "gets     your variable A_KEY" in text
+    assert "hunter2" not in text
+    assert "Nothing was written." in text
+    assert not (tmp_path / "mcp_config.json").exists()
+
+
+def test_keys_that_are_not_set_wait_and_what_is_there_stays(tmp_path: Path) -> None:
+    key = {"name": "WEATHER_KEY", "isSecret": True, "isRequired": True}
+    (tmp_path / "server.json").write_text(json.dumps(description(environmentVariables=[key])))
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {"other": OTHER}}))
+    (tmp_path / "mcp_config.json").chmod(0o600)
+    added = grue("add", "server.json", "--yes", cwd=tmp_path)
+    assert added.returncode == 0, added.stderr
+    assert "set      WEATHER_KEY in the environment" in added.stdout
+    assert servers(tmp_path)["other"] == OTHER
+    assert servers(tmp_path)["weather"]["env"]["WEATHER_KEY"] == "${WEATHER_KEY}"
+    assert (tmp_path / "mcp_config.json").stat().st_mode & 0o777 == 0o600
+    misspelt = grue("add", "server.json", "--name", "w", "--set", "WEATHER_KEY=x", "--yes", cwd=tmp_path)
+    assert "asks for no value 'WEATHER_KEY'" in misspelt.stderr
+
+
+def test_a_lock_is_not_made_for_one_server_of_several(tmp_path: Path) -> None:
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {"other": OTHER}}))
+    added = grue("add", str(bundle(tmp_path)), "--yes", cwd=tmp_path, K="k")
+    assert added.returncode == 0, added.stderr
+    assert "To approve the tools of all" in added.stdout
+    assert not (tmp_path / "mcp_tools.lock").exists()
+
+
+def test_a_registry_is_asked_for_the_server_that_was_named(tmp_path: Path) -> None:
+    remote = {"type": "streamable-http", "url": "http://127.0.0.1:9/mcp"}
+    found = {"name": "io.github.me/weather", "version": "2", "remotes": [remote]}
+    at = "/v0.1/servers/io.github.me%2Fweather/versions/"
+    deleted = json.dumps({"server": found, "_meta": {REGISTRY_META: {"status": "deleted"}}}).encode()
+    answers = {
+        at + "latest": (200, json.dumps({"server": found, "_meta": {}}).encode()),
+        at + "1": (200, deleted),
+        at + "3": (302, b""),
+        at + "4": (200, b"x" * (1 << 21)),
+        at + "5": (200, b"\xff"),
+        "/v0.1/servers/a.b%2Fother/versions/latest": (200, json.dumps(found).encode()),
+    }
+    with registry(answers) as (url, asked):
+        (tmp_path / "pyproject.toml").write_text(f'[tool.grue.mcp]\nregistry = "{url}"\n')
+        added = grue("add", "io.github.me/weather", "--yes", cwd=tmp_path)
+        assert servers(tmp_path) == {"weather": {"type": "streamable-http", "url": "http://127.0.0.1:9/mcp"}}
+        assert added.returncode == 1  # nothing listens there
+        assert "It is written, and did not start" in added.stderr
+        for name, problem in [
+            ("io.github.me/weather@1", "has deleted this server"),
+            ("io.github.me/weather@3", "answered with status 302"),
+            ("io.github.me/weather@4", "longer than 1 MiB"),
+            ("io.github.me/weather@5", "is not JSON"),
+            ("io.github.me/weather@6", "knows no such server"),
+            ("a.b/other", "answered with another server"),
+        ]:
+            refused = grue("add", name, "--name", "x", "--yes", cwd=tmp_path)
+            assert problem in refused.stderr
+            assert refused.returncode == 2
+    assert [each for each in asked if "elsewhere" in each] == []
+    assert servers(tmp_path).keys() == {"weather"}
+
+
+def test_no_registry_is_asked_unless_one_is_named(tmp_path: Path) -> None:
+    refused = grue("add", "io.github.me/weather", "--yes", cwd=tmp_path)
+    assert "Name one: --registry URL" in refused.stderr
+    assert "There is no file 'weather'" in grue("add", "weather", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "a.b", "mcp"])
+def test_a_name_is_checked_before_a_folder_gets_it(tmp_path: Path, name: str) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    refused = grue("add", str(bundle(inner)), "--name", name, "--yes", cwd=inner)
+    assert refused.returncode == 2
+    assert [each.name for each in inner.iterdir()] == ["mind.mcpb"]
+
+
+def test_remove_takes_no_folder_that_is_not_of_the_server(tmp_path: Path) -> None:
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "mcp_bundles").mkdir()
+    (tmp_path / "mcp_bundles" / "linked").symlink_to(tmp_path / "keep")
+    entries = {"linked": OTHER, "../keep": OTHER}
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": entries}))
+    assert grue("remove", "../keep", cwd=tmp_path).returncode == 0
+    assert grue("remove", "linked", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "keep").is_dir()
+    assert servers(tmp_path) == {}
+    assert "There is no MCP server 'x'" in grue("remove", "x", cwd=tmp_path).stderr
+
+
+def test_a_package_gets_its_arguments_and_a_box_that_opens_them(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    shown = grue("add", "npm:@a/files@1.0", "--", "./docs", "--plain", cwd=tmp_path)
+    folder = (tmp_path / "docs").absolute()
+    assert f"runs     npx -y @a/files@1.0 {folder} --plain" in shown.stdout
+    assert missing_for(Sandbox()) or f"reads {folder}" in shown.stdout
+    bare = grue("add", "pypi:a-server", cwd=tmp_path)
+    assert "runs     uvx a-server\n" in bare.stdout
+    assert "UV_CACHE_DIR=${workspaceFolder}/mcp_packages/a-server/uv_cache_dir" in bare.stdout
