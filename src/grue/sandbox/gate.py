@@ -3,7 +3,8 @@
 The program gets no network. Each `connect` that it makes is stopped by the filter and asked about here. It
 is made here too, on a copy of its socket: if the kernel went on with the program's own call, another thread
 of it could change the address after it was looked at. Three kinds are made: to this gate's proxy, to a listed
-port of this machine (`localhost:5432`), and to a listed IP address. All others are refused.
+port of this machine (`localhost:5432`), and to a listed IP address; and if the box opens Unix sockets, to a
+path. All others are refused.
 
 The proxy understands CONNECT and plain HTTP. It resolves names itself, and connects to the address that it
 has checked. It serves only connections that were made here, so that no other program of this machine can use
@@ -15,11 +16,13 @@ Everything runs in threads of its own: one that waits, and one for each connecti
 import contextlib
 import errno
 import fcntl
+import functools
 import ipaddress
 import os
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -30,11 +33,13 @@ from msgspec import Struct
 
 from grue.sandbox.box import HostPort
 from grue.sandbox.kernel import connect, descriptor_of
+from grue.sandbox.seccomp import machine
 
 RECEIVE, SEND, _ID_VALID = 0xC0502100, 0xC0182101, 0x40082102
 NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 ANSWER = struct.Struct("=QqiI")
 _LONGEST_ADDRESS = 128
+_LONGEST_PATH = 107
 
 _MOST_CONNECTIONS = 64
 _HEAD_BYTES = 16_384
@@ -45,6 +50,8 @@ _ADMITTED_S = 5.0
 _MOST_REFUSALS = 20
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
+_TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
+"""IPv6 addresses whose last 32 bits are an IPv4 address, to which a translator passes them on."""
 
 
 class Refusal(Struct, frozen=True):
@@ -60,6 +67,7 @@ class Gate:
 
     Args:
         hosts: Where it may connect.
+        unix: Whether it may use Unix sockets: of the file system, not abstract ones.
         record: Allow every host, and remember each: for learning a box.
 
     Attributes:
@@ -67,8 +75,9 @@ class Gate:
         seen: With `record`, the `host:port` of each connection.
     """
 
-    def __init__(self, hosts: Sequence[HostPort], *, record: bool = False) -> None:
+    def __init__(self, hosts: Sequence[HostPort], *, unix: bool = False, record: bool = False) -> None:
         self._hosts = tuple(hosts)
+        self._unix = unix
         self._record = record
         self._server = socket.create_server(("127.0.0.1", 0), backlog=_MOST_CONNECTIONS)
         self._server.setblocking(False)
@@ -117,8 +126,10 @@ class Gate:
     def _close(self) -> None:
         self._server.close()
         os.close(self._wake)
-        if self._listener is not None:
-            os.close(self._listener)
+        with self._changed:
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            os.close(listener)
 
     def _wait(self) -> None:
         listener = self._listener
@@ -146,20 +157,36 @@ class Gate:
             fcntl.ioctl(listener, RECEIVE, buffer)
         except OSError:
             return  # the call was interrupted, or its process was killed
-        key, pid, _, _, _, _, fd, address, length, *_ = NOTIFICATION.unpack(buffer)
+        key, pid, _, call, _, _, fd, *arguments = NOTIFICATION.unpack(buffer)
         try:
-            error = self._connect(listener, key, pid, fd & 0xFFFFFFFF, address, length & 0xFFFFFFFF)
+            if call == _listen_number():
+                error = self._listen(listener, key, pid, fd & 0xFFFFFFFF, arguments[0] & 0xFFFF)
+            else:
+                found = self._asked(listener, key, pid, fd & 0xFFFFFFFF, *arguments[:2])
+                if self._hands_over(key, found):
+                    return
+                with found.socket:
+                    error = self._connect(found)
         except OSError as failed:
             error = failed.errno or errno.EACCES
-        with contextlib.suppress(OSError):  # it is gone meanwhile
-            fcntl.ioctl(listener, SEND, bytearray(ANSWER.pack(key, 0, -error, 0)))
+        self._reply(key, error)
 
-    def _connect(self, listener: int, key: int, pid: int, fd: int, address: int, length: int) -> int:
+    def _reply(self, key: int, error: int, flags: int = 0) -> None:
+        # Locked, so that the listener is not closed meanwhile, and its number given away.
+        with self._changed, contextlib.suppress(OSError):  # the program is gone
+            if self._listener is not None:
+                fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
+
+    def _asked(self, listener: int, key: int, pid: int, fd: int, address: int, length: int) -> "_Asked":
+        length &= 0xFFFFFFFF
         if not 2 <= length <= _LONGEST_ADDRESS:
-            return errno.EINVAL
+            raise OSError(errno.EINVAL, "no address")
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
             memory.seek(address)
             raw = memory.read(length)
+        return _Asked(self._copy_of(listener, key, pid, fd), raw, pid)
+
+    def _copy_of(self, listener: int, key: int, pid: int, fd: int) -> socket.socket:
         leader = _leader_of(pid)
         pidfd = os.pidfd_open(leader)
         try:
@@ -169,18 +196,53 @@ class Gate:
         try:
             # Now it is certain that the number has not been given to another process meanwhile.
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
-            return self._connect_socket(own, raw)
-        finally:
+            blocks = os.get_blocking(own)
+            found = socket.socket(fileno=own)
+            os.set_blocking(own, blocks)  # a default timeout of the host's is not the program's
+            return found
+        except OSError:
             os.close(own)
+            raise
 
-    def _connect_socket(self, own: int, raw: bytes) -> int:
-        family = struct.unpack_from("=H", raw)[0]
-        if family == socket.AF_UNSPEC:
+    def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
+        with self._copy_of(listener, key, pid, fd) as own:
+            if own.family != socket.AF_UNIX:
+                return errno.EACCES  # it would get a port of its own, even without `bind`
+            own.listen(backlog)
+            return 0
+
+    def _hands_over(self, key: int, asked: "_Asked") -> bool:
+        """Have a thread of its own make a connection that may have to wait; return whether it does."""
+        leads_on = self._unix if asked.place is None else asked.place != ("127.0.0.1", self.port)
+        waits = leads_on and os.get_blocking(asked.socket.fileno())
+        with self._changed:
+            if not waits or self._ended or self._count >= _MOST_CONNECTIONS:
+                return False
+            self._count += 1
+            self._open.add(asked.socket)
+        threading.Thread(target=self._wait_for, args=(key, asked), name="grue-connect", daemon=True).start()
+        return True
+
+    def _wait_for(self, key: int, asked: "_Asked") -> None:
+        try:
+            error = self._connect(asked)
+        except OSError as failed:
+            error = failed.errno or errno.EACCES
+        with self._changed:
+            self._count -= 1
+            self._open.discard(asked.socket)
+        asked.socket.close()
+        self._reply(key, error)
+
+    def _connect(self, asked: "_Asked") -> int:
+        own, raw = asked.socket.fileno(), asked.address
+        if asked.family == socket.AF_UNSPEC:
             return connect(own, raw)  # it takes a connection back
-        place = _place_of(family, raw)
-        if place is None:
+        if asked.family == socket.AF_UNIX and self._unix:
+            return _connect_to_path(own, raw, asked.pid)
+        if asked.place is None:
             return errno.EAFNOSUPPORT
-        host, port = place
+        host, port = asked.place
         if (host, port) == ("127.0.0.1", self.port):
             return self._connect_to_proxy(own, raw)
         allowed = self._allows(host, port) or (_is_loopback(host) and self._allows("localhost", port))
@@ -321,6 +383,39 @@ class Gate:
         return self._allows(address, port) or (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))
 
 
+class _Asked(Struct, frozen=True):
+    """A connection that a program wants: a copy of its socket, the address, and which process it is."""
+
+    socket: socket.socket
+    address: bytes
+    pid: int
+
+    @property
+    def family(self) -> int:
+        return int.from_bytes(self.address[:2], sys.byteorder)
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        return _place_of(self.family, self.address)
+
+
+@functools.cache
+def _listen_number() -> int | None:
+    here = machine()
+    return None if here is None else here.calls["listen"]
+
+
+def _connect_to_path(own: int, raw: bytes, pid: int) -> int:
+    path = raw[2:].partition(b"\0")[0]
+    if not path:
+        return errno.EPERM  # an abstract name, which Landlock would refuse
+    if not path.startswith(b"/"):
+        path = b"/proc/%d/cwd/%s" % (pid, path)
+    if len(path) > _LONGEST_PATH:
+        return errno.ENAMETOOLONG
+    return connect(own, raw[:2] + path + b"\0")
+
+
 def _leader_of(pid: int) -> int:
     with open(f"/proc/{pid}/status", "rb") as lines:  # noqa: PTH123
         for line in lines:
@@ -345,7 +440,11 @@ def _is_loopback(address: str) -> bool:
 def _is_private(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
+        if found.is_site_local:
+            return True
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
+        if inner is None and any(found in network for network in _TRANSLATED):
+            inner = ipaddress.IPv4Address(found.packed[-4:])
         if inner is not None:
             return _is_private(str(inner))
     return not found.is_global or found.is_multicast or found in _SHARED

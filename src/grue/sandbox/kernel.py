@@ -21,6 +21,7 @@ from grue.errors import SandboxError
 from grue.sandbox.seccomp import Machine, Wanted, calls_program, machine, program
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_OPENAT2, _RESOLVE_NO_SYMLINKS, _AT_FDCWD = 437, 4, -100
 _PIDFD_GETFD = 438
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER, _GET_ACTION_AVAIL, _GET_NOTIF_SIZES = 1, 2, 3
@@ -105,7 +106,10 @@ def coverage() -> Coverage:
 
 
 class Rule(Struct, frozen=True):
-    """What may be done with a file, or with everything in a folder: a sum of the constants of this module."""
+    """What may be done with a file, or with everything in a folder: a sum of the constants of this module.
+
+    `path` is without links. If one is in it by the time it is opened, the rule opens nothing.
+    """
 
     path: str
     access: int
@@ -149,9 +153,11 @@ def _restrict_files(rules: Iterable[Rule], version: int, *, tcp: bool) -> None:
 
 
 def _add(ruleset: int, rule: Rule, handled: int) -> None:
-    try:
-        place = os.open(rule.path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
+    # A program that still runs could put a link in the place of a folder after it was looked at.
+    how = struct.pack("=3Q", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
+    named = os.fsencode(rule.path)
+    place = _libc().syscall(_OPENAT2, _AT_FDCWD, named, how, ctypes.c_size_t(len(how)))
+    if place < 0:
         return  # it is gone, or nobody may see it: there is nothing to allow
     try:
         access = rule.access & handled

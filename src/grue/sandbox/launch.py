@@ -8,7 +8,7 @@ program of ours in between.
 import contextlib
 import os
 import resource
-import shutil
+import secrets
 import sys
 import tempfile
 import threading
@@ -58,7 +58,7 @@ class Boxed:
             self.end()
             raise
         self.env = {**env, "TMPDIR": self.scratch, "TMP": self.scratch, "TEMP": self.scratch}
-        self.gate = Gate(box.hosts) if box.hosts else None
+        self.gate = Gate(box.hosts, unix=box.unix_sockets) if box.hosts else None
         if self.gate is not None:
             self.env.update(self.gate.environment())
         if not opens_home(box, cwd):
@@ -73,8 +73,9 @@ class Boxed:
             Exception: What `start` raises.
         """
         network = "any" if self._box.any_network else "tcp" if self._box.hosts else "none"
-        asks = ("connect",) if self.gate is not None and coverage().listener else ()
-        wanted = Wanted(network=network, unix_sockets=self._box.unix_sockets, ask=asks)
+        unix, watches = self._box.unix_sockets, bool(self._places.written)
+        asks = ("connect", "listen")[: 1 + unix] if self.gate is not None and coverage().listener else ()
+        wanted = Wanted(network=network, unix_sockets=unix, watches=watches, ask=asks)
         serve = None if self.gate is None else self.gate.serve
         return call_in_thread(lambda: confine(self._places.rules, wanted), start, serve)
 
@@ -110,20 +111,60 @@ class Boxed:
         try:
             os.rmdir(self.scratch)  # noqa: PTH106 - usually empty, and looking into it takes four times as long
         except OSError:
-            _unlock(self.scratch)
-            shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-def _unlock(folder: str) -> None:
-    """Let the owner into all folders below `folder`. A program may have locked some."""
-    with contextlib.suppress(OSError):
-        os.chmod(folder, 0o700)  # noqa: PTH101 - as above
-    for place, names, _ in os.walk(folder):
-        for name in names:
-            inner = os.path.join(place, name)  # noqa: PTH118
             with contextlib.suppress(OSError):
-                if not os.path.islink(inner):  # noqa: PTH114 - what a link leads to is not the program's
-                    os.chmod(inner, 0o700)  # noqa: PTH101
+                _remove(self.scratch)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder that a program has filled: with folders that it locked, or nested deeper than paths go.
+
+    What is in an inner folder is moved to `folder` before, so nothing here is recursive, and no path is long.
+    """
+    os.chmod(folder, 0o700)  # noqa: PTH101 - as above
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    prefix, count = f"{secrets.token_hex(8)}-", 0
+    try:
+        while names := os.listdir(top):  # noqa: PTH208 - an open folder has no path
+            for name in names:
+                try:
+                    os.unlink(name, dir_fd=top)
+                    continue
+                except (IsADirectoryError, PermissionError):
+                    inner = _unlocked(name, top)
+                count = _empty(inner, top, prefix, count)
+                os.rmdir(name, dir_fd=top)
+        os.rmdir(folder)  # noqa: PTH106
+    finally:
+        os.close(top)
+
+
+def _empty(folder: int, target: int, prefix: str, count: int) -> int:
+    """Move what is in an open folder, under new names, close it, and return the number of the last name."""
+    try:
+        for name in os.listdir(folder):
+            count += 1
+            _move(name, folder, f"{prefix}{count}", target)
+    finally:
+        os.close(folder)
+    return count
+
+
+def _move(name: str, source: int, other: str, target: int) -> None:
+    try:
+        os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
+    except PermissionError:  # a folder that is moved is written, too
+        os.close(_unlocked(name, source))
+        os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
+
+
+def _unlocked(name: str, folder: int) -> int:
+    """Let the owner into a folder, and open it. Links are not followed: they lead to files of others."""
+    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(place)
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):

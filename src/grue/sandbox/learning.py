@@ -6,16 +6,16 @@ protects nothing.
 """
 
 import contextlib
-import errno
 import fcntl
 import functools
 import os
+import socket
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox
-from grue.sandbox.gate import ANSWER, NOTIFICATION, RECEIVE, SEND, Gate
+from grue.sandbox.gate import NOTIFICATION, RECEIVE, Gate
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule, coverage, watch
 from grue.sandbox.launch import Boxed, Watching, call_in_thread
 from grue.sandbox.places import is_too_wide
@@ -144,19 +144,17 @@ class _WatchingGate(Gate):
         error, flags = 0, _CONTINUE
         with contextlib.suppress(OSError, ValueError):
             if name == "connect":
-                error, flags = self._watched_connect(listener, key, pid, arguments), 0
+                asked = self._asked(listener, key, pid, arguments[0] & 0xFFFFFFFF, *arguments[1:3])
+                if self._hands_over(key, asked):
+                    return
+                with asked.socket:
+                    if asked.place is None and asked.family != socket.AF_UNSPEC:
+                        self._watch.unix = True  # not of the network: it goes on
+                    else:
+                        error, flags = self._connect(asked), 0
             else:
                 self._remember(name, pid, arguments)
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
-
-    def _watched_connect(self, listener: int, key: int, pid: int, arguments: list[int]) -> int:
-        fd, address, length = arguments[0] & 0xFFFFFFFF, arguments[1], arguments[2] & 0xFFFFFFFF
-        error = self._connect(listener, key, pid, fd, address, length)
-        if error == errno.EAFNOSUPPORT:
-            self._watch.unix = True
-            raise ValueError("not of the network: let it go on")
-        return error
+        self._reply(key, error, flags)
 
     def _remember(self, name: str, pid: int, arguments: list[int]) -> None:
         if name in _OPENS:

@@ -25,8 +25,9 @@ _PROGRAMS = """
 _SETTINGS = """
 alternatives ca-certificates ca-certificates.conf crypto-policies debian_version fonts gai.conf group
 host.conf hosts java-17-openjdk java-21-openjdk ld.so.cache ld.so.conf ld.so.conf.d locale.alias locale.conf
-localtime login.defs lsb-release magic mime.types nodejs nsswitch.conf os-release passwd pki profile
-protocols python3 resolv.conf rpc services shells ssl terminfo timezone zoneinfo
+localtime login.defs lsb-release magic mime.types nodejs nsswitch.conf os-release passwd pki/ca-trust
+pki/tls/cert.pem pki/tls/certs pki/tls/openssl.cnf profile protocols python3 resolv.conf rpc services shells
+ssl/cert.pem ssl/certs ssl/openssl.cnf terminfo timezone zoneinfo
 """
 _KERNEL = """
 /proc/cpuinfo /proc/filesystems /proc/loadavg /proc/meminfo /proc/stat /proc/sys /proc/uptime /proc/version
@@ -88,16 +89,18 @@ def places_of(
                 f"The box lets the program write {path}, which does not exist.",
                 remedy="Create it, or leave it out.",
             )
-    _refuse_planted_interpreter(program, written)
-    own = [*own_folders(program, args, cwd, written), *_module_folders(env, cwd)]
+    # What is found here is what the rules are made of, not what is found when it is looked up again.
+    chain = tuple(_chain(program))
+    _refuse_planted_interpreter(chain, written)
+    own = [*own_folders(chain, args, cwd, written), *_module_folders(env, cwd)]
     read = [_absolute(path, cwd) for path in box.read]
-    _refuse_planted((*written, *read, *own), written)
-    started = None if box.execute is None else _programs(box.execute, program, cwd, env)
+    real = _without_links((*written, *read, *own), written)
+    started = None if box.execute is None else _programs(box.execute, chain, cwd, env, written)
     hidden = [os.path.realpath(_absolute(path, cwd)) for path in box.hide]
     rules = [*_system_rules(executable=started is None)]
     run = EXECUTE if started is None else 0
-    rules += [Rule(path, READ | run) for path in (*own, *read)]
-    rules += [Rule(path, READ | WRITE | run) for path in (*written, scratch)]
+    rules += [Rule(path, READ | run) for path in real[len(written) :]]
+    rules += [Rule(path, READ | WRITE | run) for path in (*real[: len(written)], scratch)]
     rules += [Rule(path, READ_FILE | EXECUTE) for path in started or ()]
     if hidden:
         rules = [part for rule in rules for part in _around(rule, hidden)]
@@ -105,15 +108,16 @@ def places_of(
 
 
 def own_folders(
-    program: str, args: tuple[str, ...], cwd: str, written: Sequence[str] = ()
+    chain: Sequence[str], args: tuple[str, ...], cwd: str, written: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """Return the files and folders that a program consists of: its installation, and its script's.
 
+    `chain` is the program's file, what it links to, and its interpreters.
     Never a home folder, the root, or a folder that contains one of them: then only the file itself. What
     stands in a file below `written`, which the program may have changed, opens no folder elsewhere.
     """
     found: list[str] = []
-    for path in _chain(program):
+    for path in chain:
         found += _installation(path, written)
     for argument in args[:8]:
         word = argument.partition("=")[2] if argument.startswith("-") else argument
@@ -268,16 +272,20 @@ def _base_python() -> tuple[str, ...]:
     return () if is_too_wide(base) or base.startswith("/usr") else (base,)
 
 
-def _programs(names: Iterable[str], program: str, cwd: str, env: Mapping[str, str]) -> list[str]:
+def _programs(
+    names: Iterable[str], chain: Sequence[str], cwd: str, env: Mapping[str, str], written: list[str]
+) -> list[str]:
     import shutil
 
-    found = [os.path.realpath(each) for each in _chain(program)]
+    found = [*chain]
     for name in names:
         path = _absolute(name, cwd) if "/" in name else shutil.which(name, path=env.get("PATH", os.defpath))
         if path is None or not os.path.exists(path):  # noqa: PTH110
             raise SandboxError(f"The box lets the program start {name}, which does not exist.")
-        found += [os.path.realpath(each) for each in _chain(path)]
-    return found
+        listed = tuple(_chain(path))
+        _refuse_planted_interpreter(listed, written)
+        found += listed
+    return _without_links(found, written)
 
 
 def _workspace(cwd: str) -> str:
@@ -289,11 +297,8 @@ def _workspace(cwd: str) -> str:
     return cwd
 
 
-def _refuse_planted_interpreter(program: str, written: Sequence[str]) -> None:
+def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
     """Refuse a program or script below `written` that leads to a file elsewhere which is no interpreter."""
-    if not written:
-        return
-    chain = list(_chain(program))
     for path, then in itertools.pairwise(chain):
         changeable = any(_within(path, each) or _within(os.path.realpath(path), each) for each in written)
         if changeable and not any(_within(then, each) for each in written) and not _is_interpreter(then):
@@ -303,20 +308,23 @@ def _refuse_planted_interpreter(program: str, written: Sequence[str]) -> None:
             )
 
 
-def _refuse_planted(paths: Iterable[str], written: list[str]) -> None:
-    """Refuse a path in a folder that the program may write, if a link leads out of that folder."""
-    for path in paths if written else ():
-        if _is_interpreter(path) and _is_interpreter(os.path.realpath(path)):
-            continue  # as in a virtual environment; an interpreter's folder holds no secret
+def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
+    """Return where paths lead. Refuse one in a folder that the program may write, if it leads out of that."""
+    found = []
+    bases = [(folder, os.path.realpath(folder)) for folder in written]
+    for path in paths:
         real = os.path.realpath(path)
-        for folder in written:
-            base = os.path.realpath(folder)
+        found.append(real)
+        if _is_interpreter(path) and _is_interpreter(real):
+            continue  # as in a virtual environment; an interpreter's folder holds no secret
+        for folder, base in bases:
             # The folder itself may be named through links; only what is in it is in the program's hands.
             if path != folder and _within(path, folder) and not _within(real, base):
                 raise SandboxError(
                     f"The box opens {path}, which is a link to {real}, and the program may write there.",
                     remedy="The program may have made it. Remove the link, or name where it leads.",
                 )
+    return found
 
 
 def _around(rule: Rule, hidden: list[str]) -> Iterator[Rule]:

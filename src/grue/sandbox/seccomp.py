@@ -11,7 +11,7 @@ import struct
 
 from msgspec import Struct
 
-EPERM, EACCES, ENOSYS = 1, 13, 38
+EPERM, EACCES, ENOSYS, EOPNOTSUPP = 1, 13, 38, 95
 
 _ALLOW, _ERRNO, _NOTIFY, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 _LOAD, _EQUAL, _AND, _RETURN, _AT_LEAST = 0x20, 0x15, 0x54, 0x06, 0x35
@@ -23,6 +23,8 @@ _STREAM, _DGRAM, _RAW, _SEQPACKET = 1, 2, 3, 5
 _IPPROTO_TCP, _IPPROTO_UDP = 6, 17
 _NAMESPACES = 0x7E020080  # CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS,TIME}
 _RLIMIT_RTTIME = 15
+_PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
+_IPPROTO_IPV6, _IPV6_2292PKTOPTIONS, _IPV6_RTHDR = 41, 6, 57
 _MSG_FASTOPEN = 0x20000000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
@@ -47,7 +49,10 @@ add_key=248 request_key=249 keyctl=250 unshare=272 open_by_handle_at=304 setns=3
 process_vm_writev=311 kcmp=312 finit_module=313 bpf=321 kexec_file_load=320 userfaultfd=323
 perf_event_open=298 fanotify_init=300 prlimit64=302 sendmmsg=307 execveat=322 open=2 openat=257 openat2=437
 execve=59 creat=85 mkdir=83 mkdirat=258 unlink=87 unlinkat=263 rmdir=84 rename=82 renameat=264 renameat2=316
-link=86 linkat=265 symlink=88 symlinkat=266 truncate=76 bind=49
+link=86 linkat=265 symlink=88 symlinkat=266 truncate=76 bind=49 listen=50 setsockopt=54 shmctl=31 semop=65
+semctl=66 semtimedop=220 msgsnd=69 msgrcv=70 msgctl=71 setxattr=188 lsetxattr=189 fsetxattr=190
+removexattr=197 lremovexattr=198 fremovexattr=199 setpriority=141 ioprio_set=251 sched_setparam=142
+sched_setscheduler=144 sched_setaffinity=203 sched_setattr=314 inotify_add_watch=254
 """
 _AARCH64 = """
 socket=198 connect=203 sendto=206 sendmsg=211 socketpair=199 clone=220 shmget=194 shmat=196 semget=190
@@ -57,12 +62,15 @@ quotactl=60 pivot_root=41 ioctl=29 clock_settime=112 mq_open=180 kexec_load=104 
 keyctl=219 unshare=97 open_by_handle_at=265 setns=268 process_vm_readv=270 process_vm_writev=271 kcmp=272
 finit_module=273 bpf=280 kexec_file_load=294 userfaultfd=282 perf_event_open=241 fanotify_init=262
 prlimit64=261 sendmmsg=269 execveat=281 openat=56 openat2=437 execve=221 mkdirat=34 unlinkat=35
-renameat2=276 renameat=38 linkat=37 symlinkat=36 truncate=45 bind=200
+renameat2=276 renameat=38 linkat=37 symlinkat=36 truncate=45 bind=200 listen=201 setsockopt=208 shmctl=195
+semop=193 semctl=191 semtimedop=192 msgsnd=189 msgrcv=188 msgctl=187 setxattr=5 lsetxattr=6 fsetxattr=7
+removexattr=14 lremovexattr=15 fremovexattr=16 setpriority=140 ioprio_set=30 sched_setparam=118
+sched_setscheduler=119 sched_setaffinity=122 sched_setattr=274 inotify_add_watch=27
 """
 _EVERYWHERE = """
 open_tree=428 move_mount=429 fsopen=430 fsconfig=431 fsmount=432 fspick=433 mount_setattr=442
 io_uring_setup=425 io_uring_enter=426 io_uring_register=427 pidfd_getfd=438 process_madvise=440 clone3=435
-quotactl_fd=443 pidfd_send_signal=424 open_tree_attr=467
+quotactl_fd=443 pidfd_send_signal=424 open_tree_attr=467 setxattrat=463 removexattrat=466 file_setattr=469
 """
 
 
@@ -120,8 +128,15 @@ REFUSED = (
         "The administration of the machine; it matters if grue runs as root.",
     ),
     Refused(
-        "shmget shmat semget msgget mq_open",
+        # Not only what finds one by its key: an id is a small number that can be guessed.
+        "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open",
         "Memory and queues that other programs of this user share, which are not files.",
+    ),
+    Refused(
+        "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
+        " file_setattr",
+        "Access lists of files are attributes, and Landlock has no rule for attributes.",
+        EOPNOTSUPP,  # what a file system without them says, so programs that copy files go on
     ),
     # glibc and musl fall back to clone, whose flags are in a register. Those of clone3 are in memory.
     Refused("clone3", "Its flags cannot be seen, and may ask for a new user namespace.", ENOSYS),
@@ -134,11 +149,13 @@ class Wanted(Struct, frozen=True, kw_only=True):
     Attributes:
         network: `none`: no sockets. `tcp`: TCP only, whose connections are asked about. `any`: TCP and UDP.
         unix_sockets: Whether Unix sockets may be made.
+        watches: Whether folders may be watched, whichever they are.
         ask: Names of the calls that the listener is asked about.
     """
 
     network: str
     unix_sockets: bool = False
+    watches: bool = False
     ask: tuple[str, ...] = ()
 
 
@@ -159,12 +176,12 @@ def program(here: Machine, wanted: Wanted) -> bytes:
         for name in row.calls.split():
             if name in calls:
                 code += _on_call(calls[name], [_stmt(_RETURN, _ERRNO | row.error)])
-    for name, checks in _conditions(wanted):
-        if name in calls:
-            code += _on_call(calls[name], checks)
     for name in wanted.ask:
         if name in calls:
             code += _on_call(calls[name], [_stmt(_RETURN, _NOTIFY)])
+    for name, checks in _conditions(wanted):
+        if name in calls and name not in wanted.ask:
+            code += _on_call(calls[name], checks)
     return b"".join([*code, _stmt(_RETURN, _ALLOW)])
 
 
@@ -180,14 +197,17 @@ def _conditions(wanted: Wanted) -> list[tuple[str, list[bytes]]]:
     """Return the calls that are refused for some arguments; each list of instructions ends with a return."""
     found = [
         ("socket", _sockets(wanted)),
-        # A pair is connected to itself. Other families of pairs exist (TIPC) and are not needed.
-        ("socketpair", _unless(0, _AF_UNIX)),
+        ("socketpair", _pairs(wanted)),
         # New namespaces give a program all capabilities inside, and with them most of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
         # This limit is the mark by which leftover processes are found (runtime/processes/descendants.py).
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
+        # They are about any process of this user, or all of them. 0 is the calling thread.
+        ("setpriority", _only(_PRIO_PROCESS, 0)),
+        ("ioprio_set", _only(_IOPRIO_WHO_PROCESS, 0)),
+        *((f"sched_{name}", _only(0)) for name in ("setparam", "setscheduler", "setaffinity", "setattr")),
         # They type into a terminal, whose shell is not in the box.
         ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
     ]
@@ -195,6 +215,14 @@ def _conditions(wanted: Wanted) -> list[tuple[str, list[bytes]]]:
         # With this flag, sending connects, and no rule for `connect` would be asked.
         found += [("sendto", _if_bits(3, _MSG_FASTOPEN)), ("sendmsg", _if_bits(2, _MSG_FASTOPEN))]
         found += [("sendmmsg", _if_bits(3, _MSG_FASTOPEN))]
+    if wanted.network == "tcp":
+        # A socket that listens without `bind` gets a port, and Landlock has no rule for it.
+        found.append(("listen", [_stmt(_RETURN, _ERRNO | EACCES)]))
+        # With a routing header a connection goes to another address than the one that was looked at.
+        found.append(("setsockopt", _routes()))
+    if not wanted.watches:
+        # Landlock has no rule for it: it tells the names of the files that are used in any folder.
+        found.append(("inotify_add_watch", [_stmt(_RETURN, _ERRNO | EACCES)]))
     return found
 
 
@@ -215,6 +243,33 @@ def _sockets(wanted: Wanted) -> list[bytes]:
         code += [_stmt(_LOAD, _low(1)), _stmt(_AND, _SOCK_TYPE), _jump(_EQUAL, kind, 0, 3)]
         code += [_stmt(_LOAD, _low(2)), _jump(_EQUAL, protocol, 0, 1), _stmt(_RETURN, _ALLOW)]
     return [*code, _stmt(_RETURN, _ERRNO | EACCES)]
+
+
+def _pairs(wanted: Wanted) -> list[bytes]:
+    """Return the check of `socketpair(family, type, protocol)`: a pair of Unix sockets, connected for good.
+
+    One of datagrams is refused where Unix sockets are: it sends to any address that a call names.
+    """
+    kinds = (_STREAM, _SEQPACKET, *((_DGRAM,) if wanted.unix_sockets else ()))
+    code = [_stmt(_LOAD, _low(0)), _jump(_EQUAL, _AF_UNIX, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
+    code += [_stmt(_LOAD, _low(1)), _stmt(_AND, _SOCK_TYPE)]
+    for kind in kinds:
+        code += [_jump(_EQUAL, kind, 0, 1), _stmt(_RETURN, _ALLOW)]
+    return [*code, _stmt(_RETURN, _ERRNO | EACCES)]
+
+
+def _routes() -> list[bytes]:
+    """Refuse setsockopt(socket, IPPROTO_IPV6, option) for the options that set a routing header."""
+    return [
+        _stmt(_LOAD, _low(1)),
+        _jump(_EQUAL, _IPPROTO_IPV6, 1, 0),
+        _stmt(_RETURN, _ALLOW),
+        _stmt(_LOAD, _low(2)),
+        _jump(_EQUAL, _IPV6_RTHDR, 1, 0),
+        _jump(_EQUAL, _IPV6_2292PKTOPTIONS, 0, 1),
+        _stmt(_RETURN, _ERRNO | EPERM),
+        _stmt(_RETURN, _ALLOW),
+    ]
 
 
 def _on_call(number: int, then: list[bytes]) -> list[bytes]:
@@ -243,25 +298,30 @@ def _if_equal(argument: int, value: int) -> list[bytes]:
     ]
 
 
-def _unless(argument: int, value: int) -> list[bytes]:
-    return [
-        _stmt(_LOAD, _low(argument)),
-        _jump(_EQUAL, value, 1, 0),
-        _stmt(_RETURN, _ERRNO | EPERM),
-        _stmt(_RETURN, _ALLOW),
-    ]
+def _only(*values: int) -> list[bytes]:
+    """Refuse a call unless its first arguments are these."""
+    code = []
+    for argument, value in enumerate(values):
+        code += [_stmt(_LOAD, _low(argument)), _jump(_EQUAL, value, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
+    return [*code, _stmt(_RETURN, _ALLOW)]
 
 
 def _limit_is_set() -> list[bytes]:
-    """Refuse prlimit64(pid, RTTIME, new, old) if `new` is not null."""
+    """Refuse prlimit64(pid, limit, new, old) of another process, and of RTTIME if `new` is not null."""
     return [
+        _stmt(_LOAD, _low(0)),
+        _jump(_EQUAL, 0, 1, 0),
+        _stmt(_RETURN, _ERRNO | EPERM),
         _stmt(_LOAD, _low(1)),
-        _jump(_EQUAL, _RLIMIT_RTTIME, 0, 4),
+        _jump(_EQUAL, _RLIMIT_RTTIME, 1, 0),
+        _stmt(_RETURN, _ALLOW),
+        # Both halves of the pointer: memory can be had at an address whose lower half is 0.
         _stmt(_LOAD, _low(2)),
+        _jump(_EQUAL, 0, 0, 3),
+        _stmt(_LOAD, _low(2) + 4),
         _jump(_EQUAL, 0, 0, 1),
         _stmt(_RETURN, _ALLOW),
         _stmt(_RETURN, _ERRNO | EPERM),
-        _stmt(_RETURN, _ALLOW),
     ]
 
 

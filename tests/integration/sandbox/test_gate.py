@@ -2,8 +2,10 @@
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import boxes
 import pytest
@@ -181,6 +183,75 @@ asyncio.run(ask())"""
     assert boxes.python(Sandbox(network=("a.example",)), code).stdout == "b'HTTP/1.1 403 grue\\r\\n'\n"
 
 
+LISTEN = """
+import socket, sys
+with socket.socket(getattr(socket, sys.argv[1])) as s:
+    try: s.listen(); print("listens")
+    except OSError as error: print(error.errno)"""
+UNIX = """
+import os, socket, sys
+with socket.socket(socket.AF_UNIX) as s:
+    os.chdir(os.path.dirname(sys.argv[1])); s.connect(os.path.basename(sys.argv[1])); print(s.recv(9))
+with socket.socket(socket.AF_UNIX) as own:
+    own.bind("own"); own.listen()
+    with socket.socket(socket.AF_UNIX) as s: s.connect(os.path.abspath("own")); print("own")
+with socket.socket(socket.AF_UNIX) as s:
+    try: s.connect(chr(0) + sys.argv[2])
+    except OSError as error: print(error.errno)"""
+
+
+@needs_hosts
+def test_a_program_with_a_list_of_hosts_does_not_listen_not_even_without_bind() -> None:
+    assert boxes.python(Sandbox(network=("a.example",)), LISTEN, "AF_INET").stdout == "13\n"
+    both = Sandbox(network=("a.example",), unix_sockets=True)
+    assert boxes.python(both, LISTEN, "AF_INET6").stdout == "13\n"
+
+
+@needs_hosts
+def test_unix_sockets_are_used_beside_a_list_of_hosts(tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(place))
+        listening.listen()
+
+        def answer() -> None:
+            with listening.accept()[0] as client:
+                client.sendall(b"hello")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        box = Sandbox(network=("a.example",), unix_sockets=True, write=(str(tmp_path),))
+        assert boxes.python(box, UNIX, str(place), "abstract").stdout == "b'hello'\nown\n1\n"
+        assert (
+            "PermissionError" in boxes.python(Sandbox(network=("a.example",)), UNIX, str(place), "x").stderr
+        )
+
+
+@needs_hosts
+def test_a_connection_that_waits_delays_neither_others_nor_the_end() -> None:
+    """A listed address may not answer; a socket whose backlog is full does not, either."""
+    code = """
+import socket, sys, threading, time
+def wait(): socket.socket().connect(("127.0.0.1", int(sys.argv[1])))
+for _ in range(3): threading.Thread(target=wait, daemon=True).start()
+with socket.create_connection(("127.0.0.1", int(sys.argv[2]))) as s: s.sendall(b"x"); print(s.recv(9), flush=True)
+import os; os._exit(0)"""
+    with server(lambda data: data) as (port, _), socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        mute = full.getsockname()[1]
+        fillers = [socket.socket() for _ in range(2)]
+        for each in fillers:
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", mute))
+        box = Sandbox(network=(f"127.0.0.1:{port}", f"127.0.0.1:{mute}"))
+        began = time.monotonic()
+        assert boxes.python(box, code, str(mute), str(port)).stdout == "b'x'\n"
+        assert time.monotonic() - began < gates._HEAD_S, "the gate was waited for"
+        for each in fillers:
+            each.close()
+
+
 @needs_hosts
 def test_datagrams_and_fast_open_stay_closed_with_a_list_of_hosts() -> None:
     box = Sandbox(network=("a.example",))
@@ -308,7 +379,7 @@ def test_connections_are_limited(open_gate: Gate, monkeypatch: pytest.MonkeyPatc
         ("8.8.8.8", False), ("2606:4700::1111", False),
         ("127.0.0.1", True), ("10.1.2.3", True), ("172.16.0.1", True), ("192.168.1.1", True), ("169.254.169.254", True),
         ("100.64.0.1", True), ("0.0.0.0", True), ("224.0.0.1", True), ("::1", True), ("fe80::1%eth0", True),
-        ("fc00::1", True), ("::ffff:127.0.0.1", True), ("2002:7f00:1::", True), ("::", True),
+        ("fc00::1", True), ("64:ff9b::a00:1", True), ("64:ff9b::808:808", False), ("::10.0.0.1", True), ("fec0::1", True), ("::ffff:127.0.0.1", True), ("2002:7f00:1::", True), ("::", True),
     ],
 )  # fmt: skip
 def test_private_addresses_are_known_in_every_form(address: str, *, private: bool) -> None:

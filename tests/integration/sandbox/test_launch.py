@@ -37,6 +37,39 @@ print(tempfile.gettempdir())"""
 
 
 @boxes.needs_boxes
+def test_a_scratch_folder_that_is_nested_deeper_than_paths_go_is_removed() -> None:
+    code = """
+import os
+print(os.environ["TMPDIR"]); os.chdir(os.environ["TMPDIR"])
+for _ in range(3000): os.mkdir("a"); open("f", "w").close(); os.symlink("/etc", "l"); os.chdir("a")
+os.chmod("..", 0)"""
+    ran = boxes.python(Sandbox(), code)
+    assert ran.stderr == ""
+    assert not Path(ran.stdout.strip()).exists()
+    assert Path("/etc").stat().st_mode & 0o755 == 0o755
+
+
+@boxes.needs_boxes
+def test_a_folder_that_becomes_a_link_before_the_start_opens_nothing(tmp_path: Path) -> None:
+    """Another program in the same workspace may still run, and swap the two at any time."""
+    work, secrets = tmp_path / "work", tmp_path / "secrets"
+    for folder in (work / "data", secrets):
+        folder.mkdir(parents=True)
+    (secrets / "key").write_text("STOLEN")
+    box = Sandbox(preset="files", write=(str(work / "data"),))
+    argv = ("/bin/cat", str(work / "data" / "key"))
+    started = launch.boxed(box, program=argv[0], args=argv[1:], env=dict(os.environ), cwd=str(work))
+    try:
+        (work / "data").rmdir()
+        (work / "data").symlink_to(secrets)
+        ran = started.run(lambda: subprocess.run(argv, capture_output=True, text=True, check=False))
+    finally:
+        started.end()
+    assert "STOLEN" not in ran.stdout
+    assert "Permission denied" in ran.stderr
+
+
+@boxes.needs_boxes
 def test_the_workspace_is_written_with_files_and_not_with_pure(tmp_path: Path) -> None:
     code = "open('made', 'w').write('x')"
     assert "PermissionError" in boxes.python(Sandbox(), code, cwd=tmp_path).stderr

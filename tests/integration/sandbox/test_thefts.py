@@ -1,9 +1,11 @@
 # ruff: noqa: E501 - tables
 """Thefts by a program in a box, each tried without the box first: there it has to succeed, or nothing is shown."""
 
+import ctypes
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +29,9 @@ class Stage(Struct, frozen=True):
     tcp: int
     udp: int
     unix: Path
+    datagrams: Path
     abstract: str
+    queue: int
 
 
 @pytest.fixture
@@ -42,24 +46,32 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     tool.chmod(0o755)
     abstract = f"grue-test-{os.getpid()}-{tmp_path.name}"
     unix = Path(f"/tmp/grue-test-{os.getpid()}.sock")
+    datagrams = Path(f"/tmp/grue-test-{os.getpid()}.dgram")
+    libc = ctypes.CDLL(None)
+    queue = libc.msgget(0, 0o1600)
+    libc.msgsnd(queue, struct.pack("=q6s", 1, b"STOLEN"), 6, 0)
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
         socket.socket(socket.AF_UNIX) as named,
         socket.socket(socket.AF_UNIX) as unnamed,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log,
     ):
         udp.bind(("127.0.0.1", 0))
         named.bind(str(unix))
         named.listen()
+        log.bind(str(datagrams))
         unnamed.bind(f"\0{abstract}")
         unnamed.listen()
         try:
             yield Stage(
                 secret=secret, profile=profile, workspace=workspace, tool=tool, tcp=tcp.getsockname()[1],
-                udp=udp.getsockname()[1], unix=unix, abstract=abstract,
+                udp=udp.getsockname()[1], unix=unix, datagrams=datagrams, abstract=abstract, queue=queue,
             )  # fmt: skip
         finally:
             unix.unlink()
+            datagrams.unlink()
+            libc.msgctl(queue, 0, None)
 
 
 CALL = "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
@@ -118,6 +130,28 @@ socket.socket(socket.AF_INET, socket.SOCK_RAW, 1); print("STOLEN")""",
     "connect to a Unix socket": "import socket; socket.socket(socket.AF_UNIX).connect({unix!r}); print('STOLEN')",
     "connect to an abstract socket": """
 import socket; socket.socket(socket.AF_UNIX).connect("\\0" + {abstract!r}); print("STOLEN")""",
+    "send a datagram to a Unix socket from a pair": """
+import socket
+one, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+one.sendto(b"secret", {datagrams!r}); print("STOLEN")""",
+    "read a message of other programs by the number of its queue": CALL
+    + """
+found = ctypes.create_string_buffer(99)
+assert libc.msgrcv({queue}, found, 80, 0, 0o4000) >= 0; print(found.raw[8:14].decode())""",
+    "change an attribute of a file": "import os; os.setxattr({profile!r}, 'user.evil', b'x'); print('STOLEN')",
+    "watch which files are used": CALL
+    + """
+watched = os.path.dirname({secret!r}).encode()
+assert libc.inotify_add_watch(libc.inotify_init(), watched, 0xfff) >= 0; print("STOLEN")""",
+    "limit what the host may use": """
+import os, resource
+resource.prlimit(os.getppid(), resource.RLIMIT_CORE, resource.prlimit(os.getppid(), resource.RLIMIT_CORE)); print("STOLEN")""",
+    "slow the host down": """
+import os
+os.setpriority(os.PRIO_PROCESS, os.getppid(), os.getpriority(os.PRIO_PROCESS, os.getppid())); print("STOLEN")""",
+    "pin the host to a processor": """
+import os
+os.sched_setaffinity(os.getppid(), os.sched_getaffinity(os.getppid())); print("STOLEN")""",
     "trace the host": CALL + "assert libc.ptrace(0x4206, os.getppid(), 0, 0) == 0; print('STOLEN')",
     "signal the host": "import os; os.kill(os.getppid(), 0); print('STOLEN')",
     "make a user namespace": CALL + "assert libc.unshare(0x10000000) == 0; print('STOLEN')",
@@ -138,6 +172,14 @@ made = libc.shmget(0x67727565, 4096, 0o1600); assert made >= 0; libc.shmctl(made
     "lose the mark by which leftovers are found": """
 import resource
 resource.setrlimit(resource.RLIMIT_RTTIME, (1, 1)); print("STOLEN")""",
+    "lose that mark by a pointer whose lower half is null": CALL
+    + """
+import mmap
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+place = libc.mmap(5 << 32, 4096, 3, 0x32, -1, 0); assert place == 5 << 32
+(ctypes.c_uint64 * 2).from_address(place)[:] = [1, 1]
+assert libc.prlimit64(0, 15, ctypes.c_void_p(place), None) == 0; print("STOLEN")""",
 }
 OF_THE_NETWORK = {
     "connect elsewhere",
@@ -146,6 +188,8 @@ OF_THE_NETWORK = {
     "send a datagram, as DNS does",
 }
 """What the preset `web` allows."""
+OF_FILES = {"watch which files are used"}
+"""What the preset `files` allows."""
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 
 
@@ -163,6 +207,8 @@ def tried(theft: str, stage: Stage, box: Sandbox | None) -> boxes.Ran:
 def test_a_theft_fails_in_the_box(theft: str, preset: Preset, stage: Stage) -> None:
     if preset == "web" and theft in OF_THE_NETWORK:
         pytest.skip("the preset 'web' allows it")
+    if preset == "files" and theft in OF_FILES:
+        pytest.skip("the preset 'files' allows it")
     if theft == "signal the host" and coverage().landlock < 6:
         pytest.skip("needs Landlock 6, which Linux 6.12 has")
     caught = tried(theft, stage, Sandbox(preset=preset))

@@ -7,7 +7,7 @@ import pytest
 from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE
-from grue.sandbox.places import Places, _system_rules, is_too_wide, own_folders, places_of
+from grue.sandbox.places import Places, _chain, _system_rules, is_too_wide, own_folders, places_of
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def may(found: Places, path: Path | str, access: int) -> bool:
 
 def test_the_home_folder_is_never_a_programs_own(home: Path) -> None:
     script = program(home / "server.py", "print(1)\n")
-    assert own_folders("/bin/sh", (script,), str(home))[-1] == script
+    assert own_folders(("/bin/sh",), (script,), str(home))[-1] == script
     assert is_too_wide(str(home))
     assert is_too_wide(str(home.parent))
     assert is_too_wide("/")
@@ -56,14 +56,14 @@ def test_a_script_has_its_package_and_an_argument_that_is_data_does_not(home: Pa
     data = home / "papers" / "notes.txt"
     data.parent.mkdir()
     data.write_text("private")
-    found = own_folders("/bin/sh", (script, str(data)), str(home))
+    found = own_folders(("/bin/sh",), (script, str(data)), str(home))
     assert str(home / "work") in found
     assert not any("papers" in path for path in found)
 
 
 def test_a_package_of_npm_has_all_node_modules(home: Path) -> None:
     script = program(home / "work" / "node_modules" / "pkg" / "dist" / "index.js", "#!/usr/bin/env node\n")
-    assert str(home / "work" / "node_modules") in own_folders(script, (), str(home))
+    assert str(home / "work" / "node_modules") in own_folders((script,), (), str(home))
 
 
 def test_a_virtual_environment_has_its_python_and_what_its_pth_files_add(home: Path) -> None:
@@ -77,11 +77,11 @@ def test_a_virtual_environment_has_its_python_and_what_its_pth_files_add(home: P
     site = venv / "lib" / "python3" / "site-packages"
     site.mkdir(parents=True)
     (site / "editable.pth").write_text(f"import os\n{source}\n{home}\n")
-    found = own_folders(str(venv / "bin" / "python"), (), str(home))
+    found = own_folders(tuple(_chain(str(venv / "bin" / "python"))), (), str(home))
     assert {str(venv), str(base / "lib"), str(source)} <= set(found)
     assert str(home) not in found
     # The program can write this environment, so a line in it opens nothing elsewhere.
-    changeable = own_folders(str(venv / "bin" / "python"), (), str(home), [str(venv)])
+    changeable = own_folders(tuple(_chain(str(venv / "bin" / "python"))), (), str(home), [str(venv)])
     assert str(source) not in changeable
     assert str(base / "lib") in changeable
 
@@ -172,6 +172,26 @@ def test_only_listed_programs_are_started(home: Path) -> None:
     assert not may(found, home / "s" / "made", EXECUTE)
 
 
+@pytest.mark.parametrize("planted", ["link", "interpreter"])
+def test_a_listed_program_that_leads_out_of_a_writable_folder_is_refused(home: Path, planted: str) -> None:
+    secret = home / "secret"
+    secret.write_text("private")
+    tool = home / "work" / "tool"
+    if planted == "link":
+        tool.symlink_to(secret)
+    else:
+        program(tool, f"#!{secret}\n")
+    with pytest.raises(SandboxError, match="may have made it"):
+        places(Sandbox(preset="files", execute=("./tool",)), home / "work")
+
+
+def test_private_keys_of_the_machine_are_not_among_the_systems_files(home: Path) -> None:
+    found = places(Sandbox(), home / "work")
+    for folder in ("/etc/ssl/private", "/etc/pki/tls/private"):
+        assert not may(found, f"{folder}/key.pem", READ_FILE)
+    assert all(Path(rule.path).name not in ("ssl", "pki") for rule in found.rules)
+
+
 def test_module_folders_of_the_environment_are_opened(home: Path) -> None:
     env = {"PYTHONPATH": f"{home}/work/lib:{home}", "NODE_PATH": "modules"}
     found = places_of(
@@ -191,7 +211,7 @@ def test_what_a_pth_file_adds_is_seen_at_the_next_start(home: Path) -> None:
         (home / name).mkdir()
 
     def opened() -> set[str]:
-        return {"one", "two", "three"} & {Path(path).name for path in own_folders(python, (), "/")}
+        return {"one", "two", "three"} & {Path(path).name for path in own_folders((python,), (), "/")}
 
     assert opened() == set()
     os.utime(site, (1, 1))  # the clock of a file system may stand still between two changes

@@ -88,6 +88,8 @@ def test_sockets_are_those_of_the_network_that_is_wanted(here: Machine) -> None:
     assert allowed(here, Wanted(network="none", unix_sockets=True), "socket", unix, stream | flags, 0)
     assert allowed(here, NONE, "socketpair", unix, stream, 0)
     assert not allowed(here, ANY, "socketpair", 30, stream, 0)
+    assert not allowed(here, ANY, "socketpair", unix, dgram | flags, 0), "it sends to any address"
+    assert allowed(here, Wanted(network="none", unix_sockets=True), "socketpair", unix, dgram | flags, 0)
 
 
 def test_arguments_decide_about_namespaces_limits_and_terminals(here: Machine) -> None:
@@ -98,7 +100,15 @@ def test_arguments_decide_about_namespaces_limits_and_terminals(here: Machine) -
     assert not allowed(here, ANY, "setrlimit", 15)
     assert allowed(here, ANY, "setrlimit", 7)
     assert not allowed(here, ANY, "prlimit64", 0, 15, 0x7FFF00001000)
+    assert not allowed(here, ANY, "prlimit64", 0, 15, 5 << 32)
+    assert not allowed(here, ANY, "prlimit64", 77, 7, 0x7FFF00001000)
     assert allowed(here, ANY, "prlimit64", 0, 15, 0)
+    assert allowed(here, ANY, "setpriority", 0, 0, 5)
+    assert not allowed(here, ANY, "setpriority", 2, 0, 5), "all processes of the user"
+    assert not allowed(here, ANY, "setpriority", 0, 77, 5)
+    assert allowed(here, ANY, "ioprio_set", 1, 0, 0)
+    for name in ("setparam", "setscheduler", "setaffinity", "setattr"):
+        assert [allowed(here, ANY, f"sched_{name}", pid) for pid in (0, 77)] == [True, False]
     assert allowed(here, ANY, "prlimit64", 0, 7, 0x7FFF00001000)
     assert not allowed(here, ANY, "ioctl", 0, 0x5412)
     assert not allowed(here, ANY, "ioctl", 0, 0x541C)
@@ -110,6 +120,21 @@ def test_arguments_decide_about_namespaces_limits_and_terminals(here: Machine) -
         assert allowed(here, TCP, name, 0)
 
 
+def test_nothing_listens_and_no_route_is_set_where_hosts_are_listed(here: Machine) -> None:
+    assert [allowed(here, wanted, "listen", 3, 9) for wanted in (NONE, TCP, ANY)] == [True, False, True]
+    for option in (6, 57):
+        assert [allowed(here, w, "setsockopt", 3, 41, option) for w in (TCP, ANY)] == [False, True]
+    assert allowed(here, TCP, "setsockopt", 3, 41, 26)
+    assert allowed(here, TCP, "setsockopt", 3, 6, 6)
+
+
+def test_folders_are_watched_only_if_that_is_wanted(here: Machine) -> None:
+    assert not allowed(here, ANY, "inotify_add_watch", 3)
+    assert allowed(here, Wanted(network="none", watches=True), "inotify_add_watch", 3)
+
+
 def test_calls_that_are_asked_about_go_to_the_listener(here: Machine) -> None:
     assert verdict(here, Wanted(network="tcp", ask=("connect",)), "connect", 3) == ASKED
     assert verdict(here, TCP, "connect", 3) == ALLOWED
+    listens = Wanted(network="tcp", unix_sockets=True, ask=("connect", "listen"))
+    assert verdict(here, listens, "listen", 3) == ASKED
