@@ -21,7 +21,7 @@ _HEAD = """\
 
 Which MCP servers and model endpoints of others work with grue. `make compat` writes this page: it installs
 each package from its registry, runs it and uses it as a host would. Each row comes from a run.
-[Errors of providers](provider-errors.md) has what grue makes of the errors of 35 providers and servers.
+[Errors of providers](provider-errors.md) has what grue makes of the errors of providers and servers.
 
 """
 _SERVERS = """\

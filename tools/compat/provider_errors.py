@@ -6,6 +6,7 @@ The errors are in tests/unit/protocol/chat_wire/provider_errors.jsonl, one a lin
 that it has and with what has to follow. A test compares both with what grue does.
 """
 
+import functools
 import json
 import sys
 import time
@@ -73,27 +74,36 @@ def rows() -> list[Row]:
 
 
 def done_with(row: Row) -> Row:
-    """Return what grue does with an error, in the terms of the file."""
-    profile = profile_for(_URL, "m", row.get("wire"))
-    return anyio.run(_done_with, row, profile)
+    """Return what grue does with an error, in the terms of the file, and how it words it."""
+    return anyio.run(_all_done_with, [row])[0]
+
+
+@functools.cache
+def _done() -> list[Row]:
+    """Return what grue does with each error, at the time of the file."""
+    kept = time.time
+    time.time = lambda: NOW
+    try:
+        return anyio.run(_all_done_with, rows())
+    finally:
+        time.time = kept
+
+
+async def _all_done_with(errors: list[Row]) -> list[Row]:
+    return [await _done_with(row, profile_for(_URL, "m", row.get("wire"))) for row in errors]
 
 
 def differences() -> list[str]:
     """Return a line for each error with which grue does something else than what is wanted."""
-    kept = time.time
-    time.time = lambda: NOW
-    try:
-        found = []
-        for number, row in enumerate(rows(), start=1):
-            done = done_with(row)
-            wanted = {key: row.get(key) for key in done}
-            if done != wanted:
-                found.append(
-                    f"{number} {row['provider']} {row['status']}: {done}, not {wanted}: {row['body'][:200]}"
-                )
-        return found
-    finally:
-        time.time = kept
+    found = []
+    for number, (row, done) in enumerate(zip(rows(), _done(), strict=True), start=1):
+        told = {key: value for key, value in done.items() if key != "words"}
+        wanted = {key: row.get(key) for key in told}
+        if told != wanted:
+            found.append(
+                f"{number} {row['provider']} {row['status']}: {told}, not {wanted}: {row['body'][:200]}"
+            )
+    return found
 
 
 async def _done_with(row: Row, profile: WireProfile) -> Row:
@@ -102,7 +112,8 @@ async def _done_with(row: Row, profile: WireProfile) -> Row:
     window = failure.overflow.window_tokens if failure.overflow else None
     prompt = failure.overflow.prompt_tokens if failure.overflow else None
     again = _again(fault, failure, profile)
-    return {"reason": failure.reason, "again": again, "window": window, "prompt": prompt}
+    sizes = {"window": window, "prompt": prompt}
+    return {"reason": failure.reason, "again": again, **sizes, "words": failure.message}
 
 
 async def _fault_of(row: Row, profile: WireProfile) -> Fault:
@@ -116,7 +127,7 @@ async def _fault_of(row: Row, profile: WireProfile) -> Fault:
     if isinstance(answer, Fault):
         return answer
     if not 200 <= answer.status < 300:
-        return fault_of_status(answer.status, answer.body, answer.location, answer.retry_after_s)
+        return fault_of_status(answer.status, answer.body, answer.location, answer.retry_after_s, time.time())
     read = Conversation(profile, model="m").read(answer.body, request=1, used_ids=frozenset())
     assert not isinstance(read, Reply), row
     return read
@@ -135,7 +146,7 @@ def _again(fault: Fault, failure: LlmFailure, profile: WireProfile) -> str | flo
 
 def page() -> str:
     """Return the page of all errors."""
-    known = rows()
+    known = [{**row, "words": done["words"]} for row, done in zip(rows(), _done(), strict=True)]
     providers = list(dict.fromkeys(_provider(row) for row in known))
     text = _HEAD.format(count=len(known), providers=len(providers), right=len(known) - len(differences()))
     for provider in providers:
@@ -149,12 +160,7 @@ def _provider(row: Row) -> str:
 
 
 def _line(row: Row) -> str:
-    words = describe(
-        anyio.run(_fault_of, row, profile := profile_for(_URL, "m", row.get("wire"))),
-        base_url=_URL,
-        model="m",
-        profile=profile,
-    ).message
+    words = row["words"]
     said = (
         (words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}…")
         .replace("|", "\\|")

@@ -6,6 +6,7 @@ commands are carried out.
 
 import functools
 import math
+import time
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -261,7 +262,8 @@ class Asking:
 
     def _understood(self, answer: Answered) -> Reply | Fault:
         if not 200 <= answer.status < 300:
-            return fault_of_status(answer.status, answer.body, answer.location, answer.retry_after_s)
+            location, asked_s = answer.location, answer.retry_after_s
+            return fault_of_status(answer.status, answer.body, location, asked_s, time.time())
         history = self._conversation.history
         # The number is part of the ids that are made up for calls without one, so it must not start again in
         # a later turn.

@@ -28,6 +28,11 @@ _NAMED_WAIT = re.compile(
     rf'{_DURATION}|"retry_?delay" ?: ?"{_DURATION}',
     re.IGNORECASE,
 )
+_CLOCK_WAIT = re.compile(
+    r"(?:again|replenished|resets?) (?:in|after) (?:(\d{1,3})\.)?(\d{1,2}):(\d{2}):(\d{2})\b", re.IGNORECASE
+)
+"""Azure's gateway counts as a clock does: days, hours, minutes and seconds."""
+
 _NUMBERED_WAIT = re.compile(
     r'"(?:estimated_time|retry_?after(?:_s|_?seconds)?)" ?: ?"?(\d{1,6}(?:\.\d{1,9})?)"?\s*[,}]',
     re.IGNORECASE,
@@ -152,6 +157,10 @@ def wait_in(words: str) -> float | None:
     found = _NAMED_WAIT.search(words)
     if found is not None:
         return _seconds(next(group for group in found.groups() if group))
+    clock = _CLOCK_WAIT.search(words)
+    if clock is not None:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
     numbered = _NUMBERED_WAIT.search(words)
     return float(numbered[1]) if numbered else None
 

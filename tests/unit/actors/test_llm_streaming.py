@@ -414,6 +414,17 @@ async def test_an_endless_reply_is_asked_for_again_once_and_what_it_cost_is_coun
     assert failed.usage.output_tokens > 0
 
 
+@pytest.mark.parametrize("endless", [silence(), replace(text_reply("round"), then="hang", after=0.5)])
+async def test_an_endless_reply_that_is_not_streamed_is_asked_for_again_once_too(endless: LlmReply) -> None:
+    patience = RetryPolicy(max_retries=5, initial_delay_s=0.0, timeout_s=0.2)
+    with ScriptedLlmServer(lambda _: endless) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url, retry=patience))) as agent:
+            failed = await agent.failure()
+        assert len(server.requests) == 2
+    assert failed.failure.kind == "timed_out"
+    assert "max_tokens" in failed.failure.remedy
+
+
 async def test_what_a_reply_that_broke_off_has_cost_counts_with_the_next_one() -> None:
     broken = replace(text_reply("one two three four five six seven"), then="drop", after=0.7)
     with ScriptedLlmServer([broken, text_reply("ok")]) as server:

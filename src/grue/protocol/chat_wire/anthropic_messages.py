@@ -15,7 +15,7 @@ from typing import NoReturn, assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
-from grue.protocol.chat_wire.failures import Fault, fault_of_error
+from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import (
     MAX_CALLS,
@@ -376,7 +376,7 @@ class AnthropicMessages(WireFormat):
         if answer.get("error"):
             return fault_of_error(answer["error"])
         if not isinstance(answer.get("content"), list):
-            return no_completion("no content")
+            return fault_in(answer, "no content")
         if len(listed(answer["content"])) > MAX_CALLS:
             return no_completion(f"more than {MAX_CALLS} blocks")
         return _read(answer, CallIds(request, used_ids), names)

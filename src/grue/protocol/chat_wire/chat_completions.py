@@ -13,7 +13,7 @@ from typing import assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
-from grue.protocol.chat_wire.failures import Fault, error_words, fault_of_error
+from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
     LENGTH,
@@ -146,12 +146,8 @@ class ChatCompletions(WireFormat):
                 return no_completion(f"more than {MAX_CALLS} tool calls")
             case [{"message": dict() as message} as choice, *_]:
                 return _read(answer, as_object(choice), message, CallIds(request, used_ids), names)
-            case _ if answer.get("error"):
-                return fault_of_error(answer["error"])
-            case _ if error_words(answer.get("base_resp")):
-                return fault_of_error(answer["base_resp"])  # MiniMax
             case _:
-                return no_completion("no choices")
+                return fault_in(answer, "no choices")
 
     def assembler(self) -> Assembler:
         """Return an assembler for a streamed reply."""

@@ -10,7 +10,7 @@ write. There is hardly a common code: a 429 may mean used-up credit or a limit t
 status only where they say nothing. Addresses in the words do not count: many texts about a rate limit link to
 the provider's billing page.
 
-A request that is longer than the model's context window is recognised by `overflow_in`, since there is no
+A request that is longer than the model's context window is recognised by `is_too_long`, since there is no
 common status or code for that either. The sizes in the text, where there are any, say how much has to go.
 """
 
@@ -26,10 +26,10 @@ from grue import messages as m
 from grue.policies import ContextOverflow, FailureKind, FailureReason
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.json_text import from_json, to_json
-from grue.protocol.retry import wait_in
+from grue.protocol.retry import asked_wait, wait_in
 from grue.runtime.safe_text import beginning, printable
 
-RETRYABLE = frozenset({408, 424, 429, 498, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529, 530})
+RETRYABLE = frozenset({408, 424, 425, 429, 498, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529, 530})
 """HTTP statuses after which a retry can help. Those from 520 on are a proxy's, about the server behind it;
 424 is that of a model that failed behind its server, 498 Groq's for a tier without capacity."""
 
@@ -42,6 +42,8 @@ def _words(*alternatives: str) -> re.Pattern[str]:
 
 
 _URL = re.compile(r"https?://\S+")
+_LITELLM = re.compile(r"\b(?:litellm\.)?RateLimitError:?|\bthrottling_error\b")
+"""What LiteLLM puts around each 429 of a provider, also around one for used-up credit."""
 
 _MONEY = _words(
     r"insufficient[_ ](?:account[_ ])?(?:quota|credit|fund|balance)|credit balance|credit limit",
@@ -49,21 +51,22 @@ _MONEY = _words(
     r"(?:no|any|enough|requires? more|available) credits|key limit exceeded|prepa(?:id|yment)|arrear",
     r"credits (?:have been|are) (?:depleted|exhausted|used)|(?:depleted|used up) (?:your|all)",
     r"/ month|per month|monthly|account is in good standing|account (?:is )?suspended",
-    r"payment (?:is )?(?:required|failed|overdue)",
+    r"payment (?:is )?(?:required|failed)|overdue|purchase (?:more )?credits|credit card",
     r"free tier of the model has been exhausted|FreeTierOnly|free allocation|\blimit: 0\b",
     r"balance is (?:not enough|insufficient)|not enough balance|usage limits?\. you will regain",
     r"billing[_ ](?:error|hard|not)|requires billing|current_quota_error",
-    r"extra usage is required|余额|欠费|充值",
+    r"extra usage is required|inference limit|余额|欠费|充值|额度(?:不足|已用)",
 )
 _PERHAPS_MONEY = _words(r"current quota|billing|\bbudget\b")
 _TIME = _words(
     r"rate.?limit|per[ -](?:min|second|hour|day)|/ ?min|\b[RT]P[MDS]\b|too.many.requests|throttl|concurren",
     r"(?:try|retry)\w*(?: your request)? (?:again )?(?:in|after) (?:about )?\d|please wait (?:\d|before)",
     r"high traffic|freq(?:uency|uently)|slow down|resets? (?:at|in)|resource has been exhausted",
-    r"limit_requests|速率|频率|并发|请求过多|使用上限",
+    r"will be replenished|request limit|limit_requests|速率|频率|并发|请求过多|使用上限",
 )
 _BUSY = _words(
-    r"overloaded|capacity|currently loading|server (?:is )?busy|temporarily unavailable|not ready|繁忙"
+    r"overloaded|capacity|currently loading|(?:server|model) (?:is )?busy|temporarily unavailable|not ready",
+    r"model has crashed|繁忙|访问量过大|饱和",
 )
 _REGION = _words(
     r"unsupported_country|(?:country|region|territory|location)\b[^\n]{0,40}not (?:supported|available)",
@@ -73,7 +76,7 @@ _CONTENT = _words(
     r"content[ _-]?(?:management )?(?:polic|filter)|content (?:violates|exists risk)|responsible ?ai",
     r"moderation|flagged|data_?inspection|inappropriate|prohibited|high risk",
     r"safety (?:system|setting|check|filter|reason|polic)|usage (?:polic|guidelines)",
-    r"new_sensitive|sensitive content|不安全|敏感",
+    r"new_sensitive|sensitive ?(?:content|information)|guardrail|不安全|敏感",
 )
 _TOOLS = _words(
     r"(?:not|n.t) support(?:ed)? (?:the )?(?:tool|function)|support tool use|requires --jinja",
@@ -88,7 +91,8 @@ _A_FIELD = _words(
 _AN_ADDRESS = _words(r"no route for|unexpected endpoint|invalid url \(|unknown (?:url|path|route|endpoint)")
 _NOT_ALLOWED = _words(
     r"must be (?:verified|a member)|data policy|has not been used in project|not allowed to access",
-    r"permission '[^\n]{0,80}denied",
+    r"permission '[^\n]{0,80}denied|no such organization",
+    r"(?:organization|project|workspace|team|account) has been (?:disabled|restricted|deactivated|banned)",
     r"(?:insufficient|not have sufficient|lacks|missing)\b[^\n]{0,40}(?:permission|scope|action)",
 )
 _MODEL = _words(
@@ -96,7 +100,9 @@ _MODEL = _words(
     r"models?\b[^\n]{0,120}(?:retired|removed)",
     r"models?\b[^\n]{0,120}(?:no longer|unknown|disabled|not loaded|(?:not|n.t) support)|not found the model",
     r"(?:invalid|unknown|unsupported|incorrect|no such) model\b|model_not_|not a valid model|specified model",
-    r"no models? loaded|load model|no (?:allowed )?(?:providers|endpoints)\b|no deployments|model identifier",
+    r"invalid value for '?model\b|marked by provider as legacy",
+    r"no models? (?:are currently )?loaded|load model|model access denied|repository not found|无可用渠道",
+    r"no (?:allowed )?(?:providers|endpoints)\b|no deployments|model identifier",
     r"API deployment|DeploymentNotFound|access to (?:the )?model|not found for account|^model: |模型不存在",
 )
 _A_BAD_KEY = _words(
@@ -109,9 +115,12 @@ _PERMISSION = _words(
 )
 _KEY = _words(
     r"api[ _-]?key|apikey|unauthori[sz]ed|unauthenticated|authenticat|credentials|bearer|no connected db",
-    r"signature|login fail|身份验证|令牌",
+    r"request signature|signature (?:we|does not|is|has|cannot)|signatureDoesNot|login fail|身份验证|令牌",
 )
-_GARBLED = _words(r"\b(?:tool_use_failed|json_validate_failed|output_parse_failed|MALFORMED_FUNCTION_CALL)\b")
+_GARBLED = _words(
+    r"\b(?:tool_use_failed|json_validate_failed|output_parse_failed|MALFORMED_FUNCTION_CALL)\b",
+    r"failed to parse input at pos",
+)
 """The model's own output was invalid, so another one may be valid."""
 
 _BY_WORDS: tuple[tuple[FailureReason, re.Pattern[str]], ...] = (
@@ -142,18 +151,18 @@ def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = 
         codes: The names and numbers that the error object has beside the message.
         asked_s: The wait that the reply asks for.
     """
-    text = f"{_URL.sub(_fragment, words)}\n{codes}"
+    text = _LITELLM.sub(" ", f"{_URL.sub(_fragment, words)}\n{codes}")
     if status < 400 and status != 200:
         return "address"
-    if status == 413 or overflow_in(words, status) is not None:
+    if is_too_long(f"{codes}\n{words}", status):
         return "too_long"
     if status == 429:
         return _of_limit(text, asked_s)
     if status in _REFUSALS:
-        return _of_words(status, text) or _of_status(status)
+        return _of_words(status, text) or _of_status(status, text)
     if status in RETRYABLE:
         return _of_failing(status, text)
-    return _of_status(status)
+    return _of_status(status, text)
 
 
 def kind_of(reason: FailureReason) -> FailureKind:
@@ -231,15 +240,20 @@ def _of_failing(status: int, text: str) -> FailureReason:
         return "reply"
     if _TOOLS.search(text):
         return "tools"
+    if "model_not_found" in text:
+        return "model"
     if status == 500 and _MONEY.search(text):
         return "credit"
     return "overloaded"
 
 
-def _of_status(status: int) -> FailureReason:
+def _of_status(status: int, text: str) -> FailureReason:
     match status:
-        case 200:
+        # 409: something is locked, for a moment.
+        case 200 | 409:
             return "overloaded"
+        case 404 if re.search(r"\bmodel\b", text, re.IGNORECASE):
+            return "model"
         case 401 | 407:
             return "key"
         case 403:
@@ -270,6 +284,7 @@ class Fault(Struct, frozen=True, kw_only=True):
         reason: Why; `None`: `kind` says enough.
         retry_after_s: The wait that the endpoint asked for, in a header or in its text.
         received: Characters of a streamed reply that had arrived by then; they have been paid for.
+        used_up: The whole time of a request (`RetryPolicy.timeout_s`) has passed.
     """
 
     kind: FailureKind
@@ -278,10 +293,15 @@ class Fault(Struct, frozen=True, kw_only=True):
     reason: FailureReason | None = None
     retry_after_s: float | None = None
     received: int = 0
+    used_up: bool = False
 
 
 def fault_of_status(
-    status: int, body: bytes, location: str | None = None, retry_after_s: float | None = None
+    status: int,
+    body: bytes,
+    location: str | None = None,
+    retry_after_s: float | None = None,
+    now_s: float | None = None,
 ) -> Fault:
     """Read a reply whose status is not 2xx.
 
@@ -290,6 +310,8 @@ def fault_of_status(
         body: Its body; JSON in one of many shapes, a web page, or nothing.
         location: Where a redirect points.
         retry_after_s: The wait that the headers ask for.
+        now_s: The current time, in seconds since the epoch, for errors that name a moment; `None`: these are
+            not read.
     """
     if 300 <= status < 400:
         words = f"redirects to {location or 'nowhere'}"
@@ -300,7 +322,8 @@ def fault_of_status(
         error = from_json(first_event[1] if first_event else body)
     except (ValueError, MemoryError):
         return _fault(status, _plain_words(body), "", retry_after_s)
-    return _fault(status, error_words(error), _codes(error), _longest(retry_after_s, _wait_of(error)))
+    asked_s = _longest(retry_after_s, _wait_of(error), _wait_in_headers(error, now_s))
+    return _fault(status, error_words(error), _codes(error), asked_s)
 
 
 def fault_of_error(error: object) -> Fault:
@@ -310,6 +333,24 @@ def fault_of_error(error: object) -> Fault:
     they say nothing, it counts as a temporary failure.
     """
     return _fault(_error_status(error) or 200, error_words(error), _codes(error), _wait_of(error))
+
+
+def fault_in(answer: m.JsonObject, missing: str) -> Fault:
+    """Read an object that came with HTTP status 200 and is no completion: an error in whatever shape.
+
+    Args:
+        answer: The body.
+        missing: What a completion would have, such as "no choices", for a body that says nothing else.
+    """
+    inner = next((answer[key] for key in ("error", "base_resp") if error_words(answer.get(key))), None)
+    if inner is not None:
+        return fault_of_error(inner)  # `base_resp` is MiniMax's
+    said = error_words({key: answer[key] for key in _SAID_BESIDE if answer.get(key)})
+    fault = _fault(_error_status(answer) or 200, said, _codes(answer), wait_in(said))
+    known = fault.status != 200 or fault.reason == "too_long" or _of_words(200, said)
+    if said and known:
+        return fault
+    return Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
 
 
 def _fault(status: int, words: str, codes: str, retry_after_s: float | None) -> Fault:
@@ -329,6 +370,15 @@ def _wait_of(error: object) -> float | None:
     return wait_in(beginning(to_json(error).decode("utf-8", "replace"), _MOST_READ))
 
 
+def _wait_in_headers(error: object, now_s: float | None) -> float | None:
+    """Return the wait that an upstream provider's headers ask for; OpenRouter repeats them in its errors."""
+    match error:
+        case {"error": {"metadata": {"headers": dict() as headers}}} if now_s is not None:
+            return asked_wait({str(name).lower(): str(value) for name, value in headers.items()}, now_s)
+        case _:
+            return None
+
+
 def _codes(error: object) -> str:
     """Return the names and numbers of an error object, its upstream provider's included, in one text."""
     match error:
@@ -344,7 +394,12 @@ def _codes(error: object) -> str:
             return ""
 
 
-_SAID_IN = ("message", "detail", "Message", "msg", "status_msg", "description", "title", "code", "type")
+_SAID_BESIDE = ("message", "detail", "msg", "error_msg", "errors")
+"""Where an object that is no completion may have the text of an error."""
+
+_SAID_IN = (
+    "message", "detail", "Message", "msg", "status_msg", "error_msg", "description", "title", "code", "type"
+)  # fmt: skip
 """Where error objects have their text, the best one first."""
 
 
@@ -460,7 +515,7 @@ def describe(
         model=model,
         status=fault.status,
         message=_shown(message),
-        overflow=overflow_in(fault.message, fault.status) if reason == "too_long" else None,
+        overflow=overflow_of(fault.message) if reason == "too_long" else None,
         remedy=_remedy(fault, reason, base_url, model, profile, key),
         reason=reason,
         retry_after_s=fault.retry_after_s,
@@ -526,7 +581,7 @@ def _remedy(
         case "connection":
             return "Check the base URL, the network and the proxy settings."
         case "timeout":
-            return "Raise timeout_seconds in the retry settings, or choose a faster model."
+            return "Raise timeout_seconds in the retry settings, set max_tokens, or choose a faster model."
         # Groq, for one, checks the calls of the model itself, and answers a malformed one with a 400.
         case "reply" if fault.status not in (None, 200):
             return "Choose a model that is better at calling tools."
@@ -576,6 +631,11 @@ _TOO_LONG = re.compile(
     r"|tokens exceed the configured limit|exceed context window"  # OpenAI, llama-cpp-python
     r"|token count is \d+ but model only supports|input context is too long"  # Vertex
     r"|too many input tokens"  # Bedrock
+    r"|exceeds? max_num_tokens"  # TensorRT-LLM
+    r"|cannot exceed the total tokens limit"  # watsonx
+    r"|exceed max message tokens"  # Ark
+    r"|prompt has too many tokens"  # AI21
+    r"|max_(?:completion_)?tokens must be at least 1, got -"  # vLLM: what the prompt has left of the window
     r"|request too large for [^\n]{0,200}requested",  # OpenAI, Groq: more than the limit of a minute
     re.IGNORECASE,
 )
@@ -605,6 +665,7 @@ _WINDOW = re.compile(
     rf"|sequence length is just {_SIZE}"
     rf"|max size: {_SIZE}"
     rf"|configured limit of {_SIZE}|only supports up to {_SIZE}|max input tokens: {_SIZE}"
+    rf"|max_num_tokens \({_SIZE}|maximum input length \({_SIZE}|total tokens limit {_SIZE}"
     rf"|limit:? {_SIZE}",
     re.IGNORECASE,
 )
@@ -622,7 +683,7 @@ _PROMPT = re.compile(
     rf"|contains (?:about |at least )?{_SIZE}(?: input)? tokens|passed {_SIZE} input tokens"
     rf"|has {_SIZE} input tokens"
     rf"|request \({_SIZE} tokens"
-    rf"|\(length {_SIZE}\)"
+    rf"|\(length {_SIZE}\)|prompt length \({_SIZE}|input tokens {_SIZE}"
     rf"|current length is {_SIZE}"
     rf"|input \({_SIZE} tokens|prompt_tokens \({_SIZE}|max_total_tokens \({_SIZE}"
     rf"|output tokens \({_SIZE}|requested tokens \({_SIZE}|prompt is {_SIZE} tokens"
@@ -633,17 +694,21 @@ _PROMPT = re.compile(
 _MOST_READ_OF_OVERFLOW = 4000
 
 
-def overflow_in(words: str, status: int | None = None) -> ContextOverflow | None:
-    """Return the overflow that an endpoint's refusal reports; `None`: the refusal is about something else.
+def is_too_long(words: str, status: int | None = None) -> bool:
+    """Return whether an endpoint has refused a request because it is too long.
 
     Args:
-        words: The endpoint's text.
+        words: The codes of the refusal, if it has any, and its text.
         status: Its HTTP status. 413 says by itself that the request is too long, also where a proxy says it.
     """
     words = words[:_MOST_READ_OF_OVERFLOW]
     told = _TOO_LONG.search(words) and (_MORE_THAN_A_MINUTE.search(words) or not _RATE.search(words))
-    if not told and status != 413:
-        return None
+    return bool(told) or status == 413
+
+
+def overflow_of(words: str) -> ContextOverflow:
+    """Return the sizes that a refusal names, which is known to be about the length."""
+    words = words[:_MOST_READ_OF_OVERFLOW]
     prompt = _first(_MESSAGES, words) or _first(_PROMPT, words)
     return ContextOverflow(window_tokens=_first(_WINDOW, words), prompt_tokens=prompt)
 

@@ -20,7 +20,7 @@ from typing import Literal, assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
-from grue.protocol.chat_wire.failures import Fault, fault_of_error
+from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
     MAX_CALLS,
@@ -445,7 +445,7 @@ class Responses(WireFormat):
         if answer.get("error"):
             return fault_of_error(answer["error"])
         if not isinstance(answer.get("output"), list):
-            return no_completion("no output")
+            return fault_in(answer, "no output")
         if len(listed(answer["output"])) > MAX_CALLS:
             return no_completion(f"more than {MAX_CALLS} items")
         if answer.get("status") in ("failed", "cancelled"):

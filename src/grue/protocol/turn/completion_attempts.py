@@ -16,7 +16,8 @@ The rules:
   that is tried only once more says nothing about another; `max_retries` limits all of them together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
-- A streamed reply that does not end in time is requested once more only.
+- A reply that does not end in the time of a request is requested once more only, and so is a streamed one
+  that stops in the middle: it is paid for, and the next one seldom comes to an end.
 - Text that was streamed before a reply failed is taken back before the next request.
 
 ```
@@ -286,7 +287,8 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
         delay_s = next_delay(
             state.retry, len(failed), failure, of_kind=failed.count(failure.kind), jitter=event.jitter
         )
-    endless = event.fault.received > 0 and failed.count("timed_out") >= _MOST_ENDLESS
+    paid_for = event.fault.used_up or event.fault.received > 0
+    endless = paid_for and failed.count("timed_out") >= _MOST_ENDLESS
     if delay_s is None or (failure.kind == "timed_out" and endless):
         return _give_up(state, event, failure)
     report = ReportRetry(state.attempt, delay_s, failure)

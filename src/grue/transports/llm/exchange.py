@@ -374,4 +374,4 @@ def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
         case ExchangeError(kind="broken"):
             return Fault(kind="unavailable", message=f"the connection broke: {error}")
         case _:
-            return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s")
+            return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s", used_up=True)

@@ -238,6 +238,10 @@ def test_usage_as_it_comes(usage: object, expected: Usage) -> None:
         (b'{"error":{"message":"hiccup","code":"odd"}}', "unavailable", 200, "hiccup"),
         (b'{"error":"insufficient_quota","choices":null}', "refused", 200, "insufficient_quota"),
         (b'{"choices":[{"error":{"message":"cut","code":"502"},"message":{}}]}', "unavailable", 502, "cut"),
+        (b'{"error_code":18,"error_msg":"qps request limit reached"}', "unavailable", 200, "limit reached"),
+        (b'{"code":401,"message":"expired","data":null}', "refused", 401, "expired"),
+        (b'{"success":false,"errors":[{"message":"Rate limited"}]}', "unavailable", 200, "Rate limited"),
+        (b'{"detail":"Hello"}', "invalid_reply", 200, "Hello"),
     ],
 )
 def test_a_body_that_is_no_completion(body: bytes, kind: str, status: int, said: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 from case_tables import each_case
 
 from grue.policies import ContextOverflow
-from grue.protocol.chat_wire.failures import Fault, describe, overflow_in
+from grue.protocol.chat_wire.failures import Fault, describe, is_too_long, overflow_of
 from grue.protocol.chat_wire.profiles import GENERIC
 
 SAID: dict[str, tuple[str, int | None, int | None]] = {
@@ -112,7 +112,8 @@ SAID: dict[str, tuple[str, int | None, int | None]] = {
 @each_case("provider", SAID)
 def test_every_providers_words_are_known_with_their_sizes(provider: str) -> None:
     words, window, prompt = SAID[provider]
-    assert overflow_in(words) == ContextOverflow(window_tokens=window, prompt_tokens=prompt)
+    assert is_too_long(words)
+    assert overflow_of(words) == ContextOverflow(window_tokens=window, prompt_tokens=prompt)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_every_providers_words_are_known_with_their_sizes(provider: str) -> None
     ],
 )
 def test_other_refusals_are_no_overflow(words: str) -> None:
-    assert overflow_in(words) is None
+    assert not is_too_long(words)
 
 
 def test_the_failure_tells_the_sizes_and_what_to_do() -> None:
