@@ -22,7 +22,7 @@ COVERED := tests/unit tests/properties tests/integration/episodes tests/integrat
 # Many tests wait for a process: more workers than cores keep the cores busy. The slow tests keep them busy themselves.
 # Modules that share something slow to make stay in one worker (tests/conftest.py).
 WORKERS ?= $(if $(filter test-all,$(MAKECMDGOALS)),4,6)
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) $(if $(SHUFFLE),--shuffle=$(SHUFFLE))
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) $(if $(SHUFFLE),--shuffle=$(SHUFFLE)) $(OPTIONS)
 
 # A tenth of the examples of Hypothesis, but 100 for each property that docs/requirements.md names. CI tries all.
 QUICK := --hypothesis-profile=quick
@@ -60,7 +60,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt src/grue/runtime/version.py | $(VEN
 play: $(VENV)/.play ## play the embedded world offline, with the bundled reasoning server
 	$(BIN)/grue play --offline --seed $(SEED) --turns $(TURNS)
 
-test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part, slow ones included; SHUFFLE=7 for another order
+test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part, slow ones included; SHUFFLE=7 for another order; OPTIONS=... of pytest
 	$(PYTEST) $(if $(TEST),$(TEST),$(QUICK) -m "not slow")
 
 test-all: $(VENV)/.dev ## run every test; with COVERAGE=1, as in CI, hold them to the floors of coverage too

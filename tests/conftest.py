@@ -114,6 +114,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SEED",
         help="Run the test files, and the tests in each of them, in a random order.",
     )
+    parser.addoption(
+        "--passed", type=Path, metavar="FILE", help="Write the names of the tests that pass to FILE."
+    )
+    parser.addoption(
+        "--not-again",
+        type=Path,
+        metavar="FILE",
+        help="Leave out the tests that FILE names. Those that count for coverage or are by Hypothesis stay.",
+    )
+
+
+class _PassedTests:
+    """Writes the name of each test that has passed into a file, as soon as it has."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{report.nodeid}\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--passed")
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_PassedTests(path))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -121,6 +148,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         test = getattr(item, "obj", None)
         if is_hypothesis_test(test) and item.nodeid.partition("[")[0] in named_tests():
             try_enough(test)
+    if (list_of_passed := config.getoption("--not-again")) and list_of_passed.is_file():
+        passed = frozenset(list_of_passed.read_text(encoding="utf-8").splitlines())
+        items[:] = [
+            item for item in items if item.nodeid not in passed or _is_covered(item) or _takes_more_time(item)
+        ]
     if config.getoption("--covered"):
         _put_covered_first(items)
     elif hasattr(config, "workerinput"):

@@ -2,6 +2,7 @@
 
     python3 tools/bare_machine.py               `make play`, `make test` with 3.11, then with newer Pythons
     python3 tools/bare_machine.py 3.11 3.13     with these only, as far as this machine has them
+    python3 tools/bare_machine.py --passed FILE   write there which tests pass in `make test`
 
 What is committed is cloned to a path with a space. The environment is empty but for PATH, HOME, LANG and
 TMPDIR, and PATH holds links to Python, make, sh and the coreutils: there is no ps, no git, no Node. If root
@@ -65,6 +66,7 @@ class BareMachine:
         (folder / "home/.config/pip/pip.conf").write_text(_pip_settings(), encoding="utf-8")
         _output("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(self._clone))
         places = [f"{name}={folder}/{place}" for name, place in PLACES.items()]
+        self.passed = folder / "passed"
         self._env = ["env", "-i", "LANG=C.UTF-8", *places]
         if os.geteuid() == 0:
             for each in (folder, *folder.rglob("*")):
@@ -135,10 +137,11 @@ def _output(*command: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-def main(versions: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Try each version."""
+    passed = Path(arguments[1]) if arguments[:1] == ["--passed"] else None
     failed, done = False, 0
-    for version in versions or VERSIONS:
+    for version in arguments[2 if passed else 0 :] or VERSIONS:
         python = find(version)
         if python is None:
             print(f"bare machine, Python {version}: not on this machine", flush=True)
@@ -146,8 +149,11 @@ def main(versions: list[str]) -> int:
         folder = Path(tempfile.mkdtemp(prefix="grue-bare-"))
         try:
             machine = BareMachine(folder, version, python)
-            for command in (["play"], ["test", f"TEST={PART}"] if done else ["test"]):
+            noted = f"OPTIONS=--passed '{machine.passed}'"
+            for command in (["play"], ["test", f"TEST={PART}"] if done else ["test", noted]):
                 failed |= not machine.try_it("make", *command)
+            if passed and not done and machine.passed.exists():
+                shutil.copyfile(machine.passed, passed)
             done += 1
         finally:
             shutil.rmtree(folder, ignore_errors=True)
