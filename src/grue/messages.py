@@ -319,7 +319,7 @@ class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaul
 
 ConversationItem: TypeAlias = SystemText | UserText | AssistantText | ToolMessage
 
-HistoryItem: TypeAlias = UserText | AssistantReply | ToolMessage
+HistoryItem: TypeAlias = UserText | AssistantReply | AssistantText | ToolMessage
 """An entry of a conversation's earlier turns; `TurnRequest.history` consists of them."""
 
 

@@ -229,7 +229,7 @@ def test_r14_doctor_without_mcp_names_the_command(tmp_path: Path) -> None:
     )
     found = grue("doctor", "--no-network", cwd=tmp_path, before=without)
     assert found.returncode == 1
-    assert "pip install 'grue[mcp]'" in found.stdout
+    assert "pip install 'mcp>=2.3,<3'" in found.stdout
 
 
 def test_r14_doctor_without_node_says_who_needs_it(tmp_path: Path) -> None:

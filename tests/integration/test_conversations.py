@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from media import GIF, PNG
 from msgspec.structs import replace
@@ -31,10 +32,11 @@ from grue import (
     TurnCancelled,
     TurnRequest,
     UserText,
+    messages,
 )
 from grue.messages import CallId, RequestCompletion, RunTurn, ToolCall
 from grue.protocol.chat_wire.formats import WireName
-from grue.testing.llm_server import ScriptedLlmServer
+from grue.testing.llm_server import LlmRequest, ScriptedLlmServer
 from grue.tracing.reading import read_episode
 
 TURNS = 30
@@ -125,6 +127,59 @@ def test_what_was_said_before_can_be_given_as_plain_data(server: ScriptedLlmServ
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
     with pytest.raises(ConversationError, match=r"cannot be used: no call of the last reply has the id c1\."):
         runner_for(server).run_turn(replace(request, history=history[2:]))
+
+
+def test_a_conversation_goes_through_a_database_as_text(server: ScriptedLlmServer) -> None:
+    """Each turn in a new runner: the requests are those of a conversation that stayed in memory."""
+    stored = runner_for(server).conversation("Answer briefly.", name="talk").dumps()
+    for number in range(1, 7):
+        talk = Conversation.loads(stored.strip(), runner_for(server))
+        assert (talk.id, talk.path) == ("talk", None)
+        talk.ask(f"Question {number}?")
+        stored = talk.dumps()
+    assert changed_prefixes(server, "chat_completions") == 0
+    assert [request.refused for request in server.requests if request.refused] == []
+    texts = [item.text for item in talk.history if isinstance(item, UserText)]
+    assert texts == [f"Question {number}?" for number in range(1, 7)]
+
+
+def test_a_text_that_is_no_conversation_is_refused(server: ScriptedLlmServer) -> None:
+    runner = runner_for(server)
+    half = runner.conversation("Answer briefly.").dumps()[:-9]
+    for text in ("", "{}", half):
+        with pytest.raises(ConversationError, match="the text, line 1 is damaged"):
+            Conversation.loads(text, runner)
+    with pytest.raises(MCPError, match="wants the text that dumps"):
+        Conversation.loads(b"{}", runner)  # type: ignore[arg-type]
+
+
+def messages_of(request: LlmRequest) -> str:
+    """The messages of a request; the ids of calls count up from test to test."""
+    return re.sub(r"call_scripted_\d+", "call", json.dumps(request.body["messages"]))
+
+
+def test_an_outcome_has_what_is_new_and_the_next_turn_takes_it(server: ScriptedLlmServer) -> None:
+    """A program that keeps what was said itself, as JSON, sends what a conversation would send."""
+    runner = runner_for(server)
+    kept: list[Any] = []
+    for number in range(1, 4):
+        request: TurnRequest[str] = TurnRequest(f"Question {number}?", system="Answer briefly.", history=kept)
+        outcome = runner.run_turn(request)
+        assert isinstance(outcome.said[0], UserText)
+        kept = msgspec.json.decode(
+            msgspec.json.encode([*kept, *outcome.said]), type=list[messages.HistoryItem]
+        )
+    alone = [messages_of(request) for request in server.requests]
+    del server.requests[:]
+    talk = runner.conversation("Answer briefly.")
+    for number in range(1, 4):
+        assert talk.ask(f"Question {number}?").said[-1] == talk.history[-1]
+    assert [messages_of(request) for request in server.requests] == alone
+    assert [type(item) for item in talk.history[1:]] == [type(item) for item in kept]
+    follows: TurnRequest[str] = TurnRequest("Question 4?", history=talk.history)
+    assert (follows.system, follows.history) == ("Answer briefly.", talk.history[1:])
+    with pytest.raises(MCPError, match="leave system= out"):
+        TurnRequest("Question 4?", system="Answer at length.", history=talk.history)
 
 
 def test_a_turn_that_failed_keeps_what_was_said(server: ScriptedLlmServer) -> None:

@@ -172,7 +172,7 @@ def test_the_quick_start_works_command_by_command(
         for block in blocks("")
         if block.page.name == "start.md"
         for line in block.code.splitlines()
-        if not line.startswith(("pip", "export"))
+        if not line.startswith(("pip", "uvx", "export"))
     ]
     assert len(commands) > 7
     for line in commands:

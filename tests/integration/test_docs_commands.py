@@ -18,6 +18,7 @@ from commands import environment, forked
 from doc_blocks import DOCS, THINK, commands, project_file
 from obliging_llm import oblige
 
+from grue.cli.run import EXAMPLE
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply
 
 NOT_RUN = (
@@ -82,8 +83,8 @@ def project(tmp_path: Path, endpoint: str) -> Path:
     (tmp_path / "mcp_config.json").write_text(json.dumps(servers), encoding="utf-8")
     shutil.copytree(DOCS / "examples", tmp_path / "docs" / "examples")
     for name in ("skills", "workspace"):
-        shutil.copytree(DOCS / "examples" / "skill_agent" / name, tmp_path / name)
-    agent = (DOCS / "examples" / "skill_agent" / "agent.yaml").read_text(encoding="utf-8")
+        shutil.copytree(EXAMPLE.parent / name, tmp_path / name)
+    agent = EXAMPLE.read_text(encoding="utf-8")
     own = re.sub(r"https://openrouter\S+", endpoint, agent)
     (tmp_path / "agent.yaml").write_text(own, encoding="utf-8")
     run(tmp_path, "grue play --offline --turns 13 --quiet")

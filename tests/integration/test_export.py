@@ -159,7 +159,7 @@ def test_wrong_queries_and_places_are_said_in_a_sentence(
         "fleet", "export", fleet, "--out", tmp_path / "file" / "x", status=1
     )
     monkeypatch.setitem(__import__("sys").modules, "duckdb", None)
-    assert "pip install 'grue[export]'" in run("fleet", "export", fleet, status=2)
+    assert "pip install 'duckdb>=1.2'" in run("fleet", "export", fleet, status=2)
 
 
 def test_a_sample_tells_what_the_model_wrote_from_what_others_did(fleet: Path) -> None:

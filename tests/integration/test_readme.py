@@ -23,9 +23,25 @@ CONFIGURATION = (ROOT / "docs" / "guides" / "configuration.md").read_text(encodi
 
 
 def block(language: str) -> str:
-    """The one code block in a language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", README + CONFIGURATION, re.MULTILINE | re.DOTALL)
+    """The last code block in a language."""
+    *_, found = re.findall(rf"^```{language}\n(.*?)^```$", README + CONFIGURATION, re.MULTILINE | re.DOTALL)
     return str(found)
+
+
+def test_the_first_block_is_short_and_runs_with_nothing_but_grue(tmp_path: Path) -> None:
+    """It stands before the game, and needs no model, server, key or extra."""
+    first, *_ = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert first[0] == "python"
+    assert len([line for line in first[1].splitlines() if line]) <= 9
+    assert README.index(first[1]) < README.index("make play")
+    without_mcp = "import sys; sys.modules['mcp'] = None\n"
+    done = python("-c", without_mcp + first[1], cwd=tmp_path)
+    assert done.stdout == "Yes: there are 12 eggs.\n", done.stderr
+    assert list((tmp_path / "runs").glob("*/trace.jsonl"))
+
+
+def test_it_ends_with_three_links() -> None:
+    assert len(re.findall(r"\]\(", README.partition("## Where to go next")[2])) == 3
 
 
 @pytest.mark.slow

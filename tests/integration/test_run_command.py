@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import bodies, grue
+from doc_blocks import DOCS
 from skill_runs import act, call, finish, scripted
 
 from grue.cli.run import EXAMPLE
@@ -57,7 +58,7 @@ def test_the_example_is_solved_without_a_key(ran: Path) -> None:
 
 
 def test_the_readme_shows_what_the_example_prints(ran: Path) -> None:
-    readme = (EXAMPLE.parents[2] / "what-you-see.md").read_text(encoding="utf-8")
+    readme = (DOCS / "what-you-see.md").read_text(encoding="utf-8")
     shown = readme.partition("<!-- run:begin -->\n```\n")[2].partition("\n```\n<!-- run:end -->")[0]
     said = [line.rstrip() for line in (ran / "stdout").read_text().splitlines()]
     for line in shown.splitlines()[1:]:

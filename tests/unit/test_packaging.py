@@ -8,8 +8,12 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import yaml
+
+from grue import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -25,6 +29,69 @@ def test_r14_2_the_mcp_extra_asks_for_a_version_that_is_known_to_work() -> None:
     assert extras["mcp"] == ["mcp>=2.3,<3"]
     assert not [needed for needed in PROJECT["dependencies"] if needed.startswith(("mcp", "langfuse"))]
     assert extras["all"] == ["grue[mcp,langfuse,otel,yaml,fernz,chat,fleet,keyring]"]
+
+
+def test_an_install_command_in_an_error_works_wherever_grue_came_from() -> None:
+    """A checkout, a wheel, an index: so it names the packages, in the versions that the extras ask for."""
+    extras = {need for needs in PROJECT["optional-dependencies"].values() for need in needs}
+    named = [
+        (path.name, command)
+        for path in (ROOT / "src").rglob("*.py")
+        for command in re.findall(r"pip install ((?:'[^']+'[ \"\n]*)+)", path.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 10
+    wrong = [
+        (file, need)
+        for file, command in named
+        for need in re.findall("'([^']+)'", command)
+        if need not in extras
+    ]
+    assert wrong == []
+
+
+def test_the_publishing_workflow_lacks_a_persons_credentials_only() -> None:
+    path = ROOT / ".github/workflows/publish.yml"
+    text = path.read_text(encoding="utf-8")
+    jobs = yaml.safe_load(text)["jobs"]
+    assert jobs["publish"]["needs"] == "build"
+    assert jobs["publish"]["permissions"]["id-token"] == "write"
+    used = {step["uses"].partition("@")[0] for step in jobs["publish"]["steps"] if "uses" in step}
+    assert {"pypa/gh-action-pypi-publish", "actions/attest-build-provenance", "actions/attest-sbom"} <= used
+    assert "secrets." not in text
+    assert not re.search(r"https?://|repository-url|index-url", text)
+    commands = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    for name in re.findall(r"(?:tools|\.ci)/[\w.]+", commands):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.fixture
+def release() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("release", ROOT / "tools" / "release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_release_has_one_page_in_the_changelog(release: ModuleType) -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    without = re.sub(r"^## Unreleased\n.*?(?=^## )", "", changelog, flags=re.MULTILINE | re.DOTALL)
+    page = release.notes_for(f"v{__version__}", version=__version__, changelog=without)
+    assert len(page.splitlines()) <= 70
+
+
+@pytest.mark.parametrize(
+    ("tag", "changelog", "why"),
+    [
+        ("v1.0", "## 0.2.0\nNew.\n", "should be v0.2.0"),
+        ("v0.2.0", "## Unreleased\n- More.\n\n## 0.2.0\nNew.\n", "Unreleased"),
+        ("v0.2.0", "## 0.1.0\nOld.\n", r"nothing of 0\.2\.0"),
+    ],
+)
+def test_a_tag_that_does_not_fit_is_refused(release: ModuleType, tag: str, changelog: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        release.notes_for(tag, version="0.2.0", changelog=changelog)
 
 
 def test_nothing_depends_on_mcptools() -> None:
@@ -73,7 +140,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     kept = {
         str(path.relative_to(source))
         for path in source.glob("grue/**/*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.name != "report.md"
     }
     assert inside == kept
     assert {"grue/py.typed", "grue/tracing/viewer_page/page.html", "grue/hosts/servers/think.py"} <= inside

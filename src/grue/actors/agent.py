@@ -72,6 +72,7 @@ class AgentActor(Actor[m.TurnEvent]):
         on_step: Called after each event, if set.
         end: How the turn ended; `None` while it runs.
         last_request: The last request that was sent to the LLM actor; `None`: none yet.
+        said: What the conversation of the turn consists of, in order: requests, replies, dropped replies.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class AgentActor(Actor[m.TurnEvent]):
         self.on_step: Callable[[], None] | None = None
         self.end: m.TurnEnd | None = None
         self.last_request: m.RequestCompletion | None = None
+        self.said: list[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped] = []
 
     @property
     def is_presuming(self) -> bool:
@@ -151,7 +153,11 @@ class AgentActor(Actor[m.TurnEvent]):
         """
         self._asked = asked
         for event in events:
-            self._before, (self._state, _) = self._state, step(self._state, event)
+            self._before, (self._state, commands) = self._state, step(self._state, event)
+            self._note_reply(event)
+            for command in commands:
+                if isinstance(command, m.RequestCompletion):
+                    self._note_request(command)
 
     async def run(self) -> None:
         """Run the turn. If cancelled, close its sessions within a time limit, then re-raise."""
@@ -171,6 +177,7 @@ class AgentActor(Actor[m.TurnEvent]):
             self._asked = envelope
         self._pace.paused()
         following, commands = await self._step(envelope)
+        self._note_reply(envelope.body)
         self._before, self._state = self._state, following
         for command in commands:
             if len(commands) > _MANY:
@@ -207,6 +214,16 @@ class AgentActor(Actor[m.TurnEvent]):
             outcome.append(await aside(step, self._state, envelope.body))
         return outcome[0]
 
+    def _note_request(self, request: m.RequestCompletion) -> None:
+        self.last_request = request
+        if not request.aside:
+            self.said.append(request)
+
+    def _note_reply(self, event: m.TurnEvent) -> None:
+        asked = self.last_request
+        if isinstance(event, m.CompletionReceived | m.ReplyDropped) and asked is not None and not asked.aside:
+            self.said.append(event)
+
     async def _next(self) -> Envelope[m.TurnEvent]:
         if self._deadline != inf and not isinstance(self._state, Idle | AwaitingClose):
             with anyio.CancelScope(deadline=self._deadline):
@@ -234,7 +251,7 @@ class AgentActor(Actor[m.TurnEvent]):
             case m.RequestCompletion() | m.DropCompletion() | m.RewriteHistory() | m.CheckToolSupport():
                 await self._llm.send(command, sender=self.name, cause=cause)
                 if isinstance(command, m.RequestCompletion):
-                    self.last_request = command
+                    self._note_request(command)
             case m.OpenSession() | m.CallTools():
                 await self._sessions[command.server].send(command, sender=self.name, cause=cause)
             case m.CloseSession():

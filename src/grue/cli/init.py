@@ -180,7 +180,7 @@ def _say_what_to_set(servers: dict[str, CopiedEntry]) -> None:
 def _say_what_is_next(folder: Path) -> None:
     say("\nNext:")
     if find_spec("mcp") is None:
-        say("  pip install 'grue[mcp]'        # MCP servers need it")
+        say("  pip install 'mcp>=2.3,<3'      # MCP servers need it")
     if folder.resolve() != Path.cwd():
         say(f"  cd {quote(str(folder))}")
     if find_spec("pytest") is None:

@@ -4,6 +4,7 @@ The story of a run, in lines or as JSON, has its turns, its steps, and what the 
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -128,7 +129,7 @@ class RunLines:
         self._out.flush()
 
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "skill_agent" / "agent.yaml"
+EXAMPLE = Path(__file__).resolve().parents[1] / "hosts" / "skill_agent" / "example" / "agent.yaml"
 STATUSES = {"finished": 0, "parked": 3, "turn_limit": 4, "step_limit": 4, "time_limit": 4, "budget": 4}
 """The exit status by the reason for the end; 1 for every other reason."""
 _RECORDED = ("agent", "offline", "model", "base_url")
@@ -236,9 +237,14 @@ def _default_agent(options: RunOptions) -> Path:
     here = Path("agent.yaml")
     if here.exists() or not options.offline:
         return here
-    if EXAMPLE.exists():
-        return EXAMPLE
-    raise MCPConfigError("There is no agent.yaml here, and no docs/examples/skill_agent beside grue.")
+    copy = Path("weekly-report")
+    try:
+        if not copy.exists():
+            shutil.copytree(EXAMPLE.parent, copy, copy_function=shutil.copyfile)
+            say(f"The bundled example is now in the folder {copy}.", err=True)
+    except OSError as error:
+        raise MCPConfigError(f"Cannot write the example into {copy}: {error.strerror or error}.") from error
+    return copy / EXAMPLE.name
 
 
 def _choose_model(config: AgentConfig, options: RunOptions) -> None:

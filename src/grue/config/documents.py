@@ -400,7 +400,7 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
         import yaml
     except ImportError:
         raise MissingDependencyError(
-            f"{path} is YAML, which needs the package pyyaml. Install it: pip install 'grue[yaml]'"
+            f"{path} is YAML, which needs the package pyyaml. Install it: pip install 'pyyaml>=6'"
         ) from None
     if len(text) > MAX_YAML_CHARS:
         raise MCPConfigError(f"{path} is too long: at most 1 MiB of YAML is read.", path=str(path))

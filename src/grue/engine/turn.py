@@ -37,6 +37,7 @@ from grue.policies import (
     TurnLimits,
 )
 from grue.protocol.answers import SCHEMA_IN_WORDS
+from grue.protocol.context.history import items_said
 from grue.protocol.turn.connection import Disabled, Settled
 from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
@@ -296,7 +297,8 @@ class HostTurn(Generic[T]):
         match end:
             case m.TurnCompleted():
                 response = self.answer.fallback if end.kind == "fallback" else check.accepted
-                return outcome_of(end, response, now() - started)
+                said = items_said(actors.said, end, plain=command.plain_results)
+                return outcome_of(end, response, now() - started, said)
             case m.TurnParked():
                 raise pending_error(settings.wiring.recorder.redacted_body(end))
             case m.TurnFailed():

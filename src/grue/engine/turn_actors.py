@@ -4,7 +4,7 @@ The decisions of the turn are not here but in `protocol/tool_loop.py`. `EarlyReq
 sees of a reply that may still be dropped, and when the MCP SDK is imported.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import anyio
@@ -220,6 +220,11 @@ class TurnActors:
     def last_request(self) -> m.RequestCompletion | None:
         """The last request that the agent has sent to the model."""
         return None if self._agent is None else self._agent.last_request
+
+    @property
+    def said(self) -> Sequence[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped]:
+        """The requests and replies that the turn's conversation consists of, in order."""
+        return () if self._agent is None else self._agent.said
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd:
         """Run the turn and return its end. The turn's time limit holds, whatever the actors do.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import anyio.to_thread
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from grue import messages as m
 from grue.engine.answers import AnswerSpec, spec_of, unusable_answer
@@ -63,8 +64,10 @@ class TurnRequest(_UserText, Generic[T], frozen=True, kw_only=True):
         repair_request: The text that asks for another answer after one was refused. `{reason}` stands for the
             reason.
         images: Images that belong to the user's text: paths of files, or their bytes. PNG, JPEG, GIF, WebP.
-        history: What was said before, oldest first: `UserText`, `AssistantReply`, `ToolMessage`. The trace
-            holds a digest of it only. It is encoded for each turn; `Runner.conversation` encodes it once.
+        history: What was said before, oldest first: `UserText`, `AssistantReply`, `ToolMessage`, as in
+            `TurnOutcome.said` and `Conversation.history`. A system text at its beginning becomes `system`.
+            The trace holds a digest of it only. It is encoded for each turn; `Runner.conversation` encodes
+            it once.
         json_results: The model reads every tool result as the JSON of `ToolCallResult.to_dict()`. Otherwise a
             text reaches it as it is, other content as JSON, and an error as `Error: ...`.
         conversation: Set by `Conversation.request`: the turn continues that conversation.
@@ -82,12 +85,16 @@ class TurnRequest(_UserText, Generic[T], frozen=True, kw_only=True):
     final_request: str = m.FINAL_REQUEST
     repair_request: str = m.REPAIR_REQUEST
     images: Sequence[Image] = ()
-    history: Sequence[m.HistoryItem] = ()
+    history: Sequence[m.HistoryItem | m.SystemText] = ()
     json_results: bool = False
     conversation: KeptConversation | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what a field cannot be, with the right form."""
+        """Refuse what a field cannot be, with the right form; take the system text of a history."""
+        first = self.history[0] if isinstance(self.history, list | tuple) and self.history else None
+        if isinstance(first, m.SystemText) and self.system in ("", first.text):
+            force_setattr(self, "system", first.text)
+            force_setattr(self, "history", self.history[1:])
         form = _right_form(self)
         if form:
             raise MCPConfigError(f"TurnRequest: {form}.")
@@ -111,6 +118,8 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         iterations: Replies with tool calls.
         requests: Requested completions.
         duration_s: Duration of the whole turn.
+        said: What was said in the turn, oldest first: your text, the replies, the results of tools. The next
+            turn knows it with `history=(*earlier, *outcome.said)`. Empty if `map` has recalled the outcome.
     """
 
     turn: int
@@ -123,6 +132,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
     requests: int
     usage: m.Usage
     duration_s: float
+    said: tuple[m.HistoryItem, ...] = ()
 
 
 def refuse_another_kind(request: object) -> None:
@@ -148,7 +158,9 @@ def _right_form(request: TurnRequest[Any]) -> str:
         return "images= wants a list, images=['picture.png']"
     if not isinstance(given["tools"], bool | list | tuple):
         return f"tools= wants True, False or the tools' names, tools=({given['tools']!r:.60},)"
-    if not all(isinstance(item, m.UserText | m.AssistantReply | m.ToolMessage) for item in given["history"]):
+    if any(isinstance(item, m.SystemText) for item in given["history"]):
+        return "system= and the system text of history= differ: leave system= out, or take that text away"
+    if not all(isinstance(item, m.HistoryItem) for item in given["history"]):
         return "history= wants what grue.messages has: UserText('...'), AssistantReply(...), ToolMessage(...)"
     for name, kind in (("turn", int), ("turn_timeout_s", int | float)):
         if not isinstance(given[name], kind | None):
@@ -158,7 +170,9 @@ def _right_form(request: TurnRequest[Any]) -> str:
     return unusable_answer(given["answer"])
 
 
-def outcome_of(end: m.TurnCompleted, response: Any, duration_s: float) -> TurnOutcome[Any]:
+def outcome_of(
+    end: m.TurnCompleted, response: Any, duration_s: float, said: tuple[m.HistoryItem, ...] = ()
+) -> TurnOutcome[Any]:
     """Return the outcome of a completed turn for the host."""
     return TurnOutcome(
         turn=end.turn,
@@ -171,6 +185,7 @@ def outcome_of(end: m.TurnCompleted, response: Any, duration_s: float) -> TurnOu
         requests=end.requests,
         usage=end.usage,
         duration_s=duration_s,
+        said=said,
     )
 
 

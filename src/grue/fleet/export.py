@@ -255,7 +255,7 @@ class _Tables:
         try:
             import duckdb
         except ImportError as error:
-            raise MissingDependencyError("SQL and Parquet need DuckDB: pip install 'grue[export]'") from error
+            raise MissingDependencyError("SQL and Parquet need DuckDB: pip install 'duckdb>=1.2'") from error
         self._error: type[Exception] = duckdb.Error
         self._wanted = wanted
         self._place = tempfile.TemporaryDirectory(prefix="grue-tables-")

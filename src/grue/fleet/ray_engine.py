@@ -328,7 +328,7 @@ def _ray() -> Any:
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise MissingDependencyError(
-            "The engine 'ray' needs the package ray. Install it with: pip install 'grue[ray]'"
+            "The engine 'ray' needs the package ray. Install it with: pip install 'ray>=2.50,<3'"
         ) from error
     return ray
 

@@ -189,7 +189,7 @@ def _schema_check(schema: str) -> Any:
         import referencing
     except ImportError as error:
         raise MissingDependencyError(
-            "A schema as a scorer needs jsonschema, which comes with: pip install 'grue[mcp]'"
+            "A schema as a scorer needs jsonschema: pip install jsonschema"
         ) from error
     written = msgspec.json.decode(schema)
     kind = jsonschema.validators.validator_for(written, default=jsonschema.Draft202012Validator)

@@ -57,7 +57,7 @@ def _libraries() -> tuple[Any, Any]:
         from scipy import special
     except ImportError as error:
         raise MissingDependencyError(
-            "Comparisons need numpy and scipy: pip install 'grue[evaluate]'"
+            "Comparisons need numpy and scipy: pip install 'numpy>=1.26' 'scipy>=1.13'"
         ) from error
     return np, special
 

@@ -173,7 +173,7 @@ try:
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 except ImportError as error:
     raise MissingDependencyError(
-        "The mock server needs the package 'mcp', version 2 or later: pip install 'grue[mcp]'"
+        "The mock server needs the package 'mcp', version 2 or later: pip install 'mcp>=2.3,<3'"
     ) from error
 
 

@@ -47,7 +47,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
         scope: The scopes to ask for, separated by spaces; `None`: what the server says.
         client_metadata_url: An https URL with the client's metadata, which then is the client's id.
         redirect_port: The port of the loopback address to which the browser returns; 0: any free one.
-        keep_tokens_in: `file`, or `keyring`, which needs `pip install 'grue[keyring]'`.
+        keep_tokens_in: `file`, or `keyring`, which needs `pip install 'keyring>=25.5,<26'`.
         identity_provider: The URL of the identity provider, for `identity_assertion`: its issuer.
         identity_client_id: The client as it is registered at the identity provider.
         identity_client_secret: Its secret there, if it has one.

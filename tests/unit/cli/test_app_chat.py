@@ -131,7 +131,8 @@ def test_without_prompt_toolkit_a_terminal_is_told_what_to_install(
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(
-        ImportError, match=r"A chat at a terminal needs prompt_toolkit: pip install 'grue\[chat\]'"
+        ImportError,
+        match=r"A chat at a terminal needs prompt_toolkit: pip install 'prompt_toolkit>=3\.0\.50,<4'",
     ):
         program._require_prompt_toolkit()
 

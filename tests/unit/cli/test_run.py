@@ -73,10 +73,14 @@ def test_the_default_agent_and_what_is_missing(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     for name in ("GRUE_API_KEY", "OPENROUTER_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    assert run_module._default_agent(RunOptions(offline=True)) == EXAMPLE
     assert run_module._default_agent(RunOptions()) == Path("agent.yaml")
-    monkeypatch.setattr(run_module, "EXAMPLE", tmp_path / "nowhere")
-    with pytest.raises(MCPConfigError, match=r"no agent\.yaml here"):
+    copy = run_module._default_agent(RunOptions(offline=True))
+    assert copy.read_bytes() == EXAMPLE.read_bytes()
+    assert run_module._default_agent(RunOptions(offline=True)) == copy, "it is used again, as it is now"
+    assert copy.is_relative_to(Path())
+    shutil.rmtree(copy.parent)
+    monkeypatch.setattr(run_module, "EXAMPLE", tmp_path / "nowhere" / "agent.yaml")
+    with pytest.raises(MCPConfigError, match=r"Cannot write the example into weekly-report"):
         run_module._default_agent(RunOptions(offline=True))
     (tmp_path / "agent.yaml").write_text("instructions: x")
     with pytest.raises(MCPConfigError, match="There is no task"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grue.cli.run import EXAMPLE
 from grue.errors import FleetError
 from grue.fleet.attempt import Attempted, Job, run_attempt
 from grue.fleet.folder import EpisodeFolder, FleetFolder
@@ -14,7 +15,6 @@ from grue.fleet.identity import Case
 from grue.fleet.work import find_work
 from grue.tool_sessions.confined_folder import ConfinedFolder
 
-ROOT = Path(__file__).parents[3]
 ID = "0" * 24
 TALK = {"offline": True, "mcp": False, "inputs": ["The lamp is in the case.", "What did I say?"]}
 
@@ -23,7 +23,7 @@ TALK = {"offline": True, "mcp": False, "inputs": ["The lamp is in the case.", "W
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The bundled example of a skill agent, without its server."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "docs" / "examples" / "skill_agent", tmp_path / "agent")
+    shutil.copytree(EXAMPLE.parent, tmp_path / "agent")
     (tmp_path / "agent" / "workspace" / "report.md").unlink(missing_ok=True)
     return "agent/agent.yaml"
 

@@ -90,7 +90,8 @@ def _require_prompt_toolkit() -> None:
         import grue.cli.chat.prompting  # noqa: F401 - here, so that it is known before anything is started
     except ImportError as error:
         raise MissingDependencyError(
-            "A chat at a terminal needs prompt_toolkit: pip install 'grue[chat]'. In a pipe it works without."
+            "A chat at a terminal needs prompt_toolkit: pip install 'prompt_toolkit>=3.0.50,<4'."
+            " In a pipe it works without."
         ) from error
 
 

@@ -119,6 +119,17 @@ class Conversation(Closing):
         return cls(runner, KeptConversation.load(Path(path)))
 
     @classmethod
+    def loads(cls, text: str, runner: RunsTurns) -> Self:
+        """Continue a conversation that `dumps` has returned, as `load` does. It is in memory only.
+
+        Raises:
+            ConversationError: The text is no conversation, or is damaged.
+        """
+        if not isinstance(text, str):
+            raise MCPConfigError(f"loads() wants the text that dumps() has returned, not {text!r:.60}.")
+        return cls(runner, KeptConversation.loads(text))
+
+    @classmethod
     def from_trace(cls, path: str | PathLike[str], runner: RunsTurns, *, name: str | None = None) -> Self:
         """Continue a conversation as a trace has recorded it. It is in memory only until it is saved.
 
@@ -297,6 +308,16 @@ class Conversation(Closing):
             ConversationError: The file is not empty, or cannot be written.
         """
         self._kept.save(Path(path))
+
+    def dumps(self) -> str:
+        """Return the conversation as text, for a database. `loads` continues it, in this process or another.
+
+        The text is that of its file. It is not redacted: it holds the secrets that were said.
+
+        Raises:
+            ConversationBusy: A turn continues the conversation.
+        """
+        return self._kept.dumps()
 
     def branch(self) -> "Conversation":
         """Return a conversation that begins with what was said so far and has an id of its own.

@@ -14,6 +14,7 @@ in the trace how far the turn had come. The trace's last messages may be missing
 behind the turn; then the file holds more than the trace, and `Undone` takes that back.
 """
 
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -219,13 +220,17 @@ class ConversationFile:
         self._file.close()
 
 
-def read_conversation(path: Path) -> SavedConversation:
-    """Read a conversation's file.
+def read_conversation(path: Path, text: bytes | None = None) -> SavedConversation:
+    """Read a conversation's file, or the text of one.
+
+    Args:
+        path: The file; with a text, what errors call it.
+        text: The text; `None`: that of the file.
 
     Raises:
         ConversationError: It is missing, is not a conversation, or is damaged. Names the file and the line.
     """
-    lines = _lines(path)
+    lines = _lines(path, text)
     first = next(lines, None)
     if first is None or not isinstance(first[1], FileHeader):
         raise ConversationError(f"{path} is not a saved conversation.", path=str(path), line=1)
@@ -327,14 +332,14 @@ class _LineReader:
                 raise ValueError("it is a second header")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Line | None, int]]:
+def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, int]]:
     """Yield each line with its number and where it ends; `None` for a last line that is cut short."""
     number, size = 1, 0
     try:
-        with open_regular(path) as file:
-            while text := next_line(file):
-                size += len(text)
-                yield number, _LINES.decode(text) if text.endswith(b"\n") else None, size
+        with open_regular(path) if text is None else io.BytesIO(text) as file:
+            while line := next_line(file):
+                size += len(line)
+                yield number, _LINES.decode(line) if line.endswith(b"\n") else None, size
                 number += 1
     except OSError as error:
         why = error.strerror or error

@@ -34,6 +34,7 @@ from grue.engine.conversations.conversation_file import (
     ConversationFile,
     FileHeader,
     Learned,
+    SavedConversation,
     TurnMark,
     TurnRecorded,
     begin_of_turn,
@@ -167,16 +168,30 @@ class KeptConversation:
         except BaseException:
             file.close()
             raise
-        header = saved.header
+        return cls._of(saved, file)
+
+    @classmethod
+    def loads(cls, text: str) -> "KeptConversation":
+        """Continue a conversation that `dumps` has written down. It is in memory only.
+
+        Raises:
+            ConversationError: The text is not one, or is damaged.
+        """
+        # A text that was stored elsewhere may have lost its last newline. It is whole all the same.
+        return cls._of(read_conversation(Path("the text"), text.rstrip("\n").encode() + b"\n"))
+
+    @classmethod
+    def _of(cls, saved: SavedConversation, file: ConversationFile | None = None) -> "KeptConversation":
         kept = cls(
-            header.system,
-            name=header.id,
+            saved.header.system,
+            name=saved.header.id,
             history=saved.history,
             learned=saved.learned,
             open_turn=saved.mark,
             results=EarlierResults((each.turn, Path(each.trace)) for each in saved.recorded),
         )
-        kept._append_to(file)
+        if file is not None:
+            kept._append_to(file)
         if saved.mark is None:
             # What was being done when the process was killed has no answer in the file.
             kept.history.close(None)
@@ -382,36 +397,50 @@ class KeptConversation:
             ConversationError: The file is not empty or cannot be written.
         """
         with self.held():
-            history, ledger = self.history, self.ledger
-            calls = {
-                call.call_id
-                for entry in history.entries
-                if isinstance(entry, m.AssistantReply)
-                for call in entry.tool_calls
-            }
-            header = FileHeader(
-                format=FORMAT,
-                id=self.id,
-                system=self.system,
-                entries=len(history.entries),
-                length=ledger.length,
-                digest=ledger.digest,
-                call_ids=tuple(sorted(history.call_ids - calls)),
-            )
-            recorded = (TurnRecorded(turn, str(trace)) for turn, trace in self.results.turns)
-            rest = [
-                msgspec.json.encode(each)
-                for each in (*recorded, self._learned, self.open_turn)
-                if each is not None
-            ]
             file = ConversationFile(path)
             try:
-                file.begin(header, (*lines_of(history), *rest))
+                file.begin(*self._whole())
             except BaseException:
                 file.close()
                 raise
             self.close()
             self._append_to(file)
+
+    def dumps(self) -> str:
+        """Return all of it as text, in the format of its file.
+
+        Raises:
+            ConversationBusy: A turn continues it.
+        """
+        with self.held():
+            header, lines = self._whole()
+            return b"\n".join([msgspec.json.encode(header), *lines, b""]).decode()
+
+    def _whole(self) -> tuple[FileHeader, tuple[bytes, ...]]:
+        """Return the first line of a new file, and the lines after it."""
+        history, ledger = self.history, self.ledger
+        calls = {
+            call.call_id
+            for entry in history.entries
+            if isinstance(entry, m.AssistantReply)
+            for call in entry.tool_calls
+        }
+        header = FileHeader(
+            format=FORMAT,
+            id=self.id,
+            system=self.system,
+            entries=len(history.entries),
+            length=ledger.length,
+            digest=ledger.digest,
+            call_ids=tuple(sorted(history.call_ids - calls)),
+        )
+        recorded = (TurnRecorded(turn, str(trace)) for turn, trace in self.results.turns)
+        rest = (
+            msgspec.json.encode(each)
+            for each in (*recorded, self._learned, self.open_turn)
+            if each is not None
+        )
+        return header, (*lines_of(history), *rest)
 
     def branch(self) -> "KeptConversation":
         """Return a copy with an id of its own, which is in memory only.
@@ -580,7 +609,9 @@ def _tells_handles(entries: Iterable[m.Said | m.AssistantReply]) -> bool:
     return any(isinstance(item, m.ToolMessage) and is_referred(item.content, item.call_id) for item in items)
 
 
-def given_conversation(name: str, system: str, items: Sequence[m.HistoryItem]) -> KeptConversation:
+def given_conversation(
+    name: str, system: str, items: Sequence[m.HistoryItem | m.SystemText]
+) -> KeptConversation:
     """Return a conversation for one turn, with what was said before as plain data.
 
     Raises:

@@ -315,7 +315,7 @@ def _cleared(
     return tuple(kept), texts
 
 
-def history_of(system: str, items: Iterable[m.HistoryItem], ledger: Ledger) -> History:
+def history_of(system: str, items: Iterable[m.HistoryItem | m.SystemText], ledger: Ledger) -> History:
     """Return the history of a conversation that is given as plain data.
 
     Items between two replies were said together. Calls without an answer are left out.
@@ -379,3 +379,19 @@ def take_step(history: History, step: SaidStep) -> None:
             history.change(change)
         case _:
             history.close(step)
+
+
+def items_said(steps: Iterable[SaidStep], end: m.TurnEnd, *, plain: bool) -> tuple[m.HistoryItem, ...]:
+    """Return the entries of a turn, without its system text, as `TurnRequest.history` takes them.
+
+    Args:
+        steps: Its requests and replies, in order.
+        end: How it ended.
+        plain: It told the results of tools plainly (`RunTurn.plain_results`).
+    """
+    history = History()
+    history.plain = plain
+    for step in steps:
+        take_step(history, step)
+    history.close(end)
+    return tuple(item for item in items_of(history.entries) if not isinstance(item, m.SystemText))

@@ -1,4 +1,4 @@
-"""The scripted model of `grue run --offline`: it writes the weekly report of `docs/examples/skill_agent`.
+"""The scripted model of `grue run --offline`: it writes the weekly report of the skill agent's example.
 
 It works as a careful model would: it reads a skill, then the notes that it finds, thinks with a tool if there
 is one, writes the report that follows from the numbers, and finishes. It reads the notes through an MCP

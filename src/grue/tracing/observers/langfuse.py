@@ -57,7 +57,7 @@ from grue.tracing.observers.spans import (
     ToolUse,
 )
 
-INSTALL = "Langfuse is not installed: pip install 'grue[langfuse]'"
+INSTALL = "Langfuse is not installed: pip install 'langfuse>=5,<6'"
 
 _KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 _CLOUD = "https://cloud.langfuse.com"

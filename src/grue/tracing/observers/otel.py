@@ -27,7 +27,10 @@ from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.span_sink import Capture, SpanSink, nanoseconds
 from grue.tracing.observers.spans import Generation, SpanClosed, SpanId, SpanNoted, SpanOpened, ToolUse
 
-INSTALL = "OpenTelemetry is not installed: pip install 'grue[otel]'"
+INSTALL = (
+    "OpenTelemetry is not installed: pip install 'opentelemetry-sdk>=1.45,<2'"
+    " 'opentelemetry-exporter-otlp-proto-http>=1.45,<2'"
+)
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")

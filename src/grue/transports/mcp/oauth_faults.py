@@ -91,7 +91,7 @@ def keyring_fault(server: str, words: str | None) -> WireFault:
     """
     if words is None:
         cause = f"the tokens of {server!r} are kept in the system's keyring, which needs the package keyring"
-        return WireFault(cause, ends_session=True, remedy="Install it: pip install 'grue[keyring]'")
+        return WireFault(cause, ends_session=True, remedy="Install it: pip install 'keyring>=25.5,<26'")
     remedy = f'To keep the tokens in a file instead, set "keep_tokens_in": "file" under `auth` of {server!r}'
     return WireFault(
         f"the system's keyring {words}", ends_session=True, remedy=f"{remedy}, and log in again."

@@ -20,7 +20,7 @@ def require_mcp() -> None:
     version = _version_by_folder() or _version_by_metadata()
     if not version:
         raise MissingDependencyError(
-            "MCP servers need the package mcp, which is not installed. Install it: pip install 'grue[mcp]'"
+            "MCP servers need the package mcp, which is not installed. Install it: pip install 'mcp>=2.3,<3'"
         )
     if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (2, 3):
         raise MissingDependencyError(

@@ -354,4 +354,4 @@ def test_without_the_package_mcp_only_connect_all_raises_with_the_command_that_i
         check=False,
     )
     assert ran.stderr == ""
-    assert "pip install 'grue[mcp]'" in ran.stdout
+    assert "pip install 'mcp>=2.3,<3'" in ran.stdout

@@ -128,9 +128,9 @@ def test_without_the_package_there_is_one_warning_and_a_normal_turn(monkeypatch:
     assert end.answer == {"action": "take lamp"}
     assert (observer.client, observer.statistics().taken) == (None, 0)
     assert warnings == [
-        "Langfuse is not installed: pip install 'grue[langfuse]'. The episode continues without it."
+        "Langfuse is not installed: pip install 'langfuse>=5,<6'. The episode continues without it."
     ]
-    with pytest.raises(MissingDependencyError, match=r"pip install 'grue\[langfuse\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'langfuse>=5,<6'"):
         require_langfuse()
 
 

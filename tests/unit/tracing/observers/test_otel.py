@@ -162,9 +162,10 @@ def test_without_the_package_there_is_one_warning_and_a_normal_turn(monkeypatch:
     observer = OtelObserver(warn=warnings.append)
     assert Play(Tape(observer), RUN, ["take lamp"]).end.answer == {"action": "take lamp"}
     assert warnings == [
-        "OpenTelemetry is not installed: pip install 'grue[otel]'. The episode continues without it."
+        "OpenTelemetry is not installed: pip install 'opentelemetry-sdk>=1.45,<2'"
+        " 'opentelemetry-exporter-otlp-proto-http>=1.45,<2'. The episode continues without it."
     ]
-    with pytest.raises(MissingDependencyError, match=r"pip install 'grue\[otel\]'"):
+    with pytest.raises(MissingDependencyError, match="pip install 'opentelemetry-sdk"):
         require_otel()
 
 

@@ -46,7 +46,7 @@ def test_r14_4_without_it_the_error_has_the_install_command(monkeypatch: pytest.
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("mcp")
-    with pytest.raises(MissingDependencyError, match=r"pip install 'grue\[mcp\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'mcp>=2\.3,<3'"):
         require_mcp()
 
 

@@ -144,7 +144,7 @@ def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch: 
     assert (
         fault.cause == "the tokens of 'far' are kept in the system's keyring, which needs the package keyring"
     )
-    assert fault.remedy == "Install it: pip install 'grue[keyring]'"
+    assert fault.remedy == "Install it: pip install 'keyring>=25.5,<26'"
 
 
 def test_another_bug_of_a_backend_is_not_hidden() -> None:

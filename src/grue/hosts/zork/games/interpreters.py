@@ -113,7 +113,9 @@ def fernz() -> Interpreter:
         MissingDependencyError: It is not installed.
     """
     if find_spec("fernz") is None:
-        raise MissingDependencyError("The interpreter fernz is not installed: pip install 'grue[fernz]'.")
+        raise MissingDependencyError(
+            "The interpreter fernz is not installed: pip install 'fernz>=0.0.4,<0.1'."
+        )
     # -P: a module in the working directory cannot take the place of an installed one.
     player = (sys.executable, "-P", "-m", "grue.hosts.zork.games.fernz_player")
     return Interpreter(
@@ -157,7 +159,7 @@ INTERPRETERS: Final[dict[str, Callable[[], Interpreter]]] = {"dfrotz": dfrotz, "
 _LOST: Final = (
     "does not print bold and underlined words, which room names are in most stories from version 4 on"
 )
-_PIP: Final = "pip install 'grue[fernz]'"
+_PIP: Final = "pip install 'fernz>=0.0.4,<0.1'"
 
 
 class Choice(Struct, frozen=True):

@@ -59,7 +59,7 @@ def test_without_fernz_what_is_lost_is_named_with_the_remedy(
     monkeypatch.setattr("grue.hosts.zork.games.interpreters.find_spec", lambda _: None)
     chosen = choose_interpreter(5)
     assert (chosen.interpreter.name, chosen.loses_words) == ("dfrotz", True)
-    assert chosen.reason.endswith("fernz does: pip install 'grue[fernz]'")
+    assert chosen.reason.endswith("fernz does: pip install 'fernz>=0.0.4,<0.1'")
 
 
 def test_a_version_that_fernz_does_not_play_stays_with_dfrotz(installed: Path) -> None:
