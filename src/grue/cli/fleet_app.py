@@ -127,7 +127,7 @@ def table(
     directory: _Directory,
     by: Annotated[
         str | None,
-        typer.Option(metavar="SETTING,...", help="A row for each.", show_default="all but seed"),
+        typer.Option(metavar="SETTING,...", help="A row for each.", show_default="what makes few rows"),
     ] = None,
     as_json: _Json = False,
 ) -> None:

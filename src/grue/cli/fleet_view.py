@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,15 +13,14 @@ import msgspec
 from grue.cli.saying import say, shown_path
 from grue.errors import FleetError
 from grue.fleet.accounts import read_ledger
+from grue.fleet.compare import cell_axes, in_order, setting_word
 from grue.fleet.fleet import Manifest
 from grue.fleet.folder import MANIFEST, TRACE, FleetFolder
 from grue.fleet.results import results
 
-_NO_CELL = frozenset({"seed"})
-"""Settings that make repetitions rather than cells of a table."""
-
 _OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}
 _WIDEST = 28
+_MOST_ROWS = 24
 
 
 def print_status(directory: Path, *, as_json: bool) -> None:
@@ -81,7 +81,8 @@ def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> 
 
     Args:
         directory: The fleet's folder.
-        by: The settings that make a cell; `None`: all that differ, without `seed`.
+        by: The settings that make a cell; `None`: all that differ, without `seed`. Printed for a reader,
+            those with the fewest values, if that would be too many rows.
         as_json: Print JSON.
 
     Raises:
@@ -92,10 +93,12 @@ def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> 
     done = [each for each in found if each.outcome == "scored"]
     failed = sum(each.outcome == "failed" for each in found)
     damaged = [each.error for each in found if each.outcome == "damaged"]
-    axes = list(by) if by is not None else _differing([each.settings for each in done])
+    settings = [each.settings for each in done]
+    differing = cell_axes(settings, sys.maxsize)
+    axes = list(by) if by is not None else differing if as_json else cell_axes(settings, _MOST_ROWS)
     cells: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for result in done:
-        key = tuple(_word(result.settings.get(axis)) for axis in axes)
+    for result in sorted(done, key=lambda each: in_order(each.settings.get(axis) for axis in axes)):
+        key = tuple(setting_word(result.settings.get(axis)) for axis in axes)
         scores = cells.setdefault(key, {})
         for name, value in result.scores.items():
             if "@" not in name or (result.end is not None and name in result.end.scores):
@@ -105,12 +108,14 @@ def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> 
             **dict(zip(axes, key, strict=True)),
             **{name: _statistics(values) for name, values in scores.items()},
         }
-        for key, scores in sorted(cells.items())
+        for key, scores in cells.items()
     ]
     if as_json:
         say(msgspec.json.encode(rows).decode())
         return
     _print_rows(axes, rows)
+    if by is None and (left := [name for name in differing if name not in axes]):
+        say(f"Each row is a mean over {', '.join(left)}. A row for each: --by {','.join(differing)}")
     if failed:
         say(f"{failed:,} failed episodes have no score and are not in the table.")
     if damaged:
@@ -152,19 +157,6 @@ def _opened(directory: Path) -> tuple[FleetFolder, Manifest]:
     if manifest is None:
         raise FleetError(f"There is no fleet in {directory}: it has no {MANIFEST}.")
     return folder, manifest
-
-
-def _differing(settings: list[dict[str, Any]]) -> list[str]:
-    names = dict.fromkeys(name for each in settings for name in each)
-    return [
-        name
-        for name in names
-        if name not in _NO_CELL and len({_word(each.get(name)) for each in settings}) > 1
-    ]
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _statistics(values: list[float]) -> dict[str, float]:

@@ -6,12 +6,14 @@
 
     Fleet("runs/sweep").map(play, [{"model": "a"}, {"model": "b"}], repetitions=20)
 
-Results are on disk. The same call again plays the episodes that are missing; see `docs/guides/fleet.md`.
+Results are on disk: `Fleet("runs/sweep").results()`. The same call again plays the episodes that are missing;
+see `docs/guides/fleet.md`.
 """
 
 from grue.fleet.broker import Amount, FleetBudget, Rate
 from grue.fleet.driver import Finished, Tally
 from grue.fleet.fleet import Fleet, FleetOptions
+from grue.fleet.results import Result
 from grue.fleet.scorers import FinishedEpisode
 from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Sweep, read_sweep
@@ -28,6 +30,7 @@ __all__ = [
     "FleetOptions",
     "Price",
     "Rate",
+    "Result",
     "ServerCap",
     "Sweep",
     "Tally",

@@ -13,6 +13,7 @@ counts on neither side, and is shown.
 """
 
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +43,9 @@ Verdict: TypeAlias = Literal["better", "worse", "cannot be told"]
 _SELECTED = re.compile(r"(.*?)(?::([A-Za-z_][\w.-]*=.*))?", re.DOTALL)
 _NEXT_SETTING = re.compile(r",(?=[A-Za-z_][\w.-]*=)")
 _MOST_NAMED = 8
+_NO_CELL = frozenset({"seed"})
+"""Settings that make repetitions rather than cells."""
+
 _NONE_OF = 3.0
 """If none of n cases differs, at most about 3/n of all cases do, at 95 %."""
 
@@ -94,12 +98,12 @@ class Cell(Struct, frozen=True):
         return found
 
     def _has(self, result: Result) -> bool:
-        return all(_word(_setting(result, name)) == value for name, value in self.wanted.items())
+        return all(setting_word(_setting(result, name)) == value for name, value in self.wanted.items())
 
     def _values(self, everything: Sequence[Result]) -> str:
         said = []
         for name in self.wanted:
-            there = list(dict.fromkeys(_word(_setting(each, name)) for each in everything))
+            there = list(dict.fromkeys(setting_word(_setting(each, name)) for each in everything))
             more = f" and {len(there) - _MOST_NAMED} others" if len(there) > _MOST_NAMED else ""
             said.append(f"The values of {name} are {', '.join(map(repr, there[:_MOST_NAMED]))}{more}.")
         return " ".join(said)
@@ -410,7 +414,7 @@ def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tu
             if each.outcome != "damaged":
                 for name in names:
                     value = each.planned.get(name)
-                    there[name][_word(value)] = value
+                    there[name][setting_word(value)] = value
         values.append(there)
     a, b = values
     single = (name for name in a if len(a[name]) == len(b[name]) == 1 and a[name].keys() != b[name].keys())
@@ -432,7 +436,7 @@ def _groups(keys: Sequence[str], cluster: Sequence[str]) -> list[int] | None:
         for name in cluster:
             if name not in case:
                 raise FleetError(f"The cases have no setting {name!r}; they have {', '.join(case)}.")
-        groups.append(numbers.setdefault(_word([case[name] for name in cluster]), len(numbers)))
+        groups.append(numbers.setdefault(setting_word([case[name] for name in cluster]), len(numbers)))
     return groups
 
 
@@ -460,5 +464,45 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
     return replace(found, mean=-found.mean, low=-found.high, high=-found.low)
 
 
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+# --- The cells of a table or a report ---
+
+
+def cell_axes(settings: Sequence[m.JsonObject], most: int) -> list[str]:
+    """Return the settings that make the cells: all that differ, unless that would be too many cells.
+
+    Then those with the fewest values are taken, as long as each cell has enough cases to say something. The
+    others, such as the question that was asked, are what a cell is a mean over.
+
+    Args:
+        settings: The settings of each episode.
+        most: How many cells there may be.
+    """
+    values: dict[str, set[str]] = {}
+    for each in settings:
+        for name, value in each.items():
+            values.setdefault(name, set()).add(setting_word(value))
+    differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]
+    if math.prod(len(values[name]) for name in differing) <= most:
+        return differing
+    cases = len({setting_word(each) for each in settings})
+    axes: list[str] = []
+    cells = 1
+    for name in sorted(differing, key=lambda name: len(values[name])):
+        cells *= len(values[name])
+        if cells > most or (axes and cases < LEAST_CASES * cells):
+            break
+        axes.append(name)
+    return [name for name in differing if name in axes]
+
+
+def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:
+    """Return a key that sorts settings: numbers by their size, before texts."""
+    return [
+        (0, value, "") if isinstance(value, int | float) else (1, 0.0, setting_word(value))
+        for value in values
+    ]
+
+
+def setting_word(value: Any) -> str:
+    """Return the value of a setting as a word: a text as it is, else JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -13,10 +13,11 @@ from grue.errors import FleetError
 from grue.fleet.broker import FleetBudget, Limits, Rate
 from grue.fleet.driver import Driver, Finished, Plan, Tally
 from grue.fleet.engine import Costs, Engine
-from grue.fleet.folder import DriverLock, FleetFolder
+from grue.fleet.folder import MANIFEST, DriverLock, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.local import LocalEngine, default_workers
 from grue.fleet.main_program import refuse_to_start_again
+from grue.fleet.results import Result, results
 from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Keep, Sweep
 from grue.fleet.work import Work, find_work, name_of
@@ -148,6 +149,19 @@ class Fleet:
             prices=self._limits.budget.prices,
         )
         return self._run(plan, list(sweep.grid), retry=retry, watch=watch)
+
+    def results(self) -> list[Result]:
+        """Return the episodes that are on disk, by id. Nothing is played; other programs may play meanwhile.
+
+        Each has `settings`, `repetition`, `outcome` and `scores` by name, also those of `grue fleet score`.
+        `end` says what it has cost and how long it took, and `run(folder)` is the folder with its trace.
+
+        Raises:
+            FleetError: There is no fleet in the folder.
+        """
+        if not (self.folder.path / MANIFEST).is_file():
+            raise FleetError(f"There is no fleet in {self.folder.path}: it has no {MANIFEST}.")
+        return list(results(self.folder.path))
 
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
         with DriverLock(self.folder):

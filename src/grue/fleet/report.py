@@ -5,7 +5,6 @@ once. Ten thousand episodes make about one megabyte. `tracing/viewer_page/report
 `tracing/page_file.py` says why what models and tools wrote cannot run as code there.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from grue.errors import FleetError
-from grue.fleet.compare import Options, compare_results
+from grue.fleet.compare import Options, cell_axes, compare_results, in_order, setting_word
 from grue.fleet.failures import WORDS, around, group_failures, passing_score
 from grue.fleet.folder import MANIFEST
 from grue.fleet.results import Result, results
@@ -27,7 +26,6 @@ _MOST_CELLS = 12
 _MOST_GROUPS = 200
 _MOST_LABEL = 160
 _MOST_NAME = 300
-_NO_CELL = frozenset({"seed"})
 
 
 class _CellRow(Struct, frozen=True, kw_only=True):
@@ -72,7 +70,7 @@ def write_report(
         target: The page.
         score: The score to report.
         passing: The least score of an episode that passes; `None`: 1, if all scores are from 0 to 1.
-        by: The settings that make a cell; `None`: those with the fewest values.
+        by: The settings that make a cell; `None`: as `cell_axes` chooses them.
 
     Raises:
         FleetError: There is no fleet, it has no episodes, or the page cannot be written.
@@ -99,12 +97,12 @@ def write_report(
 def _report(
     found: list[Result], fleet: Path, score: str, passing: float | None, by: Sequence[str] | None
 ) -> _Report:
-    axes = _axes(found) if by is None else list(by)
+    axes = cell_axes([each.planned for each in found], _MOST_CELLS) if by is None else list(by)
     least = passing_score(found, score) if passing is None else passing
     cells: dict[str, list[Result]] = {}
     for each in found:
         cells.setdefault(_label(each, axes), []).append(each)
-    names = sorted(cells)
+    names = sorted(cells, key=lambda name: in_order(cells[name][0].planned.get(axis) for axis in axes))
     groups = group_failures(found, score, least)
     report = _Report(
         title=f"Fleet {printable(fleet.name or str(fleet), _MOST_NAME)}",
@@ -218,31 +216,10 @@ def _verdicts(
     return [printable(each, 2 * _MOST_NAME) for each in said]
 
 
-def _axes(found: list[Result]) -> list[str]:
-    """Return the settings that make the cells: of those that differ, the ones with the fewest values."""
-    values: dict[str, set[str]] = {}
-    for each in found:
-        for name, value in each.planned.items():
-            values.setdefault(name, set()).add(_word(value))
-    differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]
-    axes: list[str] = []
-    cells = 1
-    for name in sorted(differing, key=lambda name: len(values[name])):
-        cells *= len(values[name])
-        if cells > _MOST_CELLS or (axes and len(values[name]) > _MOST_CELLS // 2):
-            break
-        axes.append(name)
-    return [name for name in differing if name in axes]
-
-
 def _label(result: Result, axes: Sequence[str]) -> str:
-    return ", ".join(f"{name}={_word(result.planned.get(name))}" for name in axes)
+    return ", ".join(f"{name}={setting_word(result.planned.get(name))}" for name in axes)
 
 
 def _case(result: Result, axes: Sequence[str]) -> str:
     rest = {name: value for name, value in result.planned.items() if name not in axes}
-    return ", ".join(f"{name}={_word(value)}" for name, value in rest.items())
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return ", ".join(f"{name}={setting_word(value)}" for name, value in rest.items())

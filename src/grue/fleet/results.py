@@ -89,11 +89,11 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
             found.setdefault(mark.name, mark.score)
         return found
 
-    def folder(self, fleet: Path) -> Path:
-        """Return its folder."""
-        return FleetFolder(fleet).episode(self.id).path
+    def folder(self, fleet: str | os.PathLike[str]) -> Path:
+        """Return its folder in that of the fleet."""
+        return FleetFolder(Path(fleet)).episode(self.id).path
 
-    def run(self, fleet: Path) -> Path:
+    def run(self, fleet: str | os.PathLike[str]) -> Path:
         """Return the folder of the attempt that counts; it need not exist."""
         return self.folder(fleet) / f"attempt-{self.attempt}"
 

@@ -1,14 +1,16 @@
 """Comparing two cells: what is paired, what counts, and what is said of it."""
 
 import random
+from itertools import product
 from pathlib import Path
 
 import pytest
 from made_fleets import add_episode, ended, make_fleet
 
 from grue.errors import FleetError
-from grue.fleet.compare import Cell, Comparison, Options, TooFewCasesError, compare
+from grue.fleet.compare import Cell, Comparison, Options, TooFewCasesError, cell_axes, compare
 from grue.fleet.folder import AttemptEnd
+from grue.messages import JsonObject
 
 FAILED = AttemptEnd(outcome="failed", kind="ValueError", error="ValueError: no")
 LOST = AttemptEnd(outcome="infrastructure", kind="died", error="the worker died")
@@ -142,3 +144,15 @@ def test_a_value_may_hold_commas_and_equals_signs(tmp_path: Path) -> None:
     make_fleet(tmp_path, planted(0.0), prompts=["Be short, please", "x=1, y"])
     a = Cell.of(f"{tmp_path}:prompt=Be short, please")
     assert compare(a, Cell.of(":prompt=x=1, y", a), Options()).cases == 30
+
+
+def test_the_cells_are_all_settings_that_differ_or_those_that_leave_enough_cases_in_each() -> None:
+    def cases(**axes: int) -> list[JsonObject]:
+        names, counts = list(axes), axes.values()
+        return [dict(zip(names, each, strict=True)) for each in product(*map(range, counts))]
+
+    assert cell_axes(cases(model=3, prompt=4), 12) == ["model", "prompt"], "one case, repeated, in each"
+    assert cell_axes(cases(prompt=2, a=6, b=5), 12) == ["prompt"], "6 cases a cell compare nothing"
+    assert cell_axes(cases(question=60, prompt=2, model=2), 12) == ["prompt", "model"]
+    assert cell_axes(cases(question=60), 12) == []
+    assert cell_axes(cases(seed=60, mcp=2), 12) == ["mcp"]

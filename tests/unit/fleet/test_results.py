@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from made_fleets import ended, make_fleet
 
+from grue.errors import FleetError
+from grue.fleet import Fleet
 from grue.fleet.folder import AttemptEnd, EpisodeFolder
 from grue.fleet.results import INDEX, Result, note_result, results
 from grue.tracing.marks import Mark, write_mark
@@ -24,6 +26,19 @@ def read(fleet: Path) -> list[Result]:
 
 def folder_of(fleet: Path, result: Result) -> EpisodeFolder:
     return EpisodeFolder(result.folder(fleet))
+
+
+def test_a_program_reads_the_results_of_a_fleet_by_its_folder(fleet: Path) -> None:
+    """Also while another one plays, and with the scores that were given afterwards."""
+    first = read(fleet)[0]
+    mark = Mark(scorer="brief", version="1", score=0.5, attempt=1)
+    write_mark(folder_of(fleet, first).path, mark)
+    found = Fleet(str(fleet)).results()
+    assert [each.id for each in found] == [each.id for each in read(fleet)]
+    assert found[0].scores == {"score": 0.5, "brief": 0.5, "brief@1": 0.5}
+    assert found[0].run(str(fleet)).is_dir()
+    with pytest.raises(FleetError, match="There is no fleet in"):
+        Fleet(fleet / "mistyped").results()
 
 
 def test_the_index_gives_what_the_files_give(fleet: Path) -> None:
