@@ -29,6 +29,7 @@ OnStepFailure: TypeAlias = Literal["continue", "stop", "retry"]
 SHELL = "shell"
 """The server name of the tool that runs commands: `shell.run`."""
 
+_TAKEN = "the name is taken by the agent's own actions"
 _Count = Annotated[int, Meta(ge=1)]
 _Above0 = Annotated[float, Meta(gt=0)]
 
@@ -61,7 +62,8 @@ class AgentConfig(Struct, kw_only=True):
     Attributes:
         llm: The model: an endpoint, or its settings.
         task: The task of a run that names none.
-        servers: MCP servers by name, in the order in which they get shared tool names.
+        servers: MCP servers by name, in the order in which they get shared tool names. None can be called
+            `agent`.
         optional_servers: Names of those that may be absent: the run goes on without them, as if they were not
             configured.
         mcp_enabled: Whether the servers are connected.
@@ -99,6 +101,11 @@ class AgentConfig(Struct, kw_only=True):
     workspace: Path = field(default_factory=Path)
     instructions: str = ""
     path: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a server whose tools would pass for the agent's own actions."""
+        if AGENT in self.servers:
+            raise MCPConfigError(f"AgentConfig: servers.{AGENT}: {_TAKEN}.")
 
     @property
     def model(self) -> str:
@@ -153,8 +160,7 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
     folder = path.parent
     skills = table.skills
     if AGENT in table.mcp.servers:
-        taken = f"mcp.servers.{AGENT}: the name is taken by the agent's own actions."
-        raise document.error(("mcp", "servers", AGENT), taken)
+        raise document.error(("mcp", "servers", AGENT), f"mcp.servers.{AGENT}: {_TAKEN}.")
     servers, optional = servers_of(document, ("mcp",), table.mcp)
     return AgentConfig(
         llm=model_of(document, ("model",), table.model),

@@ -338,6 +338,9 @@ _TEXTS = ("content", "refusal", *_THOUGHTS)
 _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 """Members of chunks that belong to the completion; the last of each counts."""
 
+_LARGE_WEIGHT = 16 * 2**10
+"""Weight of a member that no endpoint repeats in every chunk. A `usage` weighs a few hundred."""
+
 _MOST_READ = 64 * 2**20
 """Characters of arguments that are read, over and over, to see whether a call is complete."""
 
@@ -392,6 +395,7 @@ class ChatAssembler:
         self.finished = False
         self.held = 0
         self._top: m.JsonObject = {}
+        self._weights: dict[str, int] = {}
         self._texts: dict[str, list[str]] = {}
         self._calls = _Calls()
         self._details: list[object] = []
@@ -420,13 +424,14 @@ class ChatAssembler:
         chunk = intact(event.object, _CHUNK)
         for key in _KEPT:
             if chunk.get(key) is not None:
-                self.held += weight(chunk[key]) - weight(self._top.get(key))
-                self._top[key] = chunk[key]
+                self._keep(key, chunk[key])
         if chunk.get("error"):
             self.finished = True
         choices = chunk.get("choices")
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
+        # Each costs as much time as a chunk of its own, and there is no reason for a second one.
+        self.held += sum(map(weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in listed(choices) for delta in self._add(_member(choice, "choice"))]
 
@@ -446,6 +451,13 @@ class ChatAssembler:
         choice |= {"token_ids": self._ids} if self._ids else {}
         choice |= {"logprobs": {"content": self._logprobs}} if self._logprobs else {}
         return to_json({**self._top, "choices": [choice]})
+
+    def _keep(self, key: str, value: object) -> None:
+        size = weight(value)
+        # Only the last one is kept. But a large one counts as often as it comes: weighing it takes time.
+        self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
+        self._weights[key] = size if size <= _LARGE_WEIGHT else 0
+        self._top[key] = value
 
     def _add(self, choice: m.JsonObject) -> Iterable[Delta]:
         intact(choice, _CHOICE)
@@ -473,7 +485,9 @@ class ChatAssembler:
             self.held += weight(details)
             self._details += details
         for name in _TEXTS:
-            text = _text(delta.get(name), name)
+            said = delta.get(name)
+            text = _text(said, name)
+            self.held += 0 if said is None or isinstance(said, str) else weight(said)
             if text:
                 self._texts.setdefault(name, []).append(text)
                 self.held += len(text)

@@ -126,9 +126,9 @@ class _CallEvents(Struct):
         Raises:
             DamagedStream: They differ.
         """
-        for name, known in (("name", self.name), ("arguments", self.whole)):
+        for name, known, other in (("name", self.name, "another"), ("arguments", self.whole, "other")):
             if known is not None and name in item and item[name] != known:
-                raise DamagedStream(f"has a tool call with another {name} than the events before it")
+                raise DamagedStream(f"has a tool call with {other} {name} than the events before it")
         self.name = as_text(item.get("name")) or self.name
         arguments = as_text(item.get("arguments"))
         if arguments is None:

@@ -460,8 +460,8 @@ class AwaitingTools(Struct, frozen=True):
         under_way: The batches that have been sent and are not settled; one, unless calls run in parallel.
         unsent: Runs that are sent later.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
-        broken: The failure that decides how the turn goes on once all calls are settled; empty if none.
-        died: The server that died; `None`: none has.
+        died: The server that died; `None`: none has. It decides how the turn goes on, also after a timeout.
+        timed_out: A call has, after which the turn does not go on as usual.
         changed: The arguments of calls that a person has changed.
         tools: The tools when the calls were decided on.
         noted: Notes of calls that nobody makes whose place in the reply has not come.
@@ -473,8 +473,8 @@ class AwaitingTools(Struct, frozen=True):
     under_way: tuple[Batch, ...]
     unsent: Remaining[Run]
     settled: Growing[m.ToolCallRecord]
-    broken: Literal["", "tool_timeout", "server_died"] = ""
     died: m.ServerName | None = None
+    timed_out: bool = False
     changed: Mapping[m.CallId, m.JsonObject] = {}
     tools: tuple[m.ToolDefinition, ...] = ()
     noted: Remaining[PlacedNote] = Remaining()

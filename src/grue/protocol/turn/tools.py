@@ -235,10 +235,10 @@ def settle(
     match event:
         case m.ServerDied():
             state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_DEATH, event.batch)
-            state = replace(state, broken="server_died", died=event.server)
+            state = replace(state, died=event.server)
         case m.ToolTimedOut() if state.turn.run.policy.after_timeout != "continue":
             state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_TIMEOUT, event.batch)
-            state = replace(state, broken=state.broken or "tool_timeout")
+            state = replace(state, timed_out=True)
         case _:
             pass
     return _send_runs(state, notes)
@@ -286,7 +286,7 @@ def _after_tools(state: AwaitingTools) -> Transition:
         if policy.after_death == "reconnect" and not turn.reconnected and not used_up:
             return AwaitingReconnect(turn, state.died, new), (m.CloseSession(server=state.died),)
         return force(turn, "server_died", new)
-    if state.broken == "tool_timeout" and policy.after_timeout == "force":
+    if state.timed_out and policy.after_timeout == "force":
         return force(turn, "tool_timeout", new)
     if used_up:
         return force(turn, "max_iterations", new)

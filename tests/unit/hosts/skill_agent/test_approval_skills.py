@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from skill_runs import Ran, act, call, finish, run
 
-from grue import ToolPolicy, ToolRule
+from grue import LlmSettings, MCPConfigError, ToolPolicy, ToolRule
+from grue.hosts.skill_agent import AgentConfig
 from grue.testing.fake_tools import FakeToolServer
 
 ASK = ToolPolicy(rules=(ToolRule(tools=("agent.write_file", "cave.*"), verdict="ask"),))
@@ -93,6 +94,11 @@ def test_a_bare_name_never_allows_the_tool_of_a_server(folder: Path, name: str) 
     assert restricted.statuses == ["completed", "denied", "completed"]
     problems = [fields["problem"] for event, fields in asked.events if event == "skill_problem"]
     assert name == "Read" or "by its full name, server.tool" in problems[0]
+
+
+def test_no_server_passes_for_the_agent_itself() -> None:
+    with pytest.raises(MCPConfigError, match=r"servers\.agent: the name is taken"):
+        AgentConfig(llm=LlmSettings(model="m"), servers={"agent": FakeToolServer("agent")})
 
 
 def test_unknown_names_are_said_once(folder: Path) -> None:

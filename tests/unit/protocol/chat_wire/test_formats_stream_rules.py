@@ -286,8 +286,8 @@ ONE, TWO = tool("a", "s.read", '{"p":1}'), tool("b", "s.list", '{"p":2}')
         ([*streamed(ONE, 0), *streamed(TWO, 1), completed(ONE)], "lacks a tool call"),
         ([*streamed(ONE, 0), *streamed(TWO, 1)[:-1], completed()], "lacks a tool call"),
         ([*streamed(ONE, 0), completed({**ONE, "name": "s.delete"})], "with another name"),
-        ([*streamed(ONE, 0), completed({**ONE, "arguments": "{}"})], "with another arguments"),
-        ([*streamed(ONE, 0)[:-1], completed({**ONE, "arguments": "{}"})], "with another arguments"),
+        ([*streamed(ONE, 0), completed({**ONE, "arguments": "{}"})], "with other arguments"),
+        ([*streamed(ONE, 0)[:-1], completed({**ONE, "arguments": "{}"})], "with other arguments"),
         ([*streamed(ONE, 0, "{}"), completed(ONE)], "with other arguments"),
         ([*streamed(ONE, 0)[:3], done({**ONE, "arguments": "{}"}), completed()], "with other arguments"),
         ([*streamed(ONE, 0)[:1], done({**ONE, "name": "s.delete"}), completed()], "with another name"),
@@ -357,3 +357,46 @@ def test_a_stream_that_names_a_long_call_again_and_again_is_ended(monkeypatch: p
     pieces = [call(f'{begun}"{n}":{{}}', index=0, name="s.t") for n, begun in enumerate("{,,,,,")]
     with pytest.raises(OversizedStream, match="names its tool calls too often"):
         feed(ChatAssembler(), *pieces)
+
+
+# --- How much a stream may hold ---
+
+MANY = "many empty objects"
+SMALL = {"prompt_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 3}}
+
+
+def grown(assembler: Assembler, *events: object) -> list[int]:
+    """Return how much more the assembler holds after each event."""
+    before, grown = assembler.held, []
+    for each in events:
+        feed(assembler, each)
+        grown.append(assembler.held - before)
+        before = assembler.held
+    return grown
+
+
+@each_case(
+    "crowded",
+    [
+        {"choices": [], "usage": {"x": MANY}},
+        {"choices": [], "system_fingerprint": MANY},
+        {"choices": MANY},
+        delta(content=MANY),
+        delta(reasoning=MANY),
+        delta(reasoning_details=MANY),
+        {"choices": [{"delta": {}, "logprobs": {"content": MANY}}]},
+        {"choices": [{"delta": {}, "token_ids": MANY}]},
+        call({"x": MANY}, index=0, id="a", name="s.t"),
+        call("", index=0, id="a", name="s.t", extra_content=MANY),
+    ],
+)
+def test_what_takes_long_to_read_counts_whenever_it_comes(crowded: object) -> None:
+    event = json.dumps(crowded).replace(json.dumps(MANY), json.dumps([{}] * 5000))
+    assert min(grown(ChatAssembler(), event, event, event)) > 5000
+
+
+def test_a_usage_in_every_chunk_counts_once() -> None:
+    chunks = [delta(content="word") | {"usage": SMALL, "id": "c", "model": "m"} for _ in range(3)]
+    first, *later = grown(ChatAssembler(), *chunks)
+    assert first > 100
+    assert later == [len("word")] * 2
