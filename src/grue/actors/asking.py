@@ -181,11 +181,8 @@ class Asking:
         write = functools.partial(self._conversation.body, settings, choice=self._choice, stream=stream)
         long = self._conversation.size >= JOINED_AT_ONCE
         body = await anyio.to_thread.run_sync(write) if long else write()
-        streamed = (
-            Streamed(self._conversation.format.assembler(), self._show if shown else _unshown)
-            if stream
-            else None
-        )
+        # Some gateways stream whatever they are asked for, so each reply may be a stream.
+        streamed = Streamed(self._conversation.format.assembler(), self._show if shown else _unshown)
         permit = await self._permit(len(body), settings.max_tokens)
         if isinstance(permit, str):
             return self._refused(permit, profile)
@@ -288,4 +285,4 @@ class Asking:
 
 
 def _unshown(_: Delta) -> None:
-    """Take a piece of a reply that is streamed because its endpoint does nothing else."""
+    """Take a piece of a reply that is streamed because its endpoint does nothing else, asked or not."""

@@ -53,7 +53,13 @@ def body_of(wire: WireName, arguments: str, *, stream: bool) -> bytes:
 
 
 async def asked(
-    wire: str, body: bytes, *, stream: bool = False, headers: dict[str, str] | None = None, status: int = 200
+    wire: str,
+    body: bytes,
+    *,
+    stream: bool = False,
+    asks: bool | None = None,
+    headers: dict[str, str] | None = None,
+    status: int = 200,
 ) -> CompletionReceived | CompletionFailed:
     kind = "text/event-stream" if stream else "application/json"
 
@@ -66,7 +72,7 @@ async def asked(
 
     settings = settings_for("http://llm.invalid/v1", wire=wire, retry=ONCE)
     async with desk(LlmEndpoint(settings, transport=httpx.MockTransport(answer))) as agent:
-        outcome = (await agent.ask(OPENING, LISTING, stream=stream)).body
+        outcome = (await agent.ask(OPENING, LISTING, stream=stream if asks is None else asks)).body
     assert isinstance(outcome, CompletionReceived | CompletionFailed)
     return outcome
 
@@ -147,6 +153,46 @@ async def error_of_call(wire: str, body: bytes, *, stream: bool) -> str:
 
 
 # --- Compressed ---
+
+
+@pytest.mark.parametrize(("status", "reason"), [(401, "key"), (429, "rate"), (503, "overloaded")])
+@pytest.mark.parametrize(
+    ("body", "coding"),
+    [
+        (b"\x00\x01", "gzip"),
+        (b"{}", "gzip, gzip, gzip"),
+        (gzip.compress(bytes(9_000_000)), "gzip"),
+        (b"", ""),
+    ],
+    ids=["not gzip", "three times", "nine megabytes", "nothing"],
+)
+async def test_the_status_of_an_error_counts_whatever_its_body_is(
+    status: int, reason: str, body: bytes, coding: str
+) -> None:
+    headers = {"content-encoding": coding, "retry-after": "7"}
+    outcome = await asked("chat_completions", body, headers=headers, status=status)
+    assert isinstance(outcome, CompletionFailed)
+    assert (outcome.failure.status, outcome.failure.reason) == (status, reason)
+    assert outcome.failure.retry_after_s == (7.0 if status in (429, 503) else None)
+
+
+async def test_an_error_whose_body_breaks_off_is_still_that_error() -> None:
+    async def pieces() -> Any:
+        yield b'{"error": {"message": "Incorrect API key '
+        raise httpx.ReadError("gone")
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(401, content=pieces()))
+    async with desk(LlmEndpoint(settings_for("http://llm.invalid/v1"), transport=transport)) as agent:
+        failed = await agent.failure()
+    assert (failed.failure.reason, failed.failure.attempts) == ("key", 1)
+    assert "Incorrect API key" in failed.failure.message
+
+
+@WIRES
+async def test_a_stream_that_nobody_asked_for_is_read(wire: WireName) -> None:
+    outcome = await asked(wire, body_of(wire, '{"thought": "a"}', stream=True), asks=False, stream=True)
+    assert isinstance(outcome, CompletionReceived)
+    assert [call.name for call in outcome.tool_calls] == ["think.think"]
 
 
 @STREAMED

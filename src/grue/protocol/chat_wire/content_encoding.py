@@ -76,6 +76,7 @@ class _Stage:
         self._unzip = zlib.decompressobj(windows[0])
         self._given = 0
         self._head = b""
+        self._plain = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         # In slices, because zlib copies the input that it has not consumed at every step.
@@ -86,7 +87,7 @@ class _Stage:
         more = True
         while more and not self._unzip.eof:
             piece = self._step(data)
-            data = self._unzip.unconsumed_tail
+            data = b"" if self._plain else self._unzip.unconsumed_tail
             # After a step with full output, zlib may hold more output although all input is consumed.
             more = bool(data) or len(piece) == STEP_BYTES
             self._given += len(piece)
@@ -96,15 +97,21 @@ class _Stage:
                 yield piece
 
     def _step(self, data: bytes) -> bytes:
+        if self._plain:
+            return data
+        # The first two bytes show whether there is a header; they may arrive in separate chunks.
         before = len(self._head)
-        if len(self._windows) > 1:
-            # The first two bytes show whether there is a header; they may arrive in separate chunks.
-            self._head = (self._head + data)[:2]
+        self._head = (self._head + data)[:2]
         try:
             return self._unzip.decompress(data, STEP_BYTES)
         except zlib.error as error:
-            if len(self._windows) == 1 or self._given:
+            last = len(self._windows) == 1
+            # Some proxies undo the coding and leave its header. No gzip begins like JSON or a web page does.
+            self._plain = last and not self._given and self._head[:1] in (b"{", b"[", b"<")
+            if not self._plain and (last or self._given):
                 raise EncodingError(str(error)) from error
         data = self._head[:before] + data
+        if self._plain:
+            return data
         self._unzip, self._windows = zlib.decompressobj(self._windows[1]), self._windows[1:]
         return self._step(data)

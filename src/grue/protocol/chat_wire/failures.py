@@ -269,6 +269,9 @@ def _of_status(status: int, text: str) -> FailureReason:
 _MOST_READ = 20_000
 """Most characters of an endpoint's text that are read."""
 
+_MOST_JUDGED = 8000
+"""Most characters that decide what a text means, so that no text can keep the event loop busy."""
+
 MAX_WORDS = 600
 """Longest quotation of a provider's text, in characters."""
 
@@ -354,8 +357,8 @@ def fault_in(answer: m.JsonObject, missing: str) -> Fault:
 
 
 def _fault(status: int, words: str, codes: str, retry_after_s: float | None) -> Fault:
-    asked_s = _longest(retry_after_s, wait_in(words[:_MOST_READ]))
-    reason = reason_of(status, words[:_MOST_READ], codes, asked_s)
+    asked_s = _longest(retry_after_s, wait_in(words[:_MOST_JUDGED]))
+    reason = reason_of(status, words[:_MOST_JUDGED], codes, asked_s)
     kind = kind_of(reason)
     wait_s = asked_s if kind == "unavailable" else None
     return Fault(kind=kind, status=status, message=words, reason=reason, retry_after_s=wait_s)

@@ -45,6 +45,10 @@ _SLICE_BYTES = 8 * 2**10
 _HEAD_BYTES = 256
 """How much of a body is searched for the beginning of a JSON object."""
 
+_MOST_OF_REFUSAL = 2**20
+"""How much of the body of an error is read; what it has to say is at its beginning."""
+
+_REFUSAL_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 1.0
 _USE_UP_TIMEOUT_S = 0.1
 
@@ -140,8 +144,10 @@ async def _first_byte(sending: Coroutine[None, None, Reply], limit_s: float | No
 async def _received(
     reply: Reply, patience: RetryPolicy, streamed: Streamed | None, begun: float
 ) -> Answered | Fault:
+    if reply.status >= 300:
+        return await _refusal(reply)
     named = reply.headers.get("content-type", "").strip().lower().startswith("text/event-stream")
-    incoming = _Incoming(streamed if reply.status < 300 else None, named=named)
+    incoming = _Incoming(streamed, named=named)
     chunks = _decompressed(reply)
     try:
         await _take_all(incoming, chunks, patience.idle_timeout_s if named and incoming.streamed else None)
@@ -151,7 +157,27 @@ async def _received(
     if incoming.finished:
         await _used_up(chunks)
     first_chunk_s = None if incoming.first_event_at is None else incoming.first_event_at - begun
+    if body is None:
+        return Fault(kind="unavailable", message="the stream ended before the reply did")
     return _answered(reply, body, first_chunk_s)
+
+
+async def _refusal(reply: Reply) -> Answered:
+    """Return a reply that is no completion. Its status counts, and as much of its body as can be had.
+
+    A body that breaks off, comes to no end or cannot be decompressed takes nothing from what the status and
+    the headers say, such as when to ask again.
+    """
+    body = bytearray()
+    with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
+        try:
+            async for chunk in _decompressed(reply):
+                body += chunk
+                if len(body) > _MOST_OF_REFUSAL:
+                    break
+        except EncodingError as error:
+            body = body or bytearray(f"its text cannot be decompressed: {error}".encode())
+    return _answered(reply, bytes(body), None)
 
 
 async def _take_all(incoming: "_Incoming", chunks: AsyncIterator[bytes], idle_s: float | None) -> None:
@@ -200,9 +226,7 @@ def _cost(header: str | None) -> float | None:
         return None
 
 
-def _answered(reply: Reply, body: bytes | None, first_chunk_s: float | None) -> Answered | Fault:
-    if body is None:
-        return Fault(kind="unavailable", message="the stream ended before the reply did")
+def _answered(reply: Reply, body: bytes, first_chunk_s: float | None) -> Answered:
     headers = reply.headers
     return Answered(
         status=reply.status,

@@ -82,10 +82,16 @@ def test_what_is_not_known_is_passed_over(codings: str) -> None:
     assert unpacked(b"as it is", codings) == b"as it is"
 
 
-@pytest.mark.parametrize(("body", "codings"), [(b"{}", "gzip"), (b"x", "gzip, gzip")])
+@pytest.mark.parametrize(("body", "codings"), [(b"x", "gzip"), (b"x", "gzip, gzip")])
 def test_what_is_not_compressed_cannot_be_undone(body: bytes, codings: str) -> None:
     with pytest.raises(EncodingError):
         unpacked(body + b"garbage", codings)
+
+
+@pytest.mark.parametrize("text", [b'{"choices": []}', b"[]", b"<html>"])
+@pytest.mark.parametrize("places", [[], [1], [1, 2]])
+def test_a_text_whose_header_says_gzip_is_passed_on_as_it_is(text: bytes, places: list[int]) -> None:
+    assert unpacked(text, "gzip", None, *places) == text
 
 
 def test_a_body_that_breaks_in_the_middle_is_an_error() -> None:
