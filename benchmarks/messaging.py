@@ -12,8 +12,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from measuring import Bar, Effort, Section, figure, interleave, ratio, seconds_each
 
 from grue.messages import BatchId, CallId, ToolCallResult, ToolReturned
-from grue.runtime.actor import Actor, reply
-from grue.runtime.supervisor import Supervisor
+from grue.runtime.actor import Actor, Supervisor, reply
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
 

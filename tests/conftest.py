@@ -297,7 +297,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(descriptor: int, _: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("grue.runtime.trace.line_file.os.write", write)
+    monkeypatch.setattr("grue.runtime.files.os.write", write)
 
 
 @pytest.fixture(autouse=True, scope="session")

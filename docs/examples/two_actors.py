@@ -8,10 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from grue.runtime.actor import Actor, reply
-from grue.runtime.channel import Mailbox
+from grue.runtime.actor import Actor, Mailbox, Supervisor, reply
 from grue.runtime.loops.sync_edge import run_blocking
-from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
 

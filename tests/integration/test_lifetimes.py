@@ -46,8 +46,8 @@ from grue.messages import (
 )
 from grue.policies import Budget
 from grue.protocol.tools.lock import ToolLock, lock_of
+from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.process_table import live_members
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.tool_sessions.failures import ServerFailed
 from grue.tool_sessions.server_requests import ElicitationRequest

@@ -18,7 +18,7 @@ from grue.messages import (
     ToolCalled,
     ToolReturned,
 )
-from grue.runtime.processes.process_table import live_members
+from grue.runtime.processes.descendants import live_members
 from grue.runtime.trace.recorder import Envelope
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")

@@ -29,7 +29,7 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.retry import RetryPolicy
-from grue.runtime.supervisor import Supervisor
+from grue.runtime.actor import Supervisor
 from grue.runtime.trace.recorder import Envelope, Recorder
 
 TURN = ConversationId("turn-1")

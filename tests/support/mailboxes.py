@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 
-from grue.runtime.channel import BOUND, Mailbox
+from grue.runtime.actor import BOUND, Mailbox
 from grue.runtime.trace.recorder import Envelope, Recorder
 
 TEST_LIMIT_S = 60.0

@@ -19,8 +19,7 @@ from grue import (
     TurnRequest,
 )
 from grue.messages import CompletionReceived, RequestCompletion, ToolCall, ToolSupportChecked, Usage
-from grue.runtime.actor import Actor, Note
-from grue.runtime.channel import Mailbox
+from grue.runtime.actor import Actor, Mailbox, Note
 from grue.runtime.trace.recorder import Envelope
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.virtual_time import run_in_virtual_time

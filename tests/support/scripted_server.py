@@ -9,7 +9,7 @@ import anyio.lowlevel
 from turns import failure, tool
 
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition
-from grue.runtime.processes.server_exit import ServerExit
+from grue.runtime.processes.limits import ServerExit
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 

@@ -23,7 +23,7 @@ from fault_turns import (
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.runtime.processes.process_table import all_processes
+from grue.runtime.processes.descendants import all_processes
 from grue.testing.llm_server import ScriptedLlmServer
 
 _WAITS_S = 10.0

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from casebook import CANARY
 
-from grue.runtime.processes.descendants import carries_host_mark
+from grue.runtime.processes.descendants import all_processes, carries_host_mark
 from grue.runtime.processes.guard import guard_pid
-from grue.runtime.processes.process_table import all_processes
 
 LATE_S = 0.5
 """By how much a limit may be exceeded."""

@@ -36,11 +36,8 @@ from grue.protocol.turn.states import (
     TurnState,
     progress_of,
 )
-from grue.runtime.actor import Actor, Note, reply
-from grue.runtime.channel import Mailbox, MailboxClosed
-from grue.runtime.loops.aside import aside
-from grue.runtime.loops.clock import now
-from grue.runtime.loops.pace import Pace
+from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note, reply
+from grue.runtime.loops.beside_loop import Pace, aside, now
 from grue.runtime.trace.recorder import Envelope
 
 _MANY = 50

@@ -9,8 +9,7 @@ from typing import TypeAlias
 
 from grue import messages as m
 from grue.policies import ApprovalQuestion
-from grue.runtime.actor import Actor
-from grue.runtime.channel import Mailbox
+from grue.runtime.actor import Actor, Mailbox
 from grue.runtime.trace.recorder import Envelope
 
 Answer: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], Awaitable[m.CallsDecided | m.ApprovalPostponed]]

@@ -20,9 +20,8 @@ from grue.protocol.tools.calls import (
     ReportSettlement,
     batch_step,
 )
-from grue.runtime.actor import Actor, Note
-from grue.runtime.channel import Mailbox
-from grue.runtime.loops.clock import now
+from grue.runtime.actor import Actor, Mailbox, Note
+from grue.runtime.loops.beside_loop import now
 from grue.runtime.trace.recorder import Envelope
 
 AnswersCall: TypeAlias = Callable[[m.JsonObject], m.ToolCallResult]

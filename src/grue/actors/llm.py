@@ -23,10 +23,9 @@ from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.context.history import History
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import Breaker, after_all, moves_on
-from grue.runtime.actor import Actor, Note, reply
-from grue.runtime.channel import Mailbox
+from grue.runtime.actor import Actor, Mailbox, Note, reply
 from grue.runtime.large_data import LONG
-from grue.runtime.loops.clock import now
+from grue.runtime.loops.beside_loop import now
 from grue.runtime.trace.recorder import Envelope
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 

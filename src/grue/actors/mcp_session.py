@@ -42,9 +42,8 @@ from grue.protocol.turn.connection import (
     Untried,
     connection_step,
 )
-from grue.runtime.actor import Actor, Note
-from grue.runtime.channel import Mailbox, MailboxClosed
-from grue.runtime.loops.clock import now
+from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note
+from grue.runtime.loops.beside_loop import now
 from grue.runtime.loops.host_code import calling
 from grue.runtime.trace.recorder import Envelope
 from grue.tool_sessions.connection import (

@@ -6,7 +6,7 @@ turn's limits allow a number of requests.
 """
 
 from grue import messages as m
-from grue.runtime.channel import Mailbox
+from grue.runtime.actor import Mailbox
 from grue.tool_sessions.server_requests import Declined, Sample, Sampled, SamplingRequest
 
 

@@ -24,7 +24,7 @@ from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError
 from grue.policies import TurnLimits
 from grue.protocol.answers import has_shape
 from grue.protocol.chat_wire.failures import Fault, fault_of_status, shown_endpoint
-from grue.protocol.chat_wire.model_support import find_model, read_models, rule_for
+from grue.protocol.chat_wire.profiles import find_model, read_models, rule_for
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, key_names, needs_key

@@ -20,8 +20,8 @@ from grue.cli.saying import GRUE, say, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.other_hosts import CopiedEntry, FoundServers, find_hosts, read_host
 from grue.errors import MCPConfigError
+from grue.runtime.files import write_whole
 from grue.runtime.safe_text import printable
-from grue.runtime.whole_file import write_whole
 from grue.sandbox.box import Sandbox
 from grue.sandbox.launch import missing_for
 

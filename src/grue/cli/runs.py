@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from grue.cli.saying import GRUE, say, say_page, shown_path
 from grue.errors import MCPConfigError, TraceError
-from grue.runtime.safe_open import next_line, open_regular, read_regular
+from grue.runtime.files import next_line, open_regular, read_regular
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import RESULT_FILE
 from grue.tracing.overview import Overview

@@ -15,7 +15,7 @@ import typer
 
 from grue.runtime.safe_text import printable, written_out
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.secrets.secret_forms import secrets_in
 
 
 def _command() -> str:

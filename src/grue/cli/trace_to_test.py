@@ -27,9 +27,9 @@ from grue.errors import MCPConfigError
 from grue.policies import ApprovalDecision, FailurePolicy, ToolPolicy, TurnLimits
 from grue.protocol.context.history import items_of
 from grue.protocol.tool_loop import AGENT
+from grue.runtime.files import write_whole
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_names import secrets_in
-from grue.runtime.whole_file import write_whole
+from grue.runtime.secrets.secret_forms import secrets_in
 from grue.testing import decisions, llm_server
 from grue.testing.decisions import arguments_of
 

@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from grue.errors import MCPConfigError
+from grue.runtime.files import draft_beside
 from grue.runtime.safe_text import printable
-from grue.runtime.whole_file import draft_beside
 
 MANIFEST = "manifest.json"
 MOST_PACKED = 512 << 20

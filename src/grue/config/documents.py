@@ -20,7 +20,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from grue.errors import ConfigProblem, MCPConfigError, MissingDependencyError
-from grue.runtime.whole_file import write_whole
+from grue.runtime.files import write_whole
 
 MAX_CONFIG_BYTES = 16 * 2**20
 """Size limit of a configuration file."""

@@ -44,7 +44,7 @@ from grue.config.server_auth import (
 )
 from grue.errors import ConfigProblem, MCPConfigError
 from grue.policies import StartWhen
-from grue.runtime.whole_file import write_whole
+from grue.runtime.files import write_whole
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.environment import InheritEnv
 from grue.tool_sessions.server_options import ServerOptions

@@ -23,7 +23,7 @@ from msgspec import Struct
 from grue.config.mcp_servers import ROOT_KEYS, MCPConfig, MCPServerConfig
 from grue.config.server_auth import SECRETS, auth_of_other_hosts, is_of_another_host
 from grue.errors import MCPConfigError
-from grue.runtime.secrets.secret_names import looks_secret
+from grue.runtime.secrets.secret_forms import looks_secret
 
 _HARMLESS: Final = re.compile(
     r"(?i)true|false|on|off|yes|no|debug|info|warn(ing)?|error|\d{1,6}|[~.]?/[\w./~ -]*|\."

@@ -23,7 +23,7 @@ from msgspec import Struct, field
 
 from grue.errors import MCPConfigError
 from grue.runtime.safe_text import printable
-from grue.runtime.secrets.secret_names import looks_secret
+from grue.runtime.secrets.secret_forms import looks_secret
 
 BUNDLES = "mcp_bundles"
 """The folder beside `mcp_config.json` into which bundles are unpacked, each in a folder of its own."""

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from grue.config.documents import parse_yaml
 from grue.errors import MCPConfigError, MissingDependencyError
-from grue.runtime.safe_open import read_regular
+from grue.runtime.files import read_regular
 
 SKILL_FILE = "SKILL.md"
 _MOST_SKILLS = 200

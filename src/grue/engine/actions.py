@@ -29,7 +29,7 @@ from grue import messages as m
 from grue.engine.answers import AnswerSpec
 from grue.errors import MCPConfigError
 from grue.policies import ToolAnnotations
-from grue.runtime.loops.daemon_thread import start_in_daemon_thread
+from grue.runtime.loops.beside_loop import start_in_daemon_thread
 from grue.tool_sessions.confined_folder import ConfinedFolder
 
 __all__ = [

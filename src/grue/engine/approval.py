@@ -28,7 +28,7 @@ from grue.errors import ChangeRefused, MCPConfigError, TraceError
 from grue.policies import ApprovalDecision, ApprovalQuestion, ToolPolicy
 from grue.protocol.tools.names import read_arguments
 from grue.protocol.tools.policy import own_copies, read_decisions, settled, terms_of
-from grue.runtime.loops.daemon_thread import call_in_daemon_thread
+from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.loops.host_code import HostCodeFailed, host_code
 from grue.runtime.safe_text import printable, shown_whole
 from grue.runtime.trace.file import TraceWriter, writers_of

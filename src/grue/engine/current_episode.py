@@ -11,8 +11,8 @@ from typing import TypeVar
 from grue.actors.sampling import CurrentSampler
 from grue.engine.episode import Episode, Work
 from grue.engine.turn_actors import TurnResources
+from grue.runtime.loops.interrupts import refuse_reentry
 from grue.runtime.loops.loop_thread import Call
-from grue.runtime.loops.reentry import refuse_reentry
 from grue.runtime.loops.sync_edge import run_blocking
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Recorder

@@ -30,7 +30,7 @@ from grue import messages as m
 from grue.errors import LLMError, TraceError
 from grue.protocol.turn.connection import Disabled, Proven, Settled
 from grue.protocol.turn.prices import Spent
-from grue.runtime.safe_open import read_regular
+from grue.runtime.files import read_regular
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.message_words import kind_of
 from grue.tracing.observers.run_folder import RESULT_FILE

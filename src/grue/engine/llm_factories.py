@@ -10,8 +10,7 @@ from grue import messages as m
 from grue.actors.llm import LentConversation, LlmActor
 from grue.policies import SupportCheck
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.runtime.actor import Actor, Note
-from grue.runtime.channel import Mailbox
+from grue.runtime.actor import Actor, Mailbox, Note
 from grue.transports.llm.endpoint import LlmEndpoint
 
 LlmFactory: TypeAlias = Callable[[Mailbox[m.LlmCommand], Mailbox[m.TurnEvent], Note], Actor[m.LlmCommand]]

@@ -18,7 +18,7 @@ from grue.runtime.actor import Note
 from grue.runtime.loading import load
 from grue.runtime.processes.guard import guard
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import Connect, ToolConnection
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads

@@ -41,7 +41,7 @@ from grue.protocol.context.history import items_said
 from grue.protocol.turn.connection import Disabled, Settled
 from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
-from grue.runtime.loops.clock import now
+from grue.runtime.loops.beside_loop import now
 from grue.runtime.loops.interrupts import WorkInterrupted
 from grue.runtime.loops.loop_thread import Call
 from grue.runtime.safe_text import well_formed

@@ -26,13 +26,10 @@ from grue.protocol.tools.built_in import SERVER
 from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled, Proven, Settled
 from grue.protocol.turn.end import kept_for_closing
 from grue.protocol.turn.states import TurnProgress
-from grue.runtime.actor import Note
-from grue.runtime.channel import Mailbox
-from grue.runtime.loops.clock import now
-from grue.runtime.loops.daemon_thread import call_in_daemon_thread
+from grue.runtime.actor import Mailbox, Note, Supervisor
+from grue.runtime.loops.beside_loop import call_in_daemon_thread, now
 from grue.runtime.loops.host_code import host_code
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions

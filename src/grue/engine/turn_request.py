@@ -20,7 +20,7 @@ from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.errors import MCPConfigError, MCPError
 from grue.policies import ContextPolicy, ToolSearch, TurnLimits
 from grue.protocol.tools.results import MediaRoom
-from grue.runtime.safe_open import read_regular
+from grue.runtime.files import read_regular
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault

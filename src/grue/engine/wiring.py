@@ -29,7 +29,7 @@ from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.protocol.tools.lock import ToolLock
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.file import TraceOptions, TraceWriter
 from grue.runtime.trace.recorder import Recorder
 from grue.runtime.version import __version__

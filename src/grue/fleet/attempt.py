@@ -31,7 +31,7 @@ from grue.fleet.sweep import Keep
 from grue.fleet.work import Episode, KnownWork, as_scores, find_work, plain_text
 from grue.protocol.turn.prices import Price
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.secrets.secret_forms import secrets_in
 
 _NETWORK = frozenset({"unreachable", "unavailable", "timed_out"})
 """Kinds of a failed completion that another try may mend."""

@@ -27,7 +27,7 @@ from grue.fleet.course import Course, read_course
 from grue.fleet.folder import MANIFEST
 from grue.fleet.results import Result, has_trace, results
 from grue.fleet.samples import Origin, Samples, trajectory
-from grue.runtime.whole_file import replacing, write_whole
+from grue.runtime.files import replacing, write_whole
 from grue.tracing.marks import read_marks
 from grue.tracing.reading import TRACE_FILE
 from grue.tracing.tables import CallRow, RequestRow, Row, TurnRow, trace_rows

@@ -40,8 +40,7 @@ from grue.errors import FleetError
 from grue.fleet.broker import Amount
 from grue.fleet.course import Course
 from grue.fleet.identity import ID_LENGTH
-from grue.runtime.safe_open import read_regular
-from grue.runtime.whole_file import draft_beside, drafted, write_whole
+from grue.runtime.files import draft_beside, drafted, read_regular, write_whole
 
 MANIFEST, LOCK, LEDGER, STOP = "fleet.json", "driver.lock", "ledger.jsonl", "stop"
 CASE, COMMIT, ATTEMPT, TRACE = "case.json", "commit.json", "attempt.json", "trace.jsonl"

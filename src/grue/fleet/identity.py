@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import FleetError
-from grue.runtime.secrets.secret_names import looks_secret
+from grue.runtime.secrets.secret_forms import looks_secret
 
 ID_LENGTH = 24
 """Hexadecimal digits of an id: 96 bits, so that two of a million cases never share one."""

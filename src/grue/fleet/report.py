@@ -17,8 +17,8 @@ from grue.fleet.failures import WORDS, around, group_failures, passing_score
 from grue.fleet.folder import MANIFEST
 from grue.fleet.results import Result, results
 from grue.fleet.statistics import LEAST_CASES, mean_interval
+from grue.runtime.files import replacing
 from grue.runtime.safe_text import printable
-from grue.runtime.whole_file import replacing
 from grue.tracing.page_file import embedded, page_parts, refuse_foreign
 
 REPORT = "report.html"

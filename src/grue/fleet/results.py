@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.errors import FleetError
 from grue.fleet.folder import COMMIT, TRACE, AttemptEnd, EpisodeFolder, FleetFolder
-from grue.runtime.safe_open import next_line, open_regular
+from grue.runtime.files import next_line, open_regular
 from grue.tracing.marks import SCORES, Mark, read_marks
 
 INDEX = "results.jsonl"

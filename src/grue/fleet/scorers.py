@@ -30,8 +30,7 @@ from grue.fleet.host_settings import chosen_endpoint
 from grue.fleet.request_count import RequestCount
 from grue.fleet.work import find_function
 from grue.hosting import GameConfiguration, llm_settings
-from grue.runtime.safe_open import read_regular
-from grue.runtime.whole_file import write_whole
+from grue.runtime.files import read_regular, write_whole
 from grue.tracing.marks import require_name
 
 KINDS = ("function", "regex", "schema", "judge")

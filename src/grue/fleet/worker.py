@@ -22,8 +22,8 @@ from msgspec import Struct
 from grue.fleet.attempt import Attempted, Task, text_of
 from grue.fleet.broker import Limits
 from grue.runtime.loops.interrupts import ignore_interrupts
+from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.guard import guard_pid
-from grue.runtime.processes.process_table import live_members
 
 EPISODES_A_WORKER = 200
 """A worker is replaced after so many episodes, so that what a work leaks does not add up."""

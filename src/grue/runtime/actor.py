@@ -1,16 +1,249 @@
-"""Base of all actors. An actor has a name, a mailbox that only it reads, and one task in which it runs.
+"""Actors: their base class, their mailboxes, and the task group that runs and ends them.
+
+An actor has a name, a mailbox that only it reads, and one task in which it runs.
 
 An actor shares nothing with other actors except messages. It does not log. It catches only exceptions that it
 can recover from; the supervisor handles all others. A subclass overrides `receive`, which gets one envelope
 at a time, or `run`, if it has to hold a resource open between two messages.
+
+Mailboxes are typed and bounded, over anyio memory streams. An envelope is recorded when it enters the
+mailbox, with no await between the two, so that the trace has the order of the mailbox. If the mailbox is
+full, the sender waits, and the message is recorded only when it enters.
+
+An ask carries a one-shot `Reply`. The answer does not go through the asker's mailbox. Otherwise two actors
+that ask each other with full mailboxes would deadlock.
+
+The `Supervisor` is the task group that the actors of a turn run in. If an actor raises an unexpected
+exception, the whole group ends. The other actors are cancelled and clean up in their own tasks. The `async
+with` raises one `ActorCrashed` with the exception as its cause, never an exception group, and the trace has a
+note. A `BaseException` such as a `SystemExit` or `KeyboardInterrupt` of the host's own code is raised
+unchanged, after the same clean-up.
+
+The body of its `async with` must only send and wait. It must not hold anything whose clean-up awaits. A
+Ctrl-C cancels the task of the body itself, and a shielded scope does not protect against that, so such a
+clean-up could be cut off. The actors' tasks are cancelled through their scope, where a shield works.
 """
 
-from typing import Any, Generic, Protocol, TypeVar
+import asyncio
+import contextlib
+import traceback
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Generic, Never, Protocol, Self, TypeVar
 
-from grue.runtime.channel import Mailbox, Reply
-from grue.runtime.trace.recorder import Envelope
+import anyio
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from grue.errors import ActorCrashed, MCPError, TraceError
+from grue.runtime.loops.host_code import blame, ends_the_task, raised_by, single
+from grue.runtime.trace.recorder import Envelope, Recorder
 
 M = TypeVar("M")
+
+
+BOUND = 16
+"""Messages that a mailbox holds unless told otherwise."""
+
+
+class MailboxFull(MCPError):  # noqa: N818 - a state, named as anyio names `WouldBlock`
+    """`send_nowait` found no room."""
+
+
+class MailboxClosed(MCPError):  # noqa: N818 - a state, named as anyio names `ClosedResourceError`
+    """The mailbox takes no further message."""
+
+
+class AskTimedOut(MCPError):  # noqa: N818 - named as the event it reports
+    """No reply came in time."""
+
+
+class Tap(Protocol):
+    """Records a message as it enters a mailbox, or a reply as it is given."""
+
+    def __call__(
+        self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None
+    ) -> Envelope[Any]:
+        """Return the recorded envelope."""
+        ...
+
+
+class Mailbox(Generic[M]):
+    """A named queue of envelopes with one reader.
+
+    Args:
+        name: The owner's name; receiver of every envelope in here.
+        tap: Records each message on its way in.
+        bound: Messages it holds before a sender has to wait; at least 1.
+
+    Raises:
+        ValueError: `bound` is less than 1.
+    """
+
+    def __init__(self, name: str, tap: Tap, *, bound: int = BOUND) -> None:
+        if bound < 1:
+            raise ValueError(f"the bound of the mailbox {name} is {bound}: it has to be at least 1")
+        self.name = name
+        self.bound = bound
+        self._tap = tap
+        self._held = 0
+        self._closed = False
+        self._asks: set[Reply] = set()
+        self._room: anyio.Event | None = None
+        self._entrance, self._exit = anyio.create_memory_object_stream[Envelope[M]](bound)
+
+    def __len__(self) -> int:
+        """Return the number of messages that wait in here."""
+        return self._held
+
+    async def send(self, body: M, *, sender: str, cause: int | None = None) -> Envelope[M]:
+        """Put a message in, waiting while the mailbox is full.
+
+        Cancelled while it waits, it has neither sent nor recorded anything.
+
+        Raises:
+            MailboxClosed: The reader is gone.
+        """
+        return await self._put(body, sender=sender, cause=cause, reply_to=None)
+
+    def send_nowait(self, body: M, *, sender: str, cause: int | None = None) -> Envelope[M]:
+        """Put a message in without waiting.
+
+        Raises:
+            MailboxFull: There is no room.
+            MailboxClosed: The reader is gone.
+        """
+        return self._put_nowait(body, sender=sender, cause=cause, reply_to=None)
+
+    async def ask(
+        self, body: M, *, sender: str, timeout_s: float | None = None, cause: int | None = None
+    ) -> Any:
+        """Send a message and return the body of the reply.
+
+        Args:
+            body: The question.
+            sender: Who asks.
+            timeout_s: How long to wait for the reply; `None`: as long as it takes.
+            cause: Number of the envelope that made the sender ask.
+
+        Raises:
+            AskTimedOut: No reply within `timeout_s`.
+            MailboxClosed: The reader is gone, or went without a reply.
+        """
+        reply = self.expect_reply(sender)
+        try:
+            with anyio.move_on_after(timeout_s):
+                await self._put(body, sender=sender, cause=cause, reply_to=reply)
+                return await reply.wait()
+        finally:
+            self._asks.discard(reply)
+        raise AskTimedOut(f"{self.name} gave no reply to {type(body).__name__} within {timeout_s:g} s.")
+
+    def expect_reply(self, sender: str) -> "Reply":
+        """Return the channel for the reply to an ask. `ask` makes its own; a recorded ask needs one."""
+        reply = Reply(self.name, sender, self._tap)
+        self._asks.add(reply)
+        return reply
+
+    async def receive(self) -> Envelope[M]:
+        """Take the oldest message out, waiting for one.
+
+        Raises:
+            anyio.EndOfStream: The mailbox was closed and is empty.
+        """
+        envelope = await self._exit.receive()
+        self._taken()
+        return envelope
+
+    async def __aiter__(self) -> AsyncIterator[Envelope[M]]:
+        """Yield messages until the mailbox is closed and empty."""
+        while True:
+            try:
+                envelope = await self.receive()
+            except anyio.EndOfStream:
+                return
+            yield envelope
+
+    def close(self) -> None:
+        """Accept no further message. Those in the mailbox can still be received."""
+        self._closed = True
+        self._entrance.close()
+        self._wake_senders()
+
+    def abandon(self) -> None:
+        """Close, drop the queued messages, and make every unanswered ask raise `MailboxClosed`."""
+        self.close()
+        self._exit.close()
+        for reply in self._asks:
+            reply.abandon()
+
+    async def _put(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:
+        while True:
+            try:
+                return self._put_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
+            except MailboxFull:
+                # Only made if a sender has to wait, which is rare.
+                self._room = self._room or anyio.Event()
+                await self._room.wait()
+
+    def _taken(self) -> None:
+        """Count a message that was taken out."""
+        self._held -= 1
+        if self._room is not None:
+            self._wake_senders()
+
+    def _wake_senders(self) -> None:
+        """Let the senders that wait for room try again."""
+        room, self._room = self._room, None
+        if room is not None:
+            room.set()
+
+    def _put_nowait(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:
+        if self._closed:
+            raise MailboxClosed(f"{self.name} takes no further message: {type(body).__name__} from {sender}.")
+        if self._held >= self.bound:
+            raise MailboxFull(f"The mailbox of {self.name} holds {self.bound} messages and has no room.")
+        envelope = self._tap(body, sender=sender, receiver=self.name, cause=cause, reply_to=reply_to)
+        self._held += 1
+        self._entrance.send_nowait(envelope)
+        return envelope
+
+
+class Reply:
+    """The one-shot reply channel of an ask."""
+
+    def __init__(self, answerer: str, asker: str, tap: Tap) -> None:
+        self._answerer = answerer
+        self._asker = asker
+        self._tap = tap
+        self._given = anyio.Event()
+        self._body: object = None
+        self._abandoned = False
+
+    def give(self, body: object, *, cause: int | None = None) -> None:
+        """Record the reply and wake the asker.
+
+        Raises:
+            RuntimeError: A reply was given already.
+        """
+        if self._given.is_set():
+            raise RuntimeError(f"{self._answerer} replied twice to {self._asker}")
+        self._tap(body, sender=self._answerer, receiver=self._asker, cause=cause)
+        self._body = body
+        self._given.set()
+
+    def abandon(self) -> None:
+        """Wake the asker; its `wait` raises `MailboxClosed`."""
+        if not self._given.is_set():
+            self._abandoned = True
+            self._given.set()
+
+    async def wait(self) -> object:
+        """Return the reply's body once it is given."""
+        await self._given.wait()
+        if self._abandoned:
+            raise MailboxClosed(f"{self._answerer} ended without a reply to {self._asker}.")
+        return self._body
 
 
 class Note(Protocol):
@@ -55,3 +288,179 @@ def reply(envelope: Envelope[Any], body: object) -> None:
     if not isinstance(envelope.reply_to, Reply):
         raise RuntimeError(f"{type(envelope.body).__name__} from {envelope.sender} is not an ask")
     envelope.reply_to.give(body, cause=envelope.seq)
+
+
+class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
+    """Trace note: an actor raised an unexpected exception.
+
+    Attributes:
+        actor: Its name.
+        error: Type and text of the exception.
+        where: File, line and function of the innermost frames, outermost first.
+    """
+
+    actor: str
+    error: str
+    where: tuple[str, ...]
+
+
+class Supervisor:
+    """An async context manager around a group of actors.
+
+    On leaving, it closes every mailbox and waits until each actor has finished its current message. An actor
+    that takes longer than `stop_grace_s` is cancelled. An actor that sends to a closed mailbox during this
+    time, or after the actor that was started as `whole` has returned, ends without a crash.
+
+    Args:
+        recorder: Records every envelope.
+        turn: Number of the turn that the envelopes belong to; 0 outside turns.
+        stop_grace_s: Seconds an actor has to finish by itself.
+
+    Attributes:
+        turn: As the argument. A group that outlives turns may change it while it works for one.
+
+    Raises:
+        TraceError: On leaving, if the trace could not be written.
+        ActorCrashed: On leaving, if an actor raised another `Exception`, which is its cause. The text says
+            whether it was code of the host.
+        BaseException: On leaving, if an actor raised it and it is not an `Exception`.
+    """
+
+    def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
+        self._recorder = recorder
+        self.turn = turn
+        self._stop_grace_s = stop_grace_s
+        self._mailboxes: list[Mailbox[Any]] = []
+        self._group: TaskGroup = anyio.create_task_group()
+        self._running = 0
+        self._all_done = anyio.Event()
+        self._stopping = False
+        self._crash: tuple[str, BaseException] | None = None
+
+    def mailbox(self, name: str, *, bound: int = BOUND) -> Mailbox[Any]:
+        """Make a mailbox whose messages are recorded, and which is closed with the group."""
+        mailbox: Mailbox[Any] = Mailbox(name, self._tap, bound=bound)
+        self._mailboxes.append(mailbox)
+        return mailbox
+
+    def note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
+        """Record a fact that no actor reacts to."""
+        return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
+
+    def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
+        """Run an actor in a new task until its mailbox is closed.
+
+        Args:
+            actor: The actor.
+            whole: The group exists for this actor. After it has returned, messages of the others are not
+                needed any more.
+        """
+        if not self._running:
+            self._all_done = anyio.Event()
+        self._running += 1
+        self._group.start_soon(self._run, actor, whole, name=actor.name)
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool | None:
+        cut_short: BaseException | None = None
+        self._stopping = True
+        if exc_val is None:
+            try:
+                await self._stop()
+            except anyio.get_cancelled_exc_class() as cancelled:
+                # Cancelled by an actor's crash or from outside. Leaving the group finds out which.
+                cut_short = cancelled
+        left_by = exc_val or cut_short
+        suppressed = await self._end(left_by)
+        if self._crash is not None and (left_by is None or suppressed or isinstance(left_by, MailboxClosed)):
+            _raise_crash(*self._crash)
+        if cut_short is not None and not suppressed:
+            raise cut_short
+        return suppressed
+
+    async def _stop(self) -> None:
+        for mailbox in self._mailboxes:
+            mailbox.close()
+        if self._running:
+            with anyio.move_on_after(self._stop_grace_s):
+                await self._all_done.wait()
+
+    async def _end(self, error: BaseException | None) -> bool | None:
+        """Cancel the running actors and wait. Return whether `error` is only this group's cancellation."""
+        if error is not None or self._running:
+            self._group.cancel_scope.cancel()
+        try:
+            if error is None or isinstance(error, Exception):
+                # An ordinary exception of the body stays out of the group, which would wrap it.
+                await self._group.__aexit__(None, None, None)
+                return False
+            return await self._group.__aexit__(type(error), error, error.__traceback__)
+        finally:
+            for mailbox in self._mailboxes:
+                mailbox.abandon()
+                self._recorder.forget_text(mailbox.name, self.turn)
+
+    async def _run(self, actor: Actor[Any], whole: bool) -> None:
+        try:
+            await actor.run()
+            # Set before its mailbox is closed, because another actor may be about to send to it.
+            self._stopping = self._stopping or whole
+        except BaseException as raised:  # unexpected exceptions are handled here
+            if ends_the_task(raised):
+                raise
+            error = single(raised)
+            if not type(actor).__module__.startswith("grue."):
+                blame(error, type(actor).__qualname__)
+            if not (self._stopping and isinstance(error, MailboxClosed)):
+                self._crashed(actor.name, error)
+        finally:
+            actor.mailbox.abandon()
+            self._running -= 1
+            if not self._running:
+                self._all_done.set()
+
+    def _crashed(self, actor: str, error: BaseException) -> None:
+        if self._crash is None:
+            self._crash = (actor, error)
+        self._group.cancel_scope.cancel()
+        # The note may fail too, if the actor crashed because the trace cannot be written.
+        with contextlib.suppress(Exception):
+            self.note(describe_crash(actor, error), sender=actor)
+
+    def _tap(
+        self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None
+    ) -> Envelope[Any]:
+        return self._recorder.record(
+            body, sender=sender, receiver=receiver, cause=cause, turn=self.turn, reply_to=reply_to
+        )
+
+
+def _raise_crash(actor: str, error: BaseException) -> Never:
+    if isinstance(error, TraceError) or not isinstance(
+        error, Exception | asyncio.CancelledError | GeneratorExit
+    ):
+        raise error
+    whose = raised_by(error)
+    text = f"The actor '{actor}' crashed: {type(error).__name__}: {error}"
+    if whose:
+        text += f"\nYour own code raised it, in {whose}. The traceback of the cause shows where."
+    else:
+        text += "\nThe traceback of the cause shows where. If that is your code, correct it; else report it."
+    raise ActorCrashed(text, actor=actor) from error
+
+
+def describe_crash(actor: str, error: BaseException) -> ActorFailed:
+    """Return the trace note of an unexpected exception."""
+    frames = traceback.extract_tb(error.__traceback__)[-5:]
+    where = tuple(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
+    whose = raised_by(error)
+    in_ = f" (in {whose})" if whose else ""
+    return ActorFailed(actor=actor, error=f"{type(error).__name__}: {error}{in_}", where=where)

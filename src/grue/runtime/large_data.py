@@ -9,6 +9,10 @@ Short calls alone are not enough. A thread that wants the interpreter asks for i
 when the running call ends, if no other thread is quicker. An event loop gives the interpreter away at each
 call to the system, several times between two callbacks. With two threads at work beside it, it would wait
 for 50 ms again. So the loops here call `let_others_run` after each step.
+
+A `LineBuffer` splits chunks of bytes into lines, in linear time and bounded memory. A line that is longer
+than the limit for messages is dropped except for its two ends, which show the id of the request that it
+answers (`incoming.refusal_of_cut`). A line longer than the limit for lines ends the reading.
 """
 
 import re
@@ -292,3 +296,124 @@ def _without_texts(value: Any, texts: dict[str, str]) -> Any:
             return [_without_texts(item, texts) for item in value]
         case _:
             return value
+
+
+ENDS_BYTES = 4096
+"""How much of each end of a cut line is kept."""
+
+
+class LineTooLongError(Exception):
+    """A line is longer than the limit for lines, so nothing more can be read."""
+
+
+class CutLineError(Exception):
+    """A line is longer than the limit for messages. Reading continues after it.
+
+    Attributes:
+        head: Its first bytes.
+        tail: Its last bytes.
+        size: Its whole length in bytes, without the newline.
+    """
+
+    def __init__(self, head: bytes, tail: bytes, size: int) -> None:
+        super().__init__(f"a message of {size} bytes")
+        self.head = head
+        self.tail = tail
+        self.size = size
+
+
+class LineBuffer:
+    """A buffer that takes chunks and returns lines.
+
+    Args:
+        max_line_bytes: Longest line that is accepted.
+        max_message_bytes: Longest line that is returned whole.
+    """
+
+    def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._max_message_bytes = max(max_message_bytes, 2 * ENDS_BYTES)
+        self._received = bytearray()
+        self._searched = 0
+        self._head: bytes | None = None
+        self._dropped = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Add a chunk of the stream."""
+        self._received += chunk
+
+    def take(self) -> bytes | None:
+        """Return the next complete line without its newline; `None` if there is none yet.
+
+        Raises:
+            CutLineError: The next line is longer than `max_message_bytes`. It is removed from the buffer.
+            LineTooLongError: More than `max_line_bytes` came without a newline.
+        """
+        found = self._end(self._received, self._searched)
+        if found is not None:
+            return self._cut_off(found[0], skip=found[1] - found[0])
+        if self._dropped + len(self._received) > self._max_line_bytes:
+            raise LineTooLongError(f"a line longer than {self._max_line_bytes} bytes")
+        if len(self._received) > self._max_message_bytes or self._head is not None:
+            self._drop_middle()
+        self._searched = len(self._received)
+        return None
+
+    def rest(self) -> bytes | None:
+        """Return the bytes after the last newline, or `None` if there are none; raises `CutLineError`."""
+        if not self._received and self._head is None:
+            return None
+        return self._cut_off(len(self._received), skip=0)
+
+    def _end(self, received: bytearray, start: int) -> tuple[int, int] | None:
+        """Return where the first line ends and the next one begins; search from `start`."""
+        newline = received.find(b"\n", start)
+        return None if newline < 0 else (newline, newline + 1)
+
+    def _drop_middle(self) -> None:
+        if self._head is None:
+            self._head = bytes(self._received[:ENDS_BYTES])
+        surplus = max(0, len(self._received) - ENDS_BYTES)
+        del self._received[:surplus]
+        self._dropped += surplus
+
+    def _cut_off(self, length: int, *, skip: int) -> bytes:
+        whole, cut = b"", None
+        if self._head is None and length <= self._max_message_bytes:
+            with memoryview(self._received) as received, received[:length] as line:
+                whole = line.tobytes()
+        else:
+            head = bytes(self._received[:ENDS_BYTES]) if self._head is None else self._head
+            tail = bytes(self._received[max(0, length - ENDS_BYTES) : length])
+            cut = CutLineError(head, tail, self._dropped + length)
+        del self._received[: length + skip]
+        self._searched, self._head, self._dropped = 0, None, 0
+        if cut is not None:
+            raise cut
+        return whole
+
+
+class EventBuffer(LineBuffer):
+    """A buffer that returns server-sent events, each without the empty line that ends it.
+
+    Comments and empty lines before an event are dropped as they come. A server may send comments for ever, to
+    keep the connection open, and without an empty line they would all count as one event that gets too long.
+    """
+
+    def feed(self, chunk: bytes) -> None:
+        """Add a chunk."""
+        super().feed(chunk)
+        # Only a chunk with the end of a line can complete a comment. A long one is so searched only once.
+        if self._head is None and b"\n" in chunk:
+            ignored = _IGNORED.match(self._received)
+            if ignored is not None:
+                del self._received[: ignored.end()]
+                self._searched = 0
+
+    def _end(self, received: bytearray, start: int) -> tuple[int, int] | None:
+        found = _EVENT_END.search(received, max(0, start - 3))
+        return None if found is None else found.span()
+
+
+_EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_IGNORED = re.compile(rb"(?>(?>:[^\r\n]*)?\r?\n)+")

@@ -42,9 +42,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from grue.errors import ActorCrashed
-from grue.runtime.actor import Actor, reply
-from grue.runtime.channel import BOUND, AskTimedOut, Mailbox, MailboxClosed, Tap
-from grue.runtime.supervisor import Supervisor
+from grue.runtime.actor import BOUND, Actor, AskTimedOut, Mailbox, MailboxClosed, Supervisor, Tap, reply
 from grue.runtime.trace.recorder import Envelope
 from grue.testing.trace_watch import TraceWatch
 from grue.testing.virtual_time import virtual_loop

@@ -16,9 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from grue.runtime.processes.descendants import carries_host_mark
+from grue.runtime.processes.descendants import (
+    ProcessEntry,
+    all_process_ids,
+    all_processes,
+    carries_host_mark,
+    described,
+)
 from grue.runtime.processes.guard import guard
-from grue.runtime.processes.process_table import ProcessEntry, all_process_ids, all_processes, described
 
 _MARK = "GRUE_LEFTOVERS_MARK"
 _FIRST_PAUSE_S = 0.01

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from grue.runtime.files import write_whole
 from grue.runtime.safe_text import printable
-from grue.runtime.whole_file import write_whole
 
 MAX_FILE_BYTES = 2**20
 MAX_ENTRIES = 1000

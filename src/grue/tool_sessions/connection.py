@@ -16,7 +16,7 @@ from grue import messages as m
 from grue.policies import Ending
 from grue.protocol.tools.results import INTERRUPTED
 from grue.runtime.actor import Note
-from grue.runtime.processes.server_exit import ServerExit
+from grue.runtime.processes.limits import ServerExit
 from grue.tool_sessions.failures import ToolRefusedError
 
 

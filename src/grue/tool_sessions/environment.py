@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 from grue.errors import MCPConfigError
-from grue.runtime.secrets.secret_names import MIN_CHARS, looks_secret
+from grue.runtime.secrets.secret_forms import MIN_CHARS, looks_secret
 
 InheritEnv: TypeAlias = Literal["all", "no_keys", "safe", "none"]
 """`all`: everything. `no_keys`: everything except the keys that grue uses for models and observers. `safe`:

@@ -25,7 +25,7 @@ from grue.errors import MCPConfigError
 from grue.policies import NoticeKind, ToolAnnotations
 from grue.protocol.tools import results as tool_results
 from grue.runtime.actor import Note
-from grue.runtime.loops.daemon_thread import call_in_daemon_thread
+from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task, single
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.docstrings import read_docstring

@@ -12,7 +12,7 @@ import anyio
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.runtime.supervisor import describe_crash
+from grue.runtime.actor import describe_crash
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import Connect, Listing, ToolConnection
 from grue.tool_sessions.failures import ServerFailed

@@ -1,6 +1,6 @@
 """Remove secrets from texts about a server: its command line, its standard error, its errors.
 
-A secret is the value of a variable with a name such as `API_KEY` (`runtime/secrets/secret_names.py`), an
+A secret is the value of a variable with a name such as `API_KEY` (`runtime/secrets/secret_forms.py`), an
 argument or a part of one after such a name, a password in a URL, a word in the form of a provider's tokens,
 or a value that authorises a request. `runtime/secrets/redaction.py` finds each in all its encoded forms.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_names import looks_secret, secrets_in
+from grue.runtime.secrets.secret_forms import looks_secret, secrets_in
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*:)[^/\s]*(?=@)")
 _NAMED = re.compile(r"""([A-Za-z][\w.-]{0,200})["']?\s{0,8}[=:]\s{0,8}["']?(?!//)""")

@@ -22,7 +22,7 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.policies import ToolAnnotations
 from grue.protocol.tools import results as tool_results
-from grue.runtime.processes.command import Capture, Command
+from grue.runtime.processes.child_process import Capture, Command
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.runtime.safe_text import plain_text

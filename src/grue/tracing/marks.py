@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import TraceError
-from grue.runtime.safe_open import read_regular
-from grue.runtime.whole_file import write_whole
+from grue.runtime.files import read_regular, write_whole
 
 SCORES = "scores"
 HUMAN = "human"

@@ -18,7 +18,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.tools.lock import drift_text
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.facts import Fact, LogLevel, LogLine, Severity, counted
 

@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
+from grue.runtime.actor import ActorFailed
 from grue.runtime.large_data import decode
-from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace.format import TraceLine
 from grue.runtime.trace.reader import RecordedLine, Trace, TraceReader
 from grue.runtime.trace.recorder import Envelope

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.turn.states import Finished, Idle, TurnState
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.tracing.changes import Changes
 from grue.tracing.differences import Comparison
 from grue.tracing.divergence import Divergence, derived

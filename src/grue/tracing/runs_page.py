@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import TraceError
+from grue.runtime.files import replacing
 from grue.runtime.safe_text import printable
-from grue.runtime.whole_file import replacing
 from grue.tracing.overview import Overview
 from grue.tracing.page_file import embedded, page_parts, refuse_foreign
 from grue.tracing.reading import EpisodeReader, open_episode

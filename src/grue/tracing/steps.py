@@ -31,7 +31,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeResumed, Fact
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct, field
 
 from grue import messages as m
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from msgspec import Struct
 
 from grue.errors import TraceError
-from grue.runtime.whole_file import replacing
+from grue.runtime.files import replacing
 from grue.tracing.diff import diff
 from grue.tracing.divergence import Divergence
 from grue.tracing.overview import Overview

@@ -23,7 +23,7 @@ from grue import (
     TurnRequest,
 )
 from grue.messages import CompletionReceived
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.testing.llm_server import ScriptedLlmServer, tool_calls_reply
 
 # --- What is raised, and what comes of it ---

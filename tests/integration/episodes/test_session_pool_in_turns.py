@@ -14,8 +14,8 @@ from grue import FunctionTools, Recorder, TurnLimits
 from grue.actors.agent import AgentActor
 from grue.engine import turn_actors
 from grue.messages import ServerEnded, SessionOpened, SessionPrewarmed, ToolCalled
+from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.limits import ProcessLimits
-from grue.runtime.processes.process_table import live_members
 from grue.runtime.trace.recorder import Envelope
 from grue.testing import faulty_server
 from grue.tool_sessions.session_pool import SessionPool

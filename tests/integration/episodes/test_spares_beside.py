@@ -20,8 +20,8 @@ from grue.messages import (
     ToolCalled,
     TurnCompleted,
 )
+from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.limits import ProcessLimits
-from grue.runtime.processes.process_table import live_members
 from grue.runtime.trace.recorder import Envelope
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply

@@ -13,8 +13,8 @@ from grue import ShellTool, StdioServer
 from grue.cli.doctor_boxes import boxes as findings
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import SandboxError
+from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
-from grue.runtime.processes.process_table import live_members
 from grue.sandbox import kernel, launch
 from grue.sandbox.box import Preset, Sandbox
 from grue.sandbox.kernel import Coverage

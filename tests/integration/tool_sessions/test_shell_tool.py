@@ -16,9 +16,9 @@ from transport_servers import SETSID
 from grue import MCPConfigError, ShellTool, ToolClient
 from grue.engine.tool_servers import hide_secrets
 from grue.messages import ServerName, ToolCallResult
+from grue.runtime.processes.descendants import all_processes
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.process_table import all_processes
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError

@@ -30,10 +30,8 @@ from grue.messages import (
 )
 from grue.policies import TurnLimits
 from grue.protocol.tool_loop import IllegalEvent, step
-from grue.runtime.actor import Actor
-from grue.runtime.channel import Mailbox
+from grue.runtime.actor import Actor, Mailbox, Supervisor
 from grue.runtime.large_data import LONG
-from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.virtual_time import virtual_loop
 
@@ -395,7 +393,7 @@ async def test_a_cancelled_turn_still_sees_its_sessions_closed(at: type) -> None
 
 async def test_a_turn_cancelled_between_two_commands_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
     # As on a slow machine: a pause is due before each command.
-    monkeypatch.setattr("grue.runtime.loops.pace.STRETCH_S", -1.0)
+    monkeypatch.setattr("grue.runtime.loops.beside_loop.STRETCH_S", -1.0)
     stage = Stage(run("a", "b"), calls("a.think", "b.look"), text("north"))
     await cancelled(stage, lambda: bool(stage.of(OpenSession)))
     assert [item.receiver for item in stage.of(OpenSession)] == ["a", "b"]

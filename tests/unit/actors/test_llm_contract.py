@@ -27,7 +27,7 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.retry import RetryPolicy
-from grue.runtime.supervisor import Supervisor
+from grue.runtime.actor import Supervisor
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.doubles import MockLLMClient
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, error_reply, text_reply, tool_calls_reply

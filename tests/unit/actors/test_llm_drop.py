@@ -23,7 +23,7 @@ from grue.messages import (
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.context.history import History, Ledger
 from grue.protocol.turn.prices import Price
-from grue.runtime.supervisor import Supervisor
+from grue.runtime.actor import Supervisor
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import ScriptedLlmServer, hang_up, silence, text_reply, tool_calls_reply
 

@@ -31,8 +31,7 @@ from grue.messages import (
 from grue.policies import FailurePolicy
 from grue.protocol.tools.results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
 from grue.protocol.turn.connection import ConnectionState, Disabled, Proven, Untried
-from grue.runtime.channel import Mailbox
-from grue.runtime.supervisor import Supervisor
+from grue.runtime.actor import Mailbox, Supervisor
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.failures import ToolTimedOutError
 

@@ -29,9 +29,8 @@ from grue.messages import (
     ToolSkipped,
     ToolTimedOut,
 )
-from grue.runtime.channel import Mailbox
+from grue.runtime.actor import Mailbox, Supervisor
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace.recorder import Recorder
 from grue.testing import faulty_server
 from grue.testing.doubles import MockMCPManager

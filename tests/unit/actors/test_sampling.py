@@ -9,7 +9,7 @@ from grue.actors.llm import LlmActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.messages import ServerName
 from grue.protocol.retry import RetryPolicy
-from grue.runtime.supervisor import Supervisor
+from grue.runtime.actor import Supervisor
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
 from grue.tool_sessions.server_requests import Declined, Sampled, SamplingRequest

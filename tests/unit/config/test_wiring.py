@@ -8,7 +8,7 @@ from grue import LlmSettings
 from grue.config.settings import BudgetSettings, GameConfiguration
 from grue.config.wiring import from_configuration, llm_settings, turn_limits
 from grue.policies import Budget, TurnLimits
-from grue.protocol.chat_wire.model_support import supports_tool_calling
+from grue.protocol.chat_wire.profiles import supports_tool_calling
 
 
 def test_r13_the_limits_of_the_configuration_are_those_of_the_turns() -> None:

@@ -10,9 +10,7 @@ from msgspec import Struct
 from grue.actors.mcp_session import SessionActor
 from grue.errors import ActorCrashed
 from grue.messages import CallTools, CloseSession, OpenSession, ServerCall, SessionOpened, ToolReturned
-from grue.runtime.actor import Actor, reply
-from grue.runtime.channel import AskTimedOut, Mailbox, MailboxClosed
-from grue.runtime.supervisor import Supervisor
+from grue.runtime.actor import Actor, AskTimedOut, Mailbox, MailboxClosed, Supervisor, reply
 from grue.runtime.trace.recorder import Envelope
 from grue.testing.actor_harness import ActorHarness
 from grue.testing.fake_tools import FakeToolServer

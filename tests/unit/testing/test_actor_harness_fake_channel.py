@@ -8,8 +8,7 @@ import anyio
 import pytest
 from mailboxes import Post, post
 
-from grue.runtime.actor import Actor, reply
-from grue.runtime.channel import AskTimedOut, Mailbox, MailboxClosed, MailboxFull
+from grue.runtime.actor import Actor, AskTimedOut, Mailbox, MailboxClosed, MailboxFull, reply
 from grue.runtime.trace.recorder import Envelope
 from grue.testing.actor_harness import FakeChannel
 from grue.testing.virtual_time import virtual_loop, virtual_time

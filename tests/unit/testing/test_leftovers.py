@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grue.runtime.processes.process_table import live_members
+from grue.runtime.processes.descendants import live_members
 from grue.testing.leftovers import assert_nothing_left
 
 

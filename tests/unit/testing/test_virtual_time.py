@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 
 from grue import FunctionTools, LlmSettings, Runner, TurnLimits, TurnRequest
-from grue.runtime.loops.aside import aside
+from grue.runtime.loops.beside_loop import aside
 from grue.testing.offline import ScriptedModelTransport, reply_in_chat
 from grue.testing.trace_watch import TraceWatch
 from grue.testing.virtual_time import Deadlock, run_in_virtual_time, virtual_loop, virtual_time

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from grue.errors import MCPConfigError
 from grue.protocol.chat_wire.profiles import PROFILES
+from grue.runtime.processes.child_process import ServerProcess
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.server_process import ServerProcess
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.environment import OWN_KEYS, inherited, is_own_key, visible_keys
 from grue.tool_sessions.server_specs import StdioServer

@@ -10,9 +10,9 @@ from rich.pretty import pretty_repr
 from rich.traceback import Traceback
 from written_secrets import FORMS, KEY, PASSWORD, SECRETS, tells
 
+from grue.runtime.processes.child_process import ServerProcess
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.server_process import ServerProcess
 from grue.tool_sessions.redaction import Redactor
 from grue.tool_sessions.server_specs import HttpServer, StdioServer
 from grue.transports.llm.endpoint import LlmSettings

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.secrets.secret_forms import secrets_in
 from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
 KEY = "0123456789abcdef0123"

@@ -10,7 +10,7 @@ from scripted_server import LISTED, ScriptedConnection, ScriptedServer
 from turns import tool
 
 from grue.messages import PrewarmLost, ServerEnded, ServerName
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions import pooled_connection
 from grue.tool_sessions.connection import ConnectionStatus

@@ -21,7 +21,7 @@ from grue.messages import (
     ToolReturned,
     TurnCompleted,
 )
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.tracing.diff import diff, render
 from grue.tracing.differences import ABSENT, Comparison, Difference
 from grue.tracing.facts import EpisodeResumed

@@ -27,7 +27,7 @@ from grue.messages import (
     TurnCompleted,
     TurnFailed,
 )
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.tracing.message_words import mark_of, problem_in, severity_of, summarize
 
 SERVER = ServerFailure(server="s", phase="spawn", command="c", cause="none")

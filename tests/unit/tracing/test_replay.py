@@ -34,7 +34,7 @@ from grue.messages import (
     TurnFailed,
 )
 from grue.protocol.turn.connection import Disabled, Proven, Untried
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.testing import replay as assert_replays
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope, open_episode

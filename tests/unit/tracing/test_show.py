@@ -16,7 +16,7 @@ from grue.errors import MCPConfigError, TraceError
 from grue.hosts.zork import facts
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
 from grue.messages import RunTurn, ToolCallResult, TurnFailed
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.tracing.columns import cells
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.filters import Filter

@@ -8,7 +8,7 @@ from recorded_turns import opened, refused_connection
 from grue import messages
 from grue.hosts.zork import facts
 from grue.messages import ConnectFailed, RunTurn, TurnCompleted
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.steps import StepBegan, StepTracker

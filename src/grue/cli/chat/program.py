@@ -24,7 +24,7 @@ from grue.errors import LLMError, MCPError, MissingDependencyError, TraceError
 from grue.hosts.agent_loop import LoopEvent
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.secrets.secret_forms import secrets_in
 from grue.tracing.facts import counted
 from grue.tracing.message_words import DIM
 

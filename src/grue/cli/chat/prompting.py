@@ -24,9 +24,9 @@ from prompt_toolkit.styles import Style
 
 from grue.cli.chat.commands import COMMANDS
 from grue.engine.approval import forget_typed
+from grue.runtime.files import write_whole
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.whole_file import write_whole
 
 _WORD = re.compile(r"[\w.:/-]+$")
 _SHORTEST = 2

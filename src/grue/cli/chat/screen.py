@@ -19,8 +19,7 @@ from grue.cli.saying import say
 from grue.hosts.agent_loop import LoopEvent, ToolEnded, ToolStarted, Words
 from grue.runtime.loops.closing import Closing
 from grue.runtime.safe_text import printable, written_out
-from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.text_pieces import TextPieces
+from grue.runtime.secrets.redaction import Redaction, TextPieces
 from grue.tracing.columns import cut
 from grue.tracing.message_words import DIM
 

@@ -27,8 +27,7 @@ from grue.errors import ConversationError, TraceError
 from grue.policies import ApprovalQuestion
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.context.history import History, Ledger
-from grue.runtime.safe_open import next_line, open_regular
-from grue.runtime.trace.line_file import LineFile
+from grue.runtime.files import LineFile, next_line, open_regular
 
 FORMAT = 1
 

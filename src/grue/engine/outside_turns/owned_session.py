@@ -20,10 +20,8 @@ from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import unlisted_tool
 from grue.protocol.tools.policy import definition_digest
 from grue.protocol.turn.connection import ConnectionState
-from grue.runtime.actor import Note
-from grue.runtime.channel import MailboxClosed
+from grue.runtime.actor import MailboxClosed, Note, Supervisor
 from grue.runtime.loops.host_code import ends_the_task
-from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import Connect, KeepsBlocks, TakesRequests, ToolConnection
 from grue.tool_sessions.failures import ToolRefusedError

@@ -37,8 +37,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from grue.errors import MCPError, TurnCancelled
-from grue.runtime.greenlets import in_shared_loop
-from grue.runtime.loops.daemon_thread import context_of
+from grue.runtime.loops.beside_loop import context_of
 from grue.runtime.loops.host_code import single
 from grue.runtime.loops.interrupts import (
     INTERRUPT_GRACE_S,
@@ -46,11 +45,11 @@ from grue.runtime.loops.interrupts import (
     InterruptWatch,
     WorkInterrupted,
     defer_interrupts,
+    refuse_reentry,
     restore_interrupt,
     wait_for,
 )
-from grue.runtime.loops.reentry import refuse_reentry
-from grue.runtime.loops.sync_edge import WAITS_FOR_ITSELF, run_loop, start_thread
+from grue.runtime.loops.sync_edge import WAITS_FOR_ITSELF, in_shared_loop, run_loop, start_thread
 
 T = TypeVar("T")
 

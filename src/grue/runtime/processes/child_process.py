@@ -1,11 +1,17 @@
 """A child process: start it, write to it, and end it in every case.
 
-Come here for the order of closing and for cancellation. A `ServerProcess` is read line by line, a `Command`
-is captured. Whatever the process does, these hold:
+A `ServerProcess` is sent lines and answers with lines; what a line says is none of its business. A `Command`
+runs to its end by itself, and its output is captured. Whatever the process does, these hold:
 
 - Sending never blocks, even if the process has stopped reading.
 - An exit is seen at once, even if a grandchild still holds the pipes open.
 - Leaving takes bounded time, and afterwards no process of the group is alive.
+- A server's line is read in linear time, up to a limit.
+- A server's standard error is always drained, and its end is kept.
+
+Of each stream of a command the beginning and the end are kept, up to a limit. A command that writes without
+end is reported by `finish`, so that its owner can end it. Reading yields to other tasks, however fast the
+command writes.
 
 Source: R3.5-R3.7, P9
 """
@@ -20,10 +26,11 @@ from typing import Any, Protocol, Self
 import anyio
 
 from grue.policies import ProcessEnding
-from grue.runtime.loops.background_tasks import BackgroundTasks, leaves_no_time
-from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.large_data import LineBuffer
+from grue.runtime.loops.beside_loop import BackgroundTasks, Pace, leaves_no_time
+from grue.runtime.processes.limits import ProcessLimits, ServerExit
 from grue.runtime.processes.process_group import ProcessGroup, ProcessRegistry
-from grue.runtime.processes.server_exit import ServerExit
+from grue.runtime.safe_text import plain_text
 from grue.sandbox.box import Sandbox
 
 CHUNK_BYTES = 65_536
@@ -333,3 +340,254 @@ def read_available(fd: int) -> bytes | None:
         return None
     except OSError:
         return b""
+
+
+_STDERR_READS_AT_ONCE = 64
+
+
+class ServerProcess(ChildProcess):
+    """A running server process. One task at a time may receive; everything else is as in `ChildProcess`."""
+
+    def __init__(
+        self, program: Program, registry: ProcessRegistry, limits: ProcessLimits | None = None
+    ) -> None:
+        super().__init__(program, registry, limits)
+        self._lines = LineBuffer(self._limits.max_line_bytes, self._limits.max_message_bytes)
+        self._pace = Pace()
+        self._receiving: anyio.CancelScope | None = None
+        self._stderr = bytearray()
+        self._stderr_dropped = False
+
+    async def receive_line(self) -> bytes:
+        """Return the next line of standard output, as bytes without the newline.
+
+        Cancelling loses no data.
+
+        Raises:
+            anyio.EndOfStream: The output has ended, or the process has exited and all its output was read.
+            CutLineError: The line is longer than `max_message_bytes`. The next call returns the next line.
+            LineTooLongError: More than `max_line_bytes` came without a newline.
+        """
+        while True:
+            # Buffered lines are returned without waiting. Without this pause a server that writes fast would
+            # keep the event loop from running other tasks and from noticing timeouts.
+            await self._pace.pause()
+            line = self._lines.take()
+            if line is None and not await self._receive_more():
+                line = self._lines.rest()
+                if line is None:
+                    raise anyio.EndOfStream
+            if line is not None:
+                return line
+
+    def send_line(self, line: bytes) -> None:
+        """Write a line; queue what the pipe does not take at once. Never blocks, and keeps the order.
+
+        Args:
+            line: One line without any newline.
+
+        Raises:
+            anyio.BrokenResourceError: The process has exited, has closed its input, or has left more than
+                `max_line_bytes` unread.
+        """
+        if len(self._unsent) + len(line) > self._limits.max_line_bytes:
+            raise anyio.BrokenResourceError
+        self.send(line + b"\n")
+
+    def stderr_tail(self, redacted: Callable[[str], str] = str) -> str:
+        """Return the end of the server's standard error, made safe to print.
+
+        Args:
+            redacted: Removes secrets. It is called before the text is cut: half a secret would no longer be
+                recognised, and would be shown.
+        """
+        self._read_stderr()
+        limit = self._limits.stderr_tail_bytes
+        text = redacted(plain_text(self._stderr.decode("utf-8", "replace")))
+        if self._stderr_dropped:
+            # The kept bytes may begin in the middle of a secret, so drop the first line.
+            _, newline, rest = text.partition("\n")
+            text = rest if newline else text[len(text) // 4 :]
+        kept = text[max(0, len(text) - limit) :]
+        if len(kept) < len(text) and "\n" in kept:
+            kept = kept.partition("\n")[2]  # the first line is incomplete
+        return kept.strip()
+
+    def _readers(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        return (self._drain_stderr,)
+
+    def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        return self._drain_stderr, self._discard_stdout
+
+    def _on_exit(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+
+    def _read_rest(self) -> None:
+        self._read_stderr()
+
+    async def _receive_more(self) -> bool:
+        """Wait for output and add it to the buffer; return `False` at its end."""
+        if self.exited is None:
+            with anyio.CancelScope() as self._receiving:
+                await anyio.wait_readable(self._group.stdout)
+            self._receiving = None
+            self._pace.paused()
+        chunk = read_available(self._group.stdout)
+        if chunk:
+            self._lines.feed(chunk)
+        # After the process has exited, an empty pipe counts as the end of the output. A grandchild may hold
+        # the pipe open for ever, and waiting for a real end would hang; its output is not the server's.
+        return bool(chunk) or (chunk is None and self.exited is None)
+
+    async def _drain_stderr(self) -> None:
+        while True:
+            await anyio.wait_readable(self._group.stderr)
+            if not self._read_stderr():
+                return
+
+    def _read_stderr(self) -> bool:
+        """Read what is available, up to a limit; return `False` at the end."""
+        for _ in range(_STDERR_READS_AT_ONCE):
+            chunk = read_available(self._group.stderr)
+            if not chunk:
+                return chunk is None
+            self._stderr += chunk
+            dropped = max(0, len(self._stderr) - 2 * self._limits.stderr_tail_bytes)
+            self._stderr_dropped |= dropped > 0
+            del self._stderr[:dropped]
+        return True
+
+    async def _discard_stdout(self) -> None:
+        # Otherwise a server that still writes would block on a full pipe and not get to its exit.
+        try:
+            while read_available(self._group.stdout) != b"":
+                await anyio.wait_readable(self._group.stdout)
+        except anyio.BusyResourceError:
+            return  # another task is still receiving, which drains the pipe
+
+
+_READS_AT_END = 64
+"""How many chunks are read after the exit. A pipe holds few; an escaped process may go on writing."""
+
+
+class Capture:
+    """The beginning and the end of a stream of bytes.
+
+    Args:
+        max_bytes: How much is kept, half of it from each end.
+
+    Attributes:
+        size: How many bytes there were.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.size = 0
+        self._half = max(1, max_bytes // 2)
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def add(self, chunk: bytes) -> None:
+        """Add the next bytes."""
+        self.size += len(chunk)
+        room = self._half - len(self._head)
+        self._head += chunk[:room]
+        self._tail += chunk[max(0, room) :]
+        del self._tail[: -self._half]
+
+    @property
+    def dropped(self) -> int:
+        """How many bytes in the middle were not kept."""
+        return self.size - len(self._head) - len(self._tail)
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """The bytes that were kept: all of them, or the beginning and the end."""
+        head, tail = bytes(self._head), bytes(self._tail)
+        return (head, tail) if self.dropped else (head + tail,)
+
+
+class Command(ChildProcess):
+    """A running command. Enter it, call `finish`, leave it; then no process of its group is alive.
+
+    Args:
+        program: What to start.
+        registry: Holds the process until it is reaped.
+        limits: Time limits for ending it.
+        max_output_bytes: How much of each stream is kept.
+        max_written_bytes: How much it may write to both together before `finish` gives up.
+
+    Attributes:
+        stdout: What it has written to standard output.
+        stderr: What it has written to standard error.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        registry: ProcessRegistry,
+        limits: ProcessLimits | None = None,
+        *,
+        max_output_bytes: int = 30_000,
+        max_written_bytes: int = 16 * 1024 * 1024,
+    ) -> None:
+        super().__init__(program, registry, limits)
+        self.stdout = Capture(max_output_bytes)
+        self.stderr = Capture(max_output_bytes)
+        self._max_written_bytes = max_written_bytes
+        self._over = anyio.Event()
+        self._pace = Pace()
+
+    @property
+    def wrote_too_much(self) -> bool:
+        """Whether it has written more than `max_written_bytes`."""
+        return self.stdout.size + self.stderr.size > self._max_written_bytes
+
+    async def finish(self, stdin: bytes = b"") -> bool:
+        """Send `stdin` and wait for the exit. Safe to cancel; leaving then ends the command.
+
+        Returns:
+            Whether it has exited. If not, it has written too much.
+        """
+        # Its input ends here, so waiting for a polite exit at the end of the input makes no sense later on.
+        # Leaving begins with SIGTERM.
+        self._asked_to_exit = True
+        if stdin:
+            with contextlib.suppress(anyio.BrokenResourceError):  # it does not read its input, which is fine
+                self.send(stdin)
+        self.end_input()
+        await self._over.wait()
+        self._read_rest()
+        return self.exited is not None
+
+    def _readers(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        return (
+            lambda: self._capture(self._group.stdout, self.stdout),
+            lambda: self._capture(self._group.stderr, self.stderr),
+        )
+
+    def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        return self._readers()
+
+    def _on_exit(self) -> None:
+        self._over.set()
+
+    async def _capture(self, fd: int, capture: Capture) -> None:
+        while (chunk := read_available(fd)) != b"":
+            if chunk is None:
+                await anyio.wait_readable(fd)
+                self._pace.paused()
+                continue
+            capture.add(chunk)
+            if self.wrote_too_much:
+                self._over.set()
+            # A fast writer keeps the pipe full, so this loop would otherwise never wait.
+            await self._pace.pause()
+
+    def _read_rest(self) -> None:
+        for fd, capture in ((self._group.stdout, self.stdout), (self._group.stderr, self.stderr)):
+            for _ in range(_READS_AT_END):
+                chunk = read_available(fd)
+                if not chunk:
+                    break
+                capture.add(chunk)

@@ -1,4 +1,4 @@
-"""Time and size limits of a child process."""
+"""What a child process may take, and how one has ended, as data."""
 
 from typing import Self
 
@@ -35,3 +35,13 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
             exit_grace_s=min(self.exit_grace_s, self.cancelled_grace_s),
             term_grace_s=min(self.term_grace_s, self.cancelled_grace_s),
         )
+
+
+class ServerExit(Struct, frozen=True):
+    """The end of a process: by itself with a `status`, or killed by a `signal` (a name such as `SIGKILL`)."""
+
+    status: int | None = None
+    signal: str | None = None
+
+    def __str__(self) -> str:
+        return f"killed by {self.signal}" if self.signal else f"exit status {self.status}"

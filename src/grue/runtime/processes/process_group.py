@@ -40,10 +40,9 @@ from typing import IO, TYPE_CHECKING, Protocol
 import anyio
 
 from grue.errors import MCPConfigError, MCPError, SandboxError
-from grue.runtime.processes.descendants import Descendants
+from grue.runtime.processes.descendants import Descendants, live_members
 from grue.runtime.processes.guard import guard
-from grue.runtime.processes.process_table import live_members
-from grue.runtime.processes.server_exit import ServerExit
+from grue.runtime.processes.limits import ServerExit
 from grue.sandbox.box import Sandbox
 
 if TYPE_CHECKING:

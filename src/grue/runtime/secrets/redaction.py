@@ -1,14 +1,27 @@
-"""Replace secrets by stable placeholders, in the JSON of messages and in plain text.
+r"""Replace secrets by stable placeholders, in the JSON of messages and in plain text.
 
 Two kinds of secrets are replaced: values that were registered with `hide`, in all the forms of
-`secret_forms`, and credentials that `authorisations` recognises. A message without secrets costs a few
-searches for bytes and is not copied.
+`secret_forms`, and credentials that nobody has registered: values of authorisation headers, bearer tokens. A
+message without secrets costs a few searches for bytes and is not copied.
 
 A long message is searched in pieces of a few milliseconds each, so that other threads can run in between.
 Beside the message and its redacted copy, the memory needed is constant.
+
+Such credentials are found in plain text, in JSON, and in JSON within a string, as UTF-8 bytes. All searches
+take linear time and constant memory, because every repetition in the regular expressions is possessive or
+bounded.
+
+Secrets are found in bytes, and replacing them must leave valid JSON. A span must not begin or end inside an
+escape such as `\n`. A secret that is part of a number can only be replaced if the whole number becomes a
+string.
+
+In a text that arrives in pieces, a secret may be split over several pieces, none of which contains it. So the
+end of a piece that may be the beginning of a secret is held back. It is shown with the next piece, or when
+the text has ended.
 """
 
 import heapq
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -17,21 +30,135 @@ import msgspec
 from msgspec.structs import replace
 
 from grue.runtime.large_data import buffer_of, decode, let_others_run, steps, write_to
-from grue.runtime.loops.authorisations import (
-    MAX_HEADER_BYTES,
-    authorisations,
-    crosses_strings,
-    may_contain_credentials,
-)
-from grue.runtime.secrets.secret_forms import SecretForms, SecretPattern, forms_of
-from grue.runtime.trace.json_places import (
-    Found,
-    extend_to_escapes,
-    in_prose,
-    in_string_values,
-    in_strings,
-    in_strings_and_numbers,
-)
+from grue.runtime.secrets.secret_forms import SecretForms, SecretPattern, Spelling, forms_of, spellings_of
+
+
+class Found(NamedTuple):
+    """A span of bytes that is to be replaced.
+
+    Attributes:
+        start: Position of the first byte.
+        end: Position after the last byte.
+        shown: The replacement.
+        rank: If spans overlap, the replacement of the one with the lower rank is used.
+        is_number: The span is a whole number, not a part of a string.
+    """
+
+    start: int
+    end: int
+    shown: str
+    rank: int
+    is_number: bool = False
+
+    def merged(self, other: Self) -> "Found":
+        """Return one span for two that overlap."""
+        first = min(self, other, key=lambda found: found.rank)
+        return first._replace(start=min(self.start, other.start), end=max(self.end, other.end))
+
+
+def extend_to_escapes(written: bytes, found: Found) -> Found | None:
+    r"""Return the span, extended to whole escapes; `None` if it begins in the digits of a `\u` escape."""
+    start, end = found.start, found.end
+    if b"\\" not in written[max(0, start - _BACK) : start] + written[end - _BACK : end]:
+        return found
+    if _is_escaped(written, start):
+        start -= 1
+    elif _unicode_escape_before(written, start):
+        return None
+    if _is_escaped(written, end):
+        end -= 1
+    elif back := _unicode_escape_before(written, end):
+        end += _BACK - back
+    return found._replace(start=start, end=end) if start < end else None
+
+
+_BACK = 5
+r"""Distance from the `u` of a `\u` escape to the character after the escape."""
+
+
+def _unicode_escape_before(written: bytes, at: int) -> int:
+    r"""Return the distance back to the `u` of the `\u` escape that `at` is in; 0: `at` is in none."""
+    backs = (back for back in range(1, _BACK) if written[at - back] == ord("u"))
+    return next((back for back in backs if _is_escaped(written, at - back)), 0)
+
+
+def _is_escaped(written: bytes, at: int) -> bool:
+    """Return whether the character at `at` is escaped by a backslash before it."""
+    first = at
+    while first > 0 and written[first - 1] == 0x5C:
+        first -= 1
+    return (at - first) % 2 == 1
+
+
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][-+.eE0-9]*', re.DOTALL)
+_LONGEST_WORD = 400
+"""Length of the longest span that can be part of a number. Regular floats have at most 309 digits."""
+
+_MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
+
+
+def in_strings_and_numbers(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield the spans in strings, and for a span in a number the whole number."""
+    last = -1
+    for found in _in_tokens(written, spans):
+        if found.start > last:
+            yield found
+        last = found.start if found.is_number else last
+
+
+def in_strings(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield the spans in strings."""
+    return (found for found in _in_tokens(written, spans) if not found.is_number)
+
+
+def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield the spans in strings that are neither keys nor the message's tag, which is its first value."""
+    tag_end = written.find(b",")
+    for found in in_strings(written, spans):
+        end = _end_of_text(written, found.end)
+        if found.start > tag_end and written[end + 1 : end + 2] != b":":
+            yield found
+
+
+def in_prose(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield the spans in values that are more than one word. A single word may be an enumeration's value."""
+    for found in in_string_values(written, spans):
+        start, end = written.rfind(b'"', 0, found.start) + 1, _end_of_text(written, found.end)
+        if not _WORD.fullmatch(written, start, end):
+            yield found
+
+
+_WORD = re.compile(rb"[A-Za-z_-]*")
+
+
+def _end_of_text(written: bytes, at: int) -> int:
+    end = written.find(b'"', at)
+    while _is_escaped(written, end):
+        end = written.find(b'"', end + 1)
+    return end
+
+
+def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield the spans in strings unchanged, and those in numbers as the whole number."""
+    tokens = _TOKEN.finditer(written)
+    token: re.Match[bytes] | None = None
+    for found in spans:
+        if found.end - found.start > _LONGEST_WORD or not _MAY_BE_NO_TEXT.fullmatch(
+            written, found.start, found.end
+        ):
+            yield found
+            continue
+        while token is None or token.end() <= found.start:
+            token = next(tokens, None)
+            if token is None:
+                break
+        if token is None or token.start() > found.start:
+            continue  # the span is in `true`, `false` or `null`
+        if written.startswith(b'"', token.start()):
+            yield found
+        else:
+            yield found._replace(start=token.start(), end=token.end(), is_number=True)
+
 
 _PIECE = 2**16
 """Bytes that are searched at a time."""
@@ -314,3 +441,214 @@ def _is_unicode(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+_NAME = b"(?:authorization|api-key)"
+_SCHEME = b"(?:bearer|basic|token|digest|negotiate|apikey)"
+_BLANK = rb"(?:[ \t]|\\{1,64}+t)"
+
+# The characters of a credential, and their JSON escapes: a slash as `\/`, a plus sign as `\u002B`.
+_SIGNS = rb"a-z._~+/=:;|!$%&*@#^-"
+_VALUE = rb"(?:[0-9%b]|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4})" % _SIGNS
+_QUOTES = rb"""["'\\]{0,64}+"""
+
+_HEADER = re.compile(
+    rb"(?i)%(name)b%(quotes)b%(blank)b*+[:=]%(blank)b*+%(quotes)b(?:%(scheme)b%(blank)b++)?+"
+    rb"(?!%(scheme)b(?:[\s\\\"']|\Z))(?=%(value)b{6})"
+    % {b"name": _NAME, b"quotes": _QUOTES, b"blank": _BLANK, b"scheme": _SCHEME, b"value": _VALUE}
+)
+_BEARER = re.compile(
+    rb"(?i)bearer ++(?=%b{12})(?=sk-|(?:[%b]++|\\{1,64}+/)*+(?:[0-9]|\\{1,64}+u[0-9a-f]{4}))"
+    % (_VALUE, _SIGNS)
+)
+"""Without a header name the value must look like a token, because prose may contain "bearer of"."""
+
+_FIELD = re.compile(rb'(?i)"[a-z-]{0,40}%b"\s{0,8}:\s{0,8}"(?:%b +)?' % (_NAME, _SCHEME))
+"""A header as a member of a JSON object. Its value must be a string; other values are not credentials."""
+
+# Long values are matched in steps. A single match over megabytes would block all other threads meanwhile.
+_VALUE_STEP = re.compile(rb"(?i)(?:[0-9%b]{1,4096}+|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4}){1,64}+" % _SIGNS)
+_TEXT_STEP = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){1,64}+', re.DOTALL)
+_NEXT_VALUE = re.compile(rb"(?i),?+%b{1,64}+(?=%b{12})" % (_BLANK, _VALUE))
+"""Another value after the first one. Some schemes have several, such as `Signature=`."""
+
+_SHORTEST = 6
+MAX_HEADER_BYTES = 512
+"""Longest distance in bytes from the start of a header's name to the first byte of its value."""
+
+
+def may_contain_credentials(written: bytes) -> bool:
+    """Return whether there may be a credential. Cheap; it has false positives but no false negatives."""
+    lowered = written.lower()
+    return b"authorization" in lowered or b"api-key" in lowered or b"bearer " in lowered
+
+
+def authorisations(
+    written: bytes, start: int, end: int, *, in_json: bool
+) -> tuple[Iterator[tuple[int, int]], ...]:
+    """Return, for each way to write them, start and end of each value, in order.
+
+    Its header begins at a position from `start` to before `end`.
+
+    Args:
+        written: UTF-8 text.
+        start: First position of a header.
+        end: The position after the last one.
+        in_json: `written` is JSON. A value then ends at the end of its JSON string.
+    """
+    headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
+    return (_fields(written, start, end), *headers) if in_json else headers
+
+
+def _fields(written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    at, limit = start, end + MAX_HEADER_BYTES
+    while (found := _FIELD.search(written, at, limit)) and found.start() < end:
+        value = found.end()
+        at = _end_of_run(_TEXT_STEP, written, value)
+        if at - value >= _SHORTEST:
+            yield value, at
+
+
+def _of_kind(
+    kind: re.Pattern[bytes], written: bytes, start: int, end: int, in_json: bool
+) -> Iterator[tuple[int, int]]:
+    at, limit = start, end + MAX_HEADER_BYTES
+    while (found := kind.search(written, at, limit)) and found.start() < end:
+        at = value = found.end()
+        if not (in_json and crosses_strings(written, found.start(), value)):
+            at = _end_of_values(written, value)
+            yield value, at
+
+
+def _end_of_values(written: bytes, at: int) -> int:
+    at = _end_of_run(_VALUE_STEP, written, at)
+    while more := _NEXT_VALUE.match(written, at):
+        at = _end_of_run(_VALUE_STEP, written, more.end())
+    return at
+
+
+def _end_of_run(step: re.Pattern[bytes], written: bytes, at: int) -> int:
+    while more := step.match(written, at):
+        at = more.end()
+    return at
+
+
+def crosses_strings(written: bytes, start: int, end: int) -> bool:
+    """Return whether a JSON string begins or ends between two positions. `start` must not be in an escape."""
+    at = start
+    while (at := written.find(b'"', at, end)) >= 0:
+        before = written[start:at]
+        if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
+            return True
+        at += 1
+    return False
+
+
+_HEADERS = tuple(tuple((char,) for char in name) for name in ("authorization", "api-key", "bearer "))
+_LINE = r"[^\n\\]*+(?:\\(?!n)[^\n\\]*+)*+"
+_OPEN = re.compile(
+    rf"""(?ia)(?:(?:authorization|api-key)["'\\]{{0,64}}+[ \t]*+(?:[:=]{_LINE})?|bearer ++[^\s"'\\]*+)\Z"""
+)
+"""An authorisation header or a bearer token at the end of the text. Its value may continue."""
+
+_LABEL = re.compile("(?ia)authorization|api-key|bearer ")
+_LONG = 4096
+"""Length of a held-back text above which it is not searched again until its line ends. Without this, a long
+line in small pieces would take quadratic time."""
+
+
+class TextPieces:
+    """One text that arrives in pieces.
+
+    Args:
+        redaction: The secrets.
+    """
+
+    def __init__(self, redaction: Redaction) -> None:
+        self._redaction = redaction
+        self._held = ""
+        self._line: list[str] = []
+        self._names = _BeginningMatcher(_HEADERS)
+        self._secrets = _BeginningMatcher(
+            spelling for secret in redaction.secrets for spelling in spellings_of(secret)
+        )
+
+    def feed(self, piece: str) -> str:
+        """Add a piece. Return the text that can be shown now; it may be empty."""
+        self._names.feed(piece.lower())
+        self._secrets.feed(piece)
+        if self._line:
+            self._line.append(piece)
+            if "\n" not in piece and "\\n" not in piece:
+                return ""
+            piece = "".join(self._line)
+            self._line = []
+        text = self._held + piece
+        shown = self._safe_length(text)
+        self._held = text[shown:]
+        if len(self._held) > _LONG:
+            self._line, self._held = [self._held], ""
+        return text[:shown]
+
+    def end(self) -> str:
+        """Return the text that was held back. The beginning of a secret at its end is replaced."""
+        text = self._held + "".join(self._line)
+        self._held, self._line = "", []
+        begun = min(self._secrets.longest, len(text))
+        return f"{text[:-begun]}{CUT_PLACEHOLDER}" if begun >= MIN_BEGINNING_BYTES else text
+
+    def _safe_length(self, text: str) -> int:
+        """Return the length of the part that cannot become a secret, whatever follows."""
+        end = len(text) - max(self._names.longest, self._secrets.longest)
+        for name in _LABEL.finditer(text):
+            if name.start() >= end:
+                break
+            if _OPEN.match(text, name.start()):
+                end = name.start()
+                break
+        return end if end == len(text) else self._redaction.safe_cut(text, max(0, end))
+
+
+class _BeginningMatcher:
+    """Finds the longest end of a text that is the beginning of a form, but not all of it."""
+
+    def __init__(self, spellings: Iterable[Spelling]) -> None:
+        self._spellings = tuple(spellings)
+        longest = (sum(max(map(len, forms)) for forms in spelling) for spelling in self._spellings)
+        self._reach = max(longest, default=0)
+        self._firsts: dict[str, list[_State]] = {}
+        for number, spelling in enumerate(self._spellings):
+            for form in spelling[0]:
+                self._firsts.setdefault(form[0], []).append((form, number, 1))
+        self._states: dict[_State, int] = {}
+
+    @property
+    def longest(self) -> int:
+        return max(self._states.values(), default=0)
+
+    def feed(self, piece: str) -> None:
+        if len(piece) > self._reach:
+            self._states, piece = {}, piece[len(piece) - self._reach :]
+        for char in piece:
+            states: dict[_State, int] = {}
+            for state, length in self._states.items():
+                if state[0][0] == char:
+                    self._advance(states, state, length + 1)
+            for state in self._firsts.get(char, ()):
+                self._advance(states, state, 1)
+            self._states = states
+
+    def _advance(self, states: "dict[_State, int]", state: "_State", length: int) -> None:
+        """Add the states that follow after one more character. At the end of a form there are none."""
+        form, number, at = state
+        rest, spelling = form[1:], self._spellings[number]
+        if rest:
+            states[rest, number, at] = max(length, states.get((rest, number, at), 0))
+        elif at < len(spelling):
+            for each in spelling[at]:
+                states[each, number, at + 1] = max(length, states.get((each, number, at + 1), 0))
+
+
+_State: TypeAlias = tuple[str, int, int]
+"""A state of the match: the rest of the current character's form, the number of the spelling, and the next
+position in that spelling."""

@@ -36,13 +36,13 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from grue.errors import TraceError
+from grue.runtime.files import LineFile, next_line, open_regular, write_whole
 from grue.runtime.large_data import joined
 from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.interrupts import block_signals
-from grue.runtime.safe_open import next_line, open_regular
-from grue.runtime.trace.checks import UNDECODABLE
 from grue.runtime.trace.format import (
     FORMAT,
+    UNDECODABLE,
     Extract,
     PayloadReference,
     TraceHeader,
@@ -51,9 +51,7 @@ from grue.runtime.trace.format import (
     payload_path,
     read_header,
 )
-from grue.runtime.trace.line_file import LineFile
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.runtime.whole_file import write_whole
 
 FLUSH_WITHIN_S = 2.0
 """How long `flush` waits for a slow disk. The queued lines are still written later."""

@@ -18,17 +18,22 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import TraceError
+from grue.runtime.files import MAX_LINE_BYTES, next_line, open_regular, read_regular
 from grue.runtime.large_data import decode, joined
-from grue.runtime.safe_open import MAX_LINE_BYTES, next_line, open_regular, read_regular
-from grue.runtime.trace.checks import UNDECODABLE, check_depth, check_numbers, damaged, error_text, unknown
 from grue.runtime.trace.format import (
     REFERENCE_START,
+    UNDECODABLE,
     PayloadReference,
     TraceHeader,
     TraceLine,
+    check_depth,
+    check_numbers,
+    damaged,
+    error_text,
     payload_path,
     read_header,
     tag_at_start,
+    unknown,
 )
 from grue.runtime.trace.recorder import Envelope
 

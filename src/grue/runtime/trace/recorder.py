@@ -29,8 +29,7 @@ from msgspec.structs import replace
 from grue.runtime.large_data import LONG, VERY_LONG, UnfinishedJson, begin_encoding, joined
 from grue.runtime.loops.host_code import calling
 from grue.runtime.loops.interrupts import block_signals
-from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.text_pieces import TextPieces
+from grue.runtime.secrets.redaction import Redaction, TextPieces
 from grue.runtime.trace.format import TraceLine
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
+from grue.runtime.files import LineFile
 from grue.runtime.safe_text import printable
-from grue.runtime.trace.line_file import LineFile
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.observers.events import Event, EventFeed
 

@@ -12,13 +12,12 @@ import msgspec
 from msgspec.structs import replace
 
 from grue.errors import TraceError
+from grue.runtime.files import cut_half_line, write_whole
 from grue.runtime.loops.closing import Closing
-from grue.runtime.secrets.secret_names import secrets_in
+from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.file import TraceOptions, TraceWriter
-from grue.runtime.trace.line_file import cut_half_line
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.runtime.version import __version__
-from grue.runtime.whole_file import write_whole
 from grue.tracing.observers.episode_log import EpisodeLog, JsonLog
 
 RESULT_FILE = "result.json"

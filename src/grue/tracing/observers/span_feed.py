@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.protocol.tools.built_in import named_call
 from grue.protocol.tools.calls import record_settlement
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.message_words import Verdict, crash_verdict, note_of

@@ -31,15 +31,23 @@ from grue.policies import SupportCheck
 from grue.protocol.chat_wire.content_encoding import ACCEPTED
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.formats import FORMATS, WireName
-from grue.protocol.chat_wire.model_support import ListedModel, checked_support, find_model, read_models
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, with_inputs
-from grue.protocol.chat_wire.profiles import PROFILES, adapt_profile, profile_for, provider_name
+from grue.protocol.chat_wire.profiles import (
+    PROFILES,
+    ListedModel,
+    adapt_profile,
+    checked_support,
+    find_model,
+    profile_for,
+    provider_name,
+    read_models,
+)
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import Breaker, first_to_ask, next_to_ask
 from grue.protocol.turn.prices import Price, price_of
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.secret_names import looks_secret, secrets_in
+from grue.runtime.secrets.secret_forms import looks_secret, secrets_in
 from grue.transports.llm.connections import Connection, Connections, timeouts_of
 from grue.transports.llm.exchange import LONG_BYTES, Answered, Streamed, exchange
 

@@ -26,7 +26,7 @@ from grue.protocol.chat_wire.reply import cost
 from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler, Delta
 from grue.protocol.retry import RetryPolicy, asked_wait
-from grue.runtime.loops.clock import now
+from grue.runtime.loops.beside_loop import now
 from grue.transports.llm.connections import Connection, ExchangeError, Reply
 
 MAX_REPLY_BYTES = 64 * 2**20

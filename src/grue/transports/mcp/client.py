@@ -24,8 +24,7 @@ from grue.protocol.json_text import json_object, json_value
 from grue.protocol.tools.lock import screen
 from grue.protocol.tools.results import content_blocks, from_mcp, is_kept_as_text, is_small
 from grue.runtime.loading import is_loaded, load, load_all
-from grue.runtime.loops.aside import aside
-from grue.runtime.loops.background_tasks import leaves_no_time
+from grue.runtime.loops.beside_loop import aside, leaves_no_time
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.runtime.processes.server_gate import HeldPlace
 from grue.runtime.safe_text import beginning, plain_text, well_formed

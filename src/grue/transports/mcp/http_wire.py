@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from grue.policies import ServerPhase
-from grue.runtime.loops.background_tasks import BackgroundTasks, leaves_no_time
+from grue.runtime.loops.beside_loop import BackgroundTasks, leaves_no_time
 from grue.runtime.processes.limits import ProcessLimits
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import needs_longer

@@ -19,7 +19,7 @@ from mcp.client.auth.utils import build_oauth_authorization_server_metadata_disc
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from msgspec import Struct
 
-from grue.runtime.loops.aside import aside
+from grue.runtime.loops.beside_loop import aside
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.oauth_settings import LOOPBACK, OAuth
 from grue.transports.mcp.oauth_faults import (

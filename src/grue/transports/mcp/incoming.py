@@ -19,9 +19,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from grue.protocol.json_text import MAX_DEPTH, json_value
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.results import JsonText
-from grue.runtime.large_data import count_of
-from grue.runtime.lines import CutLineError
-from grue.runtime.loops.aside import aside
+from grue.runtime.large_data import CutLineError, count_of
+from grue.runtime.loops.beside_loop import aside
 
 MAX_VALUES = tool_results.MAX_JSON_VALUES
 """A message with more values than this is not decoded completely."""

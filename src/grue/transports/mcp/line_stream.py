@@ -5,9 +5,9 @@ import mcp_types as types
 from mcp.shared.message import SessionMessage
 
 from grue.protocol.tools.results import is_small
-from grue.runtime.lines import CutLineError, LineTooLongError
-from grue.runtime.loops.aside import aside
-from grue.runtime.processes.server_process import ServerProcess
+from grue.runtime.large_data import CutLineError, LineTooLongError
+from grue.runtime.loops.beside_loop import aside
+from grue.runtime.processes.child_process import ServerProcess
 from grue.tool_sessions.notices import Notify
 from grue.transports.mcp.incoming import read_any_message, refusal_of_cut
 from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_large, encode_message

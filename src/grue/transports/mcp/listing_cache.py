@@ -23,8 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.runtime.safe_open import require_regular
-from grue.runtime.whole_file import write_whole
+from grue.runtime.files import require_regular, write_whole
 from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.transports.mcp.listing import as_listed, read_tools

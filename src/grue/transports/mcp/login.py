@@ -19,7 +19,7 @@ from mcp.client.auth import OAuthFlowError
 from mcp.shared.auth import AuthorizationCodeResult
 
 from grue.errors import MCPError
-from grue.runtime.loops.daemon_thread import call_in_daemon_thread
+from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.authorization import asks_for_token
 from grue.transports.mcp.library_logs import drop, library_logs_to

@@ -17,10 +17,10 @@ from pathlib import Path, PurePath
 import anyio
 
 from grue.errors import MCPError
-from grue.runtime.lines import LineTooLongError
+from grue.runtime.large_data import LineTooLongError
+from grue.runtime.processes.child_process import ServerProcess
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.server_process import ServerProcess
 from grue.tool_sessions.server_specs import StdioServer
 
 Version = tuple[int, int, int]

@@ -40,8 +40,7 @@ from mcp.shared.auth import (
 from msgspec import Struct
 from pydantic import AnyUrl, ValidationError
 
-from grue.runtime.loops.aside import aside
-from grue.runtime.loops.daemon_thread import call_in_daemon_thread
+from grue.runtime.loops.beside_loop import aside, call_in_daemon_thread
 from grue.runtime.safe_text import beginning, plain_text
 from grue.runtime.secrets.redaction import Redaction
 from grue.tool_sessions.failures import WireFault, first_fault

@@ -9,9 +9,9 @@ import anyio
 from msgspec.structs import replace
 
 from grue.policies import ServerPhase
+from grue.runtime.processes.child_process import ServerProcess
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
-from grue.runtime.processes.server_process import ServerProcess
 from grue.runtime.safe_text import plain_text
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import remedy_for

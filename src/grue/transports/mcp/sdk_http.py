@@ -34,9 +34,8 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
-from grue.runtime.lines import CutLineError, EventBuffer, LineTooLongError
-from grue.runtime.loops.aside import aside
-from grue.runtime.loops.pace import Pace
+from grue.runtime.large_data import CutLineError, EventBuffer, LineTooLongError
+from grue.runtime.loops.beside_loop import Pace, aside
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.failures import WireFault, first_fault

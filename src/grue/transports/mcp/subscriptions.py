@@ -17,7 +17,7 @@ from mcp.client.session import ClientSession
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost, listen
 from mcp.shared.exceptions import MCPError as SdkError
 
-from grue.runtime.loops.background_tasks import BackgroundTasks
+from grue.runtime.loops.beside_loop import BackgroundTasks
 from grue.tool_sessions.failures import first_fault
 from grue.tool_sessions.notices import Notify
 

@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.runtime.whole_file import write_whole
+from grue.runtime.files import write_whole
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.oauth_faults import AuthorizationRefused, identity_fault, keyring_fault

@@ -6,9 +6,9 @@ import anyio
 import pytest
 from transport_servers import CAT, shell
 
+from grue.runtime.processes.child_process import ServerProcess
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.server_process import ServerProcess
 from grue.testing.leftovers import assert_nothing_left
 
 pytestmark = pytest.mark.anyio

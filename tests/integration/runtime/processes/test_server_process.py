@@ -19,14 +19,12 @@ from hypothesis import strategies as st
 from transport_servers import CAT, QUICK, SETSID, STUBBORN, faulty, shell
 
 from grue.policies import ProcessEnding
-from grue.runtime.lines import CutLineError, LineTooLongError
-from grue.runtime.loops import pace
-from grue.runtime.processes.descendants import Descendants
-from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.large_data import CutLineError, LineTooLongError
+from grue.runtime.loops import beside_loop
+from grue.runtime.processes.child_process import ServerProcess
+from grue.runtime.processes.descendants import Descendants, live_members
+from grue.runtime.processes.limits import ProcessLimits, ServerExit
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.process_table import live_members
-from grue.runtime.processes.server_exit import ServerExit
-from grue.runtime.processes.server_process import ServerProcess
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.server_specs import StdioServer
 
@@ -202,7 +200,7 @@ async def test_a_line_too_long_for_a_message_is_passed_over(registry: ProcessReg
 async def test_lines_that_are_here_already_do_not_keep_other_tasks_waiting(
     registry: ProcessRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "STRETCH_S", 0.0)
+    monkeypatch.setattr(beside_loop, "STRETCH_S", 0.0)
     others = 0
     async with ServerProcess(shell("yes '' | head -1000; sleep 60"), registry, QUICK) as process:
 
@@ -332,9 +330,9 @@ def test_turns_in_several_threads_at_once_do_not_disturb_each_other() -> None:
 HOST = """
 import asyncio, os, signal, sys
 import anyio
-from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.processes.process_group import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.server_process import ServerProcess
+from grue.runtime.processes.child_process import ServerProcess
 from grue.tool_sessions.server_specs import StdioServer
 registry = ProcessRegistry()
 grace, handled, *command = sys.argv[1:]
@@ -460,7 +458,7 @@ def test_it_works_without_standard_streams(closed: str, tmp_path: Path) -> None:
 import os, sys
 import anyio
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.server_process import ServerProcess
+from grue.runtime.processes.child_process import ServerProcess
 from grue.tool_sessions.server_specs import StdioServer
 for fd in ({closed},):
     os.close(fd)

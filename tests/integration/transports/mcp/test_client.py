@@ -16,10 +16,9 @@ from slow_imports import SlowImports
 from transport_servers import QUICK, STUBBORN, faulty, shell
 
 from grue.messages import ServerFailure, ToolCallResult
-from grue.runtime.processes.limits import ProcessLimits
+from grue.runtime.processes.descendants import live_members
+from grue.runtime.processes.limits import ProcessLimits, ServerExit
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.process_table import live_members
-from grue.runtime.processes.server_exit import ServerExit
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError

@@ -31,7 +31,7 @@ from grue.messages import (
     ToolMessage,
     UserText,
 )
-from grue.runtime.supervisor import Supervisor
+from grue.runtime.actor import Supervisor
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
 from grue.tool_sessions.connection import Listing

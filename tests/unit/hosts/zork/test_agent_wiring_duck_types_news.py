@@ -7,7 +7,7 @@ import pytest
 
 from grue.hosts.zork.agent_wiring import client_actor, connect_manager
 from grue.messages import OfferTools, RequestCompletion, SystemText, UserText
-from grue.runtime.supervisor import Supervisor
+from grue.runtime.actor import Supervisor
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
 

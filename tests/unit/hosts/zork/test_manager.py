@@ -23,7 +23,7 @@ from grue.errors import MCPConfigError, MCPError, MCPServerStartupError
 from grue.hosts.zork.manager import MCPManager
 from grue.messages import SessionOpened, ToolCalled, ToolCallResult
 from grue.protocol.turn.connection import Disabled, Proven, Untried
-from grue.runtime.processes.process_table import live_members
+from grue.runtime.processes.descendants import live_members
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left
 from grue.transports.mcp.client import McpClient

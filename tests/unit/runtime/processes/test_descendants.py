@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from grue.runtime.processes import descendants
-from grue.runtime.processes.descendants import Descendants, carries_host_mark, host_mark
+from grue.runtime.processes.descendants import Descendants, all_processes, carries_host_mark, host_mark
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.runtime.processes.process_table import all_processes
 from grue.testing.faulty_server import argv
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="marks are Linux's")

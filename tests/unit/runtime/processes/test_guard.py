@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from grue.runtime.processes import guard as guard_module
+from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.guard import GuardUnavailableWarning, HostGuard
-from grue.runtime.processes.process_table import live_members
 
 
 def wait_until(true: object, within_s: float = 60.0) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from grue.errors import MCPConfigError
 from grue.runtime.processes import process_group
+from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.guard import HostGuard
+from grue.runtime.processes.limits import ServerExit
 from grue.runtime.processes.process_group import ProcessGroup, ProcessRegistry, SpawnError
-from grue.runtime.processes.process_table import live_members
-from grue.runtime.processes.server_exit import ServerExit
 from grue.testing.leftovers import assert_nothing_left
 
 ENV = dict(os.environ)

@@ -26,7 +26,7 @@ from grue.messages import (
 )
 from grue.policies import FailurePolicy, TurnLimits
 from grue.protocol.tools.results import SKIPPED_TOO_LATE
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import ActorFailed
 from grue.tracing.observers.events import Event, EventFeed
 
 FAILURE_EVENTS = {"mcp_tool_error", "mcp_tool_timeout", "mcp_tool_skipped"}

@@ -39,8 +39,7 @@ from grue.messages import (
     TurnCompleted,
     TurnFailed,
 )
-from grue.runtime.actor import Actor
-from grue.runtime.supervisor import ActorFailed
+from grue.runtime.actor import Actor, ActorFailed
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.observers.span_feed import SpanFeed

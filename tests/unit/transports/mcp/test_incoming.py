@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from grue.protocol.tools.results import JsonText
-from grue.runtime.lines import CutLineError
+from grue.runtime.large_data import CutLineError
 from grue.transports.mcp.incoming import MAX_VALUES, read_any_message, read_message, refusal_of_cut
 
 

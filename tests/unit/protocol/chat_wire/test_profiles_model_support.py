@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grue.messages import ToolSupportChecked
-from grue.protocol.chat_wire.model_support import NAME_RULES, checked_support, rule_for, supports_tool_calling
+from grue.protocol.chat_wire.profiles import NAME_RULES, checked_support, rule_for, supports_tool_calling
 
 # The requirements' own patterns, and the names they were written for.
 SEEDS_DENY = (

@@ -5,7 +5,7 @@ from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.runtime.lines import ENDS_BYTES, CutLineError, EventBuffer, LineBuffer, LineTooLongError
+from grue.runtime.large_data import ENDS_BYTES, CutLineError, EventBuffer, LineBuffer, LineTooLongError
 
 LINE = st.binary(max_size=50).map(lambda line: line.replace(b"\n", b" "))
 LARGE = 2 * ENDS_BYTES

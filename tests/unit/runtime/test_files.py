@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grue.runtime.safe_open import next_line, open_regular, read_regular
+from grue.runtime.files import next_line, open_regular, read_regular
 
 
 def folder(path: Path) -> None:

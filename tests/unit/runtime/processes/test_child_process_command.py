@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from promises import cancelled_when
 from transport_servers import CAT
 
-from grue.runtime.processes.command import Capture, Command
+from grue.runtime.processes.child_process import Capture, Command
 from grue.runtime.processes.process_group import ProcessRegistry
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_bodies import JSON_VALUES
 
-from grue.protocol.chat_wire.model_support import ListedModel, find_model, read_models
+from grue.protocol.chat_wire.profiles import ListedModel, find_model, read_models
 
 LISTED = {
     "data": [

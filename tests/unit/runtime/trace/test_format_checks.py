@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.errors import TraceError
-from grue.runtime.trace import checks as trace_checks
-from grue.runtime.trace.checks import MAX_DEPTH, check_depth
+from grue.runtime.trace import format as trace_checks
+from grue.runtime.trace.format import MAX_DEPTH, check_depth
 
 TREES = st.recursive(
     st.text('[]{}"\\', max_size=5),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.errors import TraceError
-from grue.runtime.trace import line_file
-from grue.runtime.trace.line_file import LineFile, cut_half_line
+from grue.runtime import files
+from grue.runtime.files import LineFile, cut_half_line
 
 LONG = b"x" * 200_000
 
@@ -40,7 +40,7 @@ def test_a_half_line_of_a_gigabyte_is_cut_off_without_being_read(tmp_path: Path)
 
 
 def test_a_last_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_file, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 10)
     (tmp_path / "file").write_bytes(b"short\n" + b"x" * 11)
     file = LineFile(tmp_path / "file", "trace file")
     with pytest.raises(TraceError, match=r"last line of the trace file .* is too long"):

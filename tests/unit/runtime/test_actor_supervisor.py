@@ -11,9 +11,7 @@ import pytest
 from msgspec import Struct
 
 from grue.errors import ActorCrashed, TraceError
-from grue.runtime.actor import Actor, reply
-from grue.runtime.channel import AskTimedOut, Mailbox, MailboxClosed
-from grue.runtime.supervisor import ActorFailed, Supervisor
+from grue.runtime.actor import Actor, ActorFailed, AskTimedOut, Mailbox, MailboxClosed, Supervisor, reply
 from grue.runtime.trace.recorder import Envelope, Recorder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

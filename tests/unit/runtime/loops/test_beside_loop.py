@@ -6,7 +6,7 @@ from contextvars import ContextVar
 import anyio
 import pytest
 
-from grue.runtime.loops.daemon_thread import call_in_daemon_thread, start_in_daemon_thread
+from grue.runtime.loops.beside_loop import call_in_daemon_thread, start_in_daemon_thread
 
 pytestmark = pytest.mark.anyio
 WORD: ContextVar[str] = ContextVar("WORD", default="")

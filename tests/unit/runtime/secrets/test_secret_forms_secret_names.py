@@ -8,7 +8,7 @@ from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grue.runtime.secrets.secret_names import looks_secret, secrets_in
+from grue.runtime.secrets.secret_forms import looks_secret, secrets_in
 
 
 @each_case(

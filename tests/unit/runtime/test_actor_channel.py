@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mailboxes import Post, post, tasks
 
-from grue.runtime.actor import reply
-from grue.runtime.channel import AskTimedOut, Mailbox, MailboxClosed, MailboxFull
+from grue.runtime.actor import AskTimedOut, Mailbox, MailboxClosed, MailboxFull, reply
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 

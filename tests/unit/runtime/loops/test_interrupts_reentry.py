@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from grue.errors import MCPError
-from grue.runtime.loops.reentry import refuse_reentry
+from grue.runtime.loops.interrupts import refuse_reentry
 from grue.runtime.trace.recorder import Recorder
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import grue
-from grue.runtime.whole_file import drafted, replacing, write_whole
+from grue.runtime.files import drafted, replacing, write_whole
 
 OWN_PROTOCOLS = {"fleet/folder.py", "testing/faulty_server.py"}
 """The fleet commits by a link or by a folder's name; a faulty server imports nothing of grue."""
@@ -101,4 +101,4 @@ def test_files_are_put_in_place_here_only() -> None:
     source = Path(grue.__file__).parent
     puts = re.compile(r"os\.(replace|rename|link)\(|\.rename\(|\bmkstemp\b|\.replace\((path|target)\)")
     found = {str(path.relative_to(source)) for path in source.rglob("*.py") if puts.search(path.read_text())}
-    assert found - OWN_PROTOCOLS == {"runtime/whole_file.py"}
+    assert found - OWN_PROTOCOLS == {"runtime/files.py"}

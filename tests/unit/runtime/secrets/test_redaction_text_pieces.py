@@ -11,8 +11,7 @@ from plain_messages import Said, Seen
 from rows import first_of
 from written_secrets import FORMS, KEY, PASSWORD, SECRETS, tells
 
-from grue.runtime.secrets.redaction import Redaction
-from grue.runtime.secrets.text_pieces import TextPieces
+from grue.runtime.secrets.redaction import Redaction, TextPieces
 from grue.runtime.trace.recorder import Recorder
 
 HIDDEN = "[redacted:authorization]"

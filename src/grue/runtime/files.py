@@ -1,0 +1,341 @@
+"""Files: read what other programs may have damaged, and write so that a kill cannot halve a file.
+
+Every function raises `OSError` only; the caller translates it into its own error, with the file's name. A
+file to read may be an endless pipe, a device, or have lines of a gigabyte. A file that is written at once
+is written as a whole: a reader finds all of what was there, or all of what is new. A file that grows line by
+line, as a trace does, is a `LineFile`; only its owner can read it.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from grue.errors import TraceError
+
+MAX_LINE_BYTES = 512 * 2**20
+"""Longest trace line and largest payload that is read. The largest message that can be recorded is a reply of
+64 MiB. It is shorter than this, even with every character escaped."""
+
+_USUAL_LINE = 2**20
+_CHUNK = 2**20
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. On a pipe it raises and does not wait for the other end.
+
+    Raises:
+        OSError: The file is missing or may not be read, or it is a folder, pipe, socket or device.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, "its name has a NUL character in it") from error
+    try:
+        require_regular(descriptor)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def require_regular(descriptor: int) -> None:
+    """Check that an open file is a regular file.
+
+    Raises:
+        OSError: It is a folder, pipe, socket or device.
+    """
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a regular file")
+
+
+def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: As `open_regular`. Or the file is larger than `max_bytes`; no more than that is read.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise _too_large(max_bytes)
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise _too_large(max_bytes)
+    return content
+
+
+def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
+    """Return the next line with its newline. The last line may have none; at the end the line is `b""`.
+
+    A line that is longer than `max_bytes` is not read into memory.
+
+    Raises:
+        OSError: The file cannot be read, or the line is longer than `max_bytes`.
+    """
+    text = file.readline(_USUAL_LINE)
+    if len(text) < _USUAL_LINE or text.endswith(b"\n"):
+        return text
+    start = file.tell() - len(text)
+    length = len(text)
+    while chunk := file.read(_CHUNK):
+        end = chunk.find(b"\n")
+        length += len(chunk) if end < 0 else end + 1
+        if length > max_bytes:
+            raise OSError(errno.EFBIG, f"it is longer than {_mib(max_bytes)}")
+        if end >= 0:
+            break
+    file.seek(start)
+    return file.read(length)
+
+
+def _too_large(max_bytes: int) -> OSError:
+    return OSError(errno.EFBIG, f"it is larger than {_mib(max_bytes)}")
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"
+
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write_whole(
+    path: Path,
+    content: bytes | memoryview,
+    *,
+    mode: int = 0o600,
+    fsync: bool = False,
+    draft: str | None = None,
+    dir_fd: int | None = None,
+) -> None:
+    """Write a file that takes the place of the one before. The arguments are those of `replacing`.
+
+    Raises:
+        OSError: It cannot be written; what was there before stays.
+    """
+    with replacing(path, mode=mode, fsync=fsync, draft=draft, dir_fd=dir_fd) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(
+    path: Path,
+    *,
+    mode: int = 0o600,
+    fsync: bool = False,
+    draft: str | None = None,
+    dir_fd: int | None = None,
+) -> Iterator[BinaryIO]:
+    """Open a draft for writing; it takes the place of `path` when the block ends without an error.
+
+    Args:
+        path: The file. Its folder has to be there.
+        mode: The permissions of the new file, less the process's umask.
+        fsync: Wait until the content is on the disk. Without it, it survives the process, not the machine.
+        draft: A name for the draft in the same folder, for a file with one writer at a time: what a killed
+            write has left is removed by the next. `None`: a name that no other writer has.
+        dir_fd: The open folder that `path` is relative to; `None`: the working directory.
+
+    Raises:
+        OSError: It cannot be written; what was there before stays.
+    """
+    made = draft_beside(path) if draft is None else path.with_name(draft)
+    if draft is not None:
+        with suppress(FileNotFoundError):
+            os.unlink(made, dir_fd=dir_fd)
+    with drafted(made, mode=mode, fsync=fsync, dir_fd=dir_fd) as file:
+        yield file
+    try:
+        os.replace(made, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except OSError:
+        os.unlink(made, dir_fd=dir_fd)
+        raise
+
+
+def draft_beside(path: Path) -> Path:
+    """Return the path of a draft in the folder of `path`, with a name that no other writer has."""
+    return path.with_name(f".{secrets.token_hex(8)}.part")
+
+
+@contextmanager
+def drafted(
+    path: Path, *, mode: int = 0o600, fsync: bool = False, dir_fd: int | None = None
+) -> Iterator[BinaryIO]:
+    """Open a file that must not exist yet; it is removed again if the block fails.
+
+    Raises:
+        OSError: It cannot be created or written.
+    """
+    descriptor = os.open(path, _FLAGS, mode, dir_fd=dir_fd)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            if fsync:
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(path, dir_fd=dir_fd)
+        raise
+
+
+_LOOK_BACK = 65_536
+
+
+class LineFile:
+    """Append lines to a file. When `write` returns, the line has been passed to the operating system.
+
+    Args:
+        path: The file. It is created if it does not exist.
+        what: Name of this kind of file for error texts, such as `event log`.
+
+    Raises:
+        TraceError: The file cannot be created. Names the path and the cause.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self.what = what
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            if stat.S_ISREG(os.fstat(self._fd).st_mode):  # a device or a pipe is not ours to change
+                os.fchmod(self._fd, 0o600)
+        except OSError as error:
+            self.close()
+            raise self._refused(error) from error
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        return os.fstat(self._fd).st_size
+
+    def lock(self) -> bool:
+        """Lock the file for this process. Return `False` if another process has locked it.
+
+        The lock is advisory. It ends when the file is closed or the process ends, however it ends. On a file
+        system without locks this does nothing and returns `True`.
+        """
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def write(self, *lines: bytes) -> None:
+        """Append `lines`, with a newline after each.
+
+        Raises:
+            TraceError: The disk is full, or the file is closed. Names the path and the cause.
+        """
+        rest = memoryview(b"\n".join((*lines, b"")))
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            # The last line may be incomplete now. Another line after it would make the file unreadable.
+            self.close()
+            raise self._refused(error) from error
+
+    def require_not_deleted(self) -> None:
+        """Check that the file was not deleted meanwhile. Nobody could read further lines.
+
+        Raises:
+            TraceError: It was deleted. Names its former path.
+        """
+        if os.fstat(self._fd).st_nlink == 0:
+            raise TraceError(f"The {self.what} {self.path} was deleted while it was being written.")
+
+    def last_line(self) -> bytes:
+        """Return the last line, with its newline if it has one.
+
+        Raises:
+            TraceError: It is longer than a trace line can be. Names the path.
+        """
+        size = self.size
+        start = self._line_start(size - 1)
+        if size - start > MAX_LINE_BYTES:
+            raise TraceError(
+                f"The last line of the {self.what} {self.path} is too long: the file is damaged."
+            )
+        return os.pread(self._fd, size - start, start)
+
+    def cut_half_line(self) -> None:
+        """Remove an incomplete last line: everything after the last newline.
+
+        Raises:
+            TraceError: The file cannot be changed, or is not a regular file. Names the path and the cause.
+        """
+        try:
+            require_regular(self._fd)
+        except OSError as error:
+            raise self._refused(error) from error
+        size = self.size
+        start = self._line_start(size)
+        if start < size:
+            self.cut(start)
+
+    def _line_start(self, end: int) -> int:
+        """Return the position after the last newline before `end`; 0 if there is none."""
+        while end > 0:
+            start = max(0, end - _LOOK_BACK)
+            found = os.pread(self._fd, end - start, start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+        return 0
+
+    def cut(self, size: int) -> None:
+        """Truncate the file to `size` bytes.
+
+        Raises:
+            TraceError: The file cannot be changed. Names the path and the cause.
+        """
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def sync(self) -> None:
+        """Flush the file to the disk (`fsync`).
+
+        Raises:
+            TraceError: That failed. Names the path and the cause.
+        """
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            self.close()
+            raise self._refused(error) from error
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _refused(self, error: OSError) -> TraceError:
+        return TraceError(f"Cannot write the {self.what} {self.path}: {error.strerror}.")
+
+
+def cut_half_line(path: Path, what: str) -> None:
+    """Remove an incomplete last line, which a killed writer may have left, from a file.
+
+    Raises:
+        TraceError: The file cannot be written. Names the path and the cause.
+    """
+    file = LineFile(path, what)
+    try:
+        file.cut_half_line()
+    finally:
+        file.close()

@@ -1,0 +1,217 @@
+"""Work that must not block the event loop: which way for what.
+
+| the work                                            | the way                           |
+|-----------------------------------------------------|-----------------------------------|
+| the host's code, which may block for any time       | `call_in_daemon_thread`           |
+| our own work in pure Python, longer than some ms    | `aside`: threads take turns       |
+| one long call into C that keeps the GIL             | steps (`large_data`), in a thread |
+| a loop in the event loop that may never await       | `Pace`                            |
+| a task beside a block of code, cancelled at its end | `BackgroundTasks`                 |
+| a short blocking call of our own                    | `anyio.to_thread`                 |
+
+The interpreter waits at its exit for every thread that is not a daemon. anyio's worker threads are not
+daemons if the event loop runs in the main thread, so a function that hangs would keep the program alive
+after its turn has timed out, and after Ctrl-C, for as long as it hangs. Hence the daemon threads.
+"""
+
+import asyncio
+import math
+import threading
+import time
+from asyncio import get_running_loop
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context, ContextVar, copy_context
+from types import TracebackType
+from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
+
+T = TypeVar("T")
+
+
+try:
+    from sniffio import current_async_library_cvar as _library
+except ImportError:
+    _library: ContextVar[str | None] | None = None  # type: ignore[no-redef]
+
+
+async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:
+    """Return the result of `call`, or raise its exception.
+
+    Cancellation ends the wait. The call goes on in its thread, its result is dropped, and the interpreter's
+    exit cuts it off.
+
+    Args:
+        call: A `StopIteration` that it raises becomes a `RuntimeError`, because a coroutine cannot raise it.
+        limiter: How many calls run at once; `None`: anyio's limiter of this event loop.
+
+    Raises:
+        RuntimeError: The system has no threads left.
+    """
+    await anyio.lowlevel.checkpoint()
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+    context = context_of(None)
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if result.done():  # the waiting task was cancelled
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)  # type: ignore[arg-type]  # a call may return None
+
+    def run() -> None:
+        value: T | None = None
+        raised: BaseException | None = None
+        try:
+            value = context.run(call)
+        except StopIteration as error:
+            raised = RuntimeError("the call raised StopIteration")
+            raised.__cause__ = error
+        except BaseException as error:  # noqa: BLE001 - the awaiting task raises it
+            raised = error
+        try:
+            loop.call_soon_threadsafe(settle, value, raised)
+        except RuntimeError:
+            # The loop has ended, and nobody waits any more.
+            if not loop.is_closed():
+                raise
+
+    async with limiter or anyio.to_thread.current_default_thread_limiter():
+        threading.Thread(target=run, name="grue host code", daemon=True).start()
+        return await result
+
+
+def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
+    """Start `call` for a caller without an event loop, and return its future.
+
+    Wait for it with `concurrent.futures.wait` and a timeout. A call that nobody waits for any more goes on
+    in its thread until the interpreter's exit cuts it off.
+
+    Raises:
+        RuntimeError: The system has no threads left.
+    """
+    result: Future[T] = Future()
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            value = context.run(call)
+        except BaseException as error:  # noqa: BLE001 - `result()` raises it
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+
+    threading.Thread(target=run, name="grue host code", daemon=True).start()
+    return result
+
+
+def context_of(library: str | None) -> Context:
+    """Return a copy of the caller's context, for code that runs under `library`; `None`: under none.
+
+    Where something has installed sniffio, anyio and httpx ask it which library runs. Its variable says so,
+    and a copied context has that of the caller: with it `anyio.run` refuses to run in another thread.
+    """
+    context = copy_context()
+    if _library is not None:
+        context.run(_library.set, library)
+    return context
+
+
+Ts = TypeVarTuple("Ts")
+
+
+async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
+    """Run `work(*args)` in a new thread and return its result.
+
+    Cancellation returns at once. The thread finishes its work, and the result is dropped.
+
+    Raises:
+        Exception: `work` raised it.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix="grue aside")
+    try:
+        return await asyncio.wrap_future(executor.submit(work, *args))
+    finally:
+        executor.shutdown(wait=False)
+
+
+STRETCH_S = 0.005
+"""Longest time in seconds without a pause."""
+
+
+class Pace:
+    """Pauses a loop when it has worked for `STRETCH_S` without waiting for anything."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    async def pause(self) -> None:
+        """Let other tasks run if the time is up. A cancellation is raised here."""
+        if time.monotonic() >= self._due:
+            await anyio.lowlevel.checkpoint()
+            self.paused()
+
+    async def pause_shielded(self) -> None:
+        """Let other tasks run if the time is up, without taking a cancellation.
+
+        Once the caller is cancelled there is no pause: the tasks that are cancelled with it would end in it,
+        and what the caller still has to say to them would find them gone.
+        """
+        if time.monotonic() >= self._due and anyio.current_effective_deadline() != -math.inf:
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+            self.paused()
+
+    def paused(self) -> None:
+        """Restart the time, because the caller has just awaited something."""
+        self._due = time.monotonic() + STRETCH_S
+
+
+def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
+    """Return whether this exception is tearing down the event loop, so that nothing can be awaited."""
+    return exc_type is not None and issubclass(exc_type, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
+class BackgroundTasks:
+    """Tasks that are cancelled when a block ends.
+
+    Unlike a task group, it lets the block's own exception pass unchanged instead of wrapping it in an
+    ExceptionGroup.
+    """
+
+    def __init__(self) -> None:
+        self._group: anyio.abc.TaskGroup
+        self._any = False
+
+    async def __aenter__(self) -> Self:
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if not leaves_no_time(exc_type):
+            self._group.cancel_scope.shield = True
+            if self._any:
+                self._group.cancel_scope.cancel()
+            await self._group.__aexit__(None, None, None)
+
+    def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a task until it returns or the block ends. The task must not raise."""
+        self._any = True
+        self._group.start_soon(task)
+
+
+def now() -> float:
+    """Return the seconds of the loop's clock, which is monotonic; in tests it may be a virtual one.
+
+    `anyio.current_time` returns the same. It first finds out which library runs the loop, at several
+    times the cost.
+    """
+    return get_running_loop().time()
