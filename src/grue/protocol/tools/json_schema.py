@@ -10,6 +10,7 @@ Formats are not checked. Nor are `unevaluatedItems` and `unevaluatedProperties`:
 foreseen.
 """
 
+import contextlib
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -67,6 +68,9 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", *
 """Keywords whose value has a schema for each name."""
 
 _DATA = frozenset(("const", "enum", "default", "examples"))
+_MOST_STEPS_TO_DEFAULT = 3
+"""How many references and combinations are followed to a property's default."""
+
 _UNFORESEEN = frozenset(("unevaluatedItems", "unevaluatedProperties"))
 
 
@@ -116,7 +120,7 @@ def _check_of(written: bytes) -> Check:
     schema.pop("$id", None)
     if isinstance(dialect, str) and dialect.rstrip("#") in _TOO_OLD:
         raise NotCheckedError("its dialect of JSON Schema is too old")
-    own: Any = _checkable(schema)
+    own: Any = _checkable(schema, schema)
     parts = _most_parts(own, _anchors(own))
     name = _DIALECTS.get(dialect.rstrip("#") if isinstance(dialect, str) else "", "Draft202012Validator")
     validator = getattr(jsonschema_rs, name)(
@@ -173,19 +177,22 @@ def _shown(value: object) -> str:
 # --- What is checked of a schema ---
 
 
-def _checkable(part: Any, *, names: bool = False) -> Any:
+def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) -> Any:
     """Return a schema without what cannot be checked.
 
     Args:
         part: A schema, a list of schemas, or any other value of a keyword.
+        whole_schema: The schema that it is part of, for references.
         names: It is the value of a keyword of `_NAMED`, so its keys are no keywords.
     """
     if isinstance(part, list):
-        return [_checkable(inner) for inner in part]
+        return [_checkable(inner, whole_schema) for inner in part]
     if not isinstance(part, dict):
         return part
     whole = {
-        key: value if not names and key in _DATA else _checkable(value, names=not names and key in _NAMED)
+        key: value
+        if not names and key in _DATA
+        else _checkable(value, whole_schema, names=not names and key in _NAMED)
         for key, value in part.items()
         if names or key not in _UNFORESEEN
     }
@@ -195,7 +202,11 @@ def _checkable(part: Any, *, names: bool = False) -> Any:
         whole.get(key) for key in ("properties", "required", "patternProperties")
     )
     if isinstance(required, list) and isinstance(properties, dict):
-        whole["required"] = [name for name in required if not _has_default(properties, name)]
+        whole["required"] = [
+            name
+            for name in required
+            if not (isinstance(name, str) and _has_default(properties.get(name), whole_schema))
+        ]
     if isinstance(patterns, dict) and not all(map(_is_linear, patterns)):
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
@@ -207,9 +218,26 @@ def _checkable(part: Any, *, names: bool = False) -> Any:
     return whole
 
 
-def _has_default(properties: Mapping[str, Any], name: object) -> bool:
-    member = properties.get(name) if isinstance(name, str) else None
-    return isinstance(member, dict) and "default" in member
+def _has_default(part: Any, whole_schema: m.JsonObject, steps: int = _MOST_STEPS_TO_DEFAULT) -> bool:
+    """Return whether a property has a default, in its schema or in one that this refers to or combines."""
+    if not isinstance(part, dict) or not steps:
+        return False
+    if "default" in part:
+        return True
+    found = [*map(_listed, (part.get("allOf"), part.get("anyOf"), part.get("oneOf")))]
+    inner = [each for several in found for each in several[:2]]
+    inner += [_referred(part["$ref"], whole_schema)] if "$ref" in part else []
+    return any(_has_default(each, whole_schema, steps - 1) for each in inner)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
+    with contextlib.suppress(NotCheckedError):
+        return _target(reference, whole_schema, {})
+    return None
 
 
 def _is_linear(pattern: object) -> bool:

@@ -136,6 +136,13 @@ RECURSIVE = {
         ({"unevaluatedProperties": False}, {"x": 1}, None),
         ({"format": "email"}, "x", None),
         ({"properties": {"a": {"default": 1}}, "required": ["a", "b"]}, {}, '"b" is a required'),
+        ({"properties": {"a": {"anyOf": [{"default": 1}, {}]}}, "required": ["a"]}, {}, None),
+        (
+            {"properties": {"a": {"default": 1}, "b": {"$ref": "#/properties/a"}}, "required": ["b"]},
+            {},
+            None,
+        ),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {}}, "required": ["a"]}, {}, '"a" is a'),
         ({"$ref": "#/allOf/0", "allOf": [{"type": "null"}]}, 1, '1 is not of type "null"'),
         ({"$ref": "#/properties/a", "properties": {"a": True}}, 1, None),
         ({"items": {"maximum": 150_000}}, list(range(150_000)), None),
