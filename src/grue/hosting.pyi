@@ -163,6 +163,7 @@ from grue.tracing.reading import EpisodeEnvelope as EpisodeEnvelope
 from grue.tracing.reading import EpisodeReader as EpisodeReader
 from grue.tracing.reading import open_episode as open_episode
 from grue.tracing.reading import read_episode as read_episode
+from grue.tracing.viewer import TracePage as TracePage
 from grue.transports.llm.endpoint import LlmEndpoint as LlmEndpoint
 from grue.transports.llm.exchange import Answered as Answered
 from grue.transports.llm.request_gate import Permit as Permit

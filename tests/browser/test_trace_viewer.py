@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from viewer_traces import small_episode
 
+from grue.errors import MCPConfigError
+from grue.hosting import TracePage
 from grue.tracing.reading import read_episode
 from grue.tracing.viewer import write_html
 
@@ -328,3 +330,23 @@ def test_a_narrow_window_shows_one_pane_at_a_time(open_messages: Any, html: Path
     page.get_by_role("button", name="Close details").click()
     expect(page.get_by_role("region", name="Details")).to_be_hidden()
     watched.assert_calm()
+
+
+def test_a_notebook_shows_the_page_in_a_frame_that_cannot_reach_it(
+    trace: Path, tmp_path: Path, open_page: Any
+) -> None:
+    cell = tmp_path / "cell.html"
+    shown = TracePage(trace)._repr_html_()
+    cell.write_text(f"<!doctype html><html data-ready><title>A notebook</title>{shown}", encoding="utf-8")
+    watched = open_page(cell)
+    frame = watched.page.frame_locator("iframe")
+    turn = frame.get_by_role("listbox", name="Turns").get_by_role("option").first
+    expect(turn).to_be_visible()
+    turn.click()
+    frame.get_by_role("button", name="Copy link").click()  # a frame without an address cannot change it
+    watched.assert_calm()
+
+
+def test_a_runner_without_a_trace_has_no_page() -> None:
+    with pytest.raises(MCPConfigError, match='trace="runs"'):
+        TracePage(None)

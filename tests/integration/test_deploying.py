@@ -186,7 +186,9 @@ def test_the_notebook_runs_in_a_real_kernel(
     monkeypatch.chdir(tmp_path)
     notebook = nbformat.read(EXAMPLES / "deploying" / "notebook.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=150).execute()
-    assert "'Noted.'" in str(notebook.cells[2]["outputs"])
+    assert "Noted." in str(notebook.cells[2]["outputs"])
+    assert "srcdoc" in str(notebook.cells[-1]["outputs"])
+    assert "already running" not in str(notebook.cells)
 
 
 @pytest.mark.slow

@@ -28,6 +28,8 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
     actors: Sequence[str] = ()
     kinds: Sequence[str] = ()
     texts: Sequence[str] = ()
+    failures: bool = False
+    whole: bool = False
     follow: bool = False
     as_json: bool = False
     width: int | None = None
@@ -49,6 +51,7 @@ def show(options: ShowOptions) -> None:
         actors=options.actors,
         kinds=options.kinds,
         texts=options.texts,
+        failures=options.failures,
         facts=set(map(kind_of_line, episode.lines())) if options.kinds else (),
     )
     lines = _live_lines(episode, wanted, options) if options.follow else _lines(episode, wanted, options)
@@ -83,6 +86,10 @@ def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iter
         wanted_lines = filter(wanted.wants_line, episode.lines())
         yield from (table.json_line(line.envelope()) for line in wanted_lines)
         return
+    if options.whole:
+        wanted_lines = filter(wanted.wants_line, episode.lines())
+        yield from table.render_whole((line.envelope() for line in wanted_lines), colour=_colour())
+        return
     width = _width(options.width)
     tally = EpisodeTally() if wanted == EVERYTHING else None
     watch = None if tally is None else tally.take
@@ -97,6 +104,8 @@ def _live_lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) ->
     envelopes = filter(wanted.wants, episode.follow(lambda: False))
     if options.as_json:
         return map(table.json_line, envelopes)
+    if options.whole:
+        return table.render_whole(envelopes, colour=_colour())
     return table.render_live(episode.header, envelopes, width=_width(options.width), colour=_colour())
 
 

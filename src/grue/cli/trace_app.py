@@ -57,15 +57,22 @@ def trace_show(
         typer.Option(metavar="NAME", help="Only this kind of message; part of its name is enough."),
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option(metavar="WORDS", help="Only messages with this text.")
+        list[str] | None,
+        typer.Option(metavar="WORDS", help="Only messages with this text in one of their values."),
     ] = None,
+    failures: Annotated[
+        bool, typer.Option("--failures", help="Only messages that report a failure or a problem.")
+    ] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Print all that is in each message, not a line.")
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for new messages until the episode ends or Ctrl-C.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     width: _Width = None,
 ) -> None:
-    """Show every message of an episode, one line each.
+    """Show every message of an episode, one line each; with --whole all that is in it.
 
     You can repeat each filter: a message must match one value of every filter that is given.
     """
@@ -81,6 +88,8 @@ def trace_show(
                 actors=actor or (),
                 kinds=kind or (),
                 texts=text or (),
+                failures=failures,
+                whole=whole,
                 follow=follow,
                 as_json=as_json,
                 width=width,

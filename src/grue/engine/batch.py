@@ -30,6 +30,7 @@ from grue.errors import MCPError
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step
 from grue.runtime.loops.interrupts import defer_interrupts
 from grue.runtime.loops.loop_thread import Call, cancel_and_wait
+from grue.runtime.loops.sync_edge import in_notebook
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 T = TypeVar("T")
@@ -326,7 +327,7 @@ def with_bar(
     """
     if total is None and isinstance(requests, Sized):
         total = len(requests)
-    if _in_notebook():
+    if in_notebook():
         return _followed_in_notebook(items, total)
     return _followed(items, total) if sys.stderr.isatty() else items
 
@@ -353,13 +354,6 @@ def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[Bat
 def _described(failed: int, recalled: int) -> str:
     notes = [f"{failed} failed"] * bool(failed) + [f"{recalled} recalled"] * bool(recalled)
     return ", ".join(["turns", *notes])
-
-
-def _in_notebook() -> bool:
-    """Return whether the program runs in the kernel of a notebook, whose output is not a terminal."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def _followed_in_notebook(

@@ -21,6 +21,7 @@ from grue.errors import MCPConfigError, MCPError
 from grue.policies import ContextPolicy, ToolSearch, TurnLimits
 from grue.protocol.tools.results import MediaRoom
 from grue.runtime.files import read_regular
+from grue.runtime.safe_text import beginning
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     T = TypeVarWithDefault("T", default=str)
 else:
     T = TypeVar("T")
+
+_SHOWN_CHARS = 4000
+"""Most characters of an answer that a notebook shows."""
 
 Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""
@@ -133,6 +137,29 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
     usage: m.Usage
     duration_s: float
     said: tuple[m.HistoryItem, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """Return the outcome as a notebook shows it. What models and tools said cannot be markup there."""
+        from html import escape
+
+        kind = f"{self.kind}: {self.reason}" if self.reason else self.kind
+        calls = ", ".join(
+            f"{call.name} ({call.result.error_message or 'error'})" if call.result.is_error else call.name
+            for call in self.tool_calls
+        )
+        rows = {
+            "answer": str(self.response),
+            "kind": kind,
+            "tools": calls or "none",
+            "tokens": f"{self.usage.input_tokens} + {self.usage.output_tokens}",
+            "time": f"{self.duration_s:.2f} s",
+        }
+        style = "style='text-align:left;white-space:pre-wrap'"
+        cells = (
+            f"<tr><th {style}>{name}</th><td {style}>{escape(beginning(text, _SHOWN_CHARS))}</td></tr>"
+            for name, text in rows.items()
+        )
+        return f"<table>{''.join(cells)}</table>"
 
 
 def refuse_another_kind(request: object) -> None:

@@ -1,7 +1,7 @@
-"""Filter the messages of a trace by turn, actor, kind and text."""
+"""Filter the messages of a trace by turn, actor, kind, text and whether they report a failure."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from grue.errors import MCPConfigError
 from grue.runtime.trace.reader import RecordedLine
-from grue.tracing.message_words import kind_of, kind_of_line, name_of
+from grue.tracing.message_words import kind_of, kind_of_line, name_of, severity_of
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, known_kinds
 
 T = TypeVar("T")
@@ -23,7 +23,9 @@ class Filter(Struct, frozen=True, kw_only=True):
         messages: Ranges of numbers of messages.
         actors: Names of senders or receivers, in lower case.
         kinds: Kinds of messages, as `kind_of` names them.
-        texts: Texts, one of which the message's JSON must contain; case is ignored.
+        texts: Texts, one of which a value of the message, or its kind, must contain; case is ignored. Names
+            of fields do not count: every result has a field `is_error`.
+        failures: Only messages that report a failure or a problem.
     """
 
     turns: tuple[range, ...] = ()
@@ -31,6 +33,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     actors: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset()
     texts: tuple[str, ...] = ()
+    failures: bool = False
 
     @classmethod
     def of(
@@ -42,6 +45,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         kinds: Iterable[str] = (),
         texts: Iterable[str] = (),
         facts: Iterable[str] = (),
+        failures: bool = False,
     ) -> "Filter":
         """Read a filter as people write it: turns as `3` or `3-7`, kinds as a beginning or a part of a name.
 
@@ -52,6 +56,7 @@ class Filter(Struct, frozen=True, kw_only=True):
             kinds: Kinds of messages, or the beginning or a part of a name.
             texts: Texts in the message.
             facts: Further kinds: facts of hosts that are not installed, as the trace has them.
+            failures: Only messages that report a failure or a problem.
 
         Raises:
             MCPConfigError: A turn cannot be read, or a kind is unknown or ambiguous; the text makes
@@ -64,6 +69,7 @@ class Filter(Struct, frozen=True, kw_only=True):
             actors=frozenset(name.lower() for name in actors),
             kinds=frozenset(_kind(kind, names) for kind in kinds),
             texts=tuple(spelling for text in texts for spelling in _spellings(text)),
+            failures=failures,
         )
 
     def wants(self, envelope: EpisodeEnvelope) -> bool:
@@ -73,7 +79,7 @@ class Filter(Struct, frozen=True, kw_only=True):
             and _any(self.messages, lambda messages: envelope.seq in messages)
             and _any(self.actors, lambda name: name in (envelope.sender.lower(), envelope.receiver.lower()))
             and (not self.kinds or kind_of(envelope.body) in self.kinds)
-            and self._says(envelope)
+            and self._fits(envelope)
         )
 
     def wants_line(self, line: RecordedLine[EpisodeBody]) -> bool:
@@ -88,14 +94,39 @@ class Filter(Struct, frozen=True, kw_only=True):
             and _any(self.messages, lambda messages: head.seq in messages)
             and _any(self.actors, lambda name: name in (head.sender.lower(), head.receiver.lower()))
             and (not self.kinds or kind_of_line(line) in self.kinds)
-            and (not self.texts or self._says(line.envelope()))
+            and (not (self.texts or self.failures) or self._fits(line.envelope()))
         )
 
-    def _says(self, envelope: EpisodeEnvelope) -> bool:
+    def _fits(self, envelope: EpisodeEnvelope) -> bool:
+        if self.failures and severity_of(envelope.body) not in ("fail", "warn"):
+            return False
         if not self.texts:
             return True
-        said = msgspec.json.encode(envelope.body).decode().casefold()
+        said = "\n".join((kind_of(envelope.body), *_values(envelope.body))).casefold()
         return any(text in said for text in self.texts)
+
+
+def _values(value: object) -> Iterator[str]:
+    """Yield the texts and numbers in a message, and the keys of its JSON objects."""
+    match value:
+        case str():
+            yield value
+        case Struct():
+            for name in value.__struct_fields__:
+                yield from _values(getattr(value, name))
+        case dict():
+            for key, inner in value.items():
+                yield str(key)
+                yield from _values(inner)
+        case list() | tuple() | set() | frozenset():
+            for inner in value:
+                yield from _values(inner)
+        case int() | float() if not isinstance(value, bool):
+            yield str(value)
+        case msgspec.Raw():
+            yield bytes(value).decode(errors="replace")
+        case _:
+            pass
 
 
 EVERYTHING = Filter()

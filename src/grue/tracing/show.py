@@ -213,6 +213,41 @@ def render_live(
     yield from layout.rows(envelopes)
 
 
+def render_whole(envelopes: Iterable[EpisodeEnvelope], *, colour: bool = False) -> Iterator[str]:
+    """Yield messages with all that is in them, a field a line; the lines of a long text stay lines."""
+    layout = _Layout.of((column.live_width for column in _COLUMNS), None, colour)
+    for envelope in envelopes:
+        cells = _cells(envelope)
+        turn = f"turn {cells[2]}, " if turn_of(envelope) else ""
+        cause = f", caused by {cells[3]}" if cells[3] else ""
+        redacted = "; a secret was removed" if envelope.redacted else ""
+        yield layout.fit(
+            f"{cells[0]}  {cells[5]}  {turn}{cells[4]}, after {cells[1]} s{cause}{redacted}", _BOLD
+        )
+        body = msgspec.to_builtins(envelope.body)
+        body.pop("type", None)
+        yield from _fields(body, "  ")
+        yield ""
+
+
+def _fields(value: object, indent: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        pairs = [(f"{indent}{printable(str(name))}:", inner) for name, inner in value.items()]
+    else:
+        assert isinstance(value, list | tuple), "only what holds values is taken apart"
+        pairs = [(f"{indent}-", inner) for inner in value]
+    for label, inner in pairs:
+        if isinstance(inner, dict | list | tuple) and inner:
+            yield label
+            yield from _fields(inner, f"{indent}  ")
+        elif isinstance(inner, str) and "\n" in inner:
+            yield label
+            yield from (f"{indent}  {printable(line)}" for line in inner.split("\n"))
+        else:
+            shown = inner if isinstance(inner, str) else msgspec.json.encode(inner).decode()
+            yield f"{label} {printable(shown)}"
+
+
 def json_line(envelope: EpisodeEnvelope) -> str:
     """Return a message in the format of a trace line, without a newline.
 

@@ -12,13 +12,15 @@ browser still reads the pieces, so the first turns of a long trace can be read a
 import shutil
 import tempfile
 from collections.abc import Sequence
+from html import escape
 from itertools import islice
+from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
 from msgspec import Struct
 
-from grue.errors import TraceError
+from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import replacing
 from grue.tracing.diff import diff
 from grue.tracing.divergence import Divergence
@@ -27,6 +29,9 @@ from grue.tracing.page_feed import MAX_MESSAGE_CHARS, EpisodePage, PageFeed, Pie
 from grue.tracing.page_file import embedded, page_parts
 from grue.tracing.page_media import ImageTable
 from grue.tracing.reading import EpisodeReader, open_episode
+
+_MOST_IN_NOTEBOOK = 8_000_000
+"""Characters of a page that a notebook can keep; it stores each output."""
 
 STYLE = ("viewer", "story")
 SCRIPTS = (
@@ -81,6 +86,36 @@ def write_html(
             return _write_page(page, reader, title or f"Trace of {reader.header.episode}", max_message_chars)
     except OSError as error:
         raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
+
+
+class TracePage:
+    """A trace as the output of a notebook's cell: the page of `grue trace html`, in a frame of its own.
+
+    Args:
+        trace: The trace file, or the run folder that holds it, as in `Runner.trace`.
+        height_px: Height of the frame.
+
+    Raises:
+        MCPConfigError: There is no trace: the runner was made without `trace=`.
+    """
+
+    def __init__(self, trace: str | PathLike[str] | None, *, height_px: int = 640) -> None:
+        if trace is None:
+            raise MCPConfigError('There is no trace to show: make the runner with trace="runs".')
+        self.path, self._height_px = Path(trace), height_px
+
+    def _repr_html_(self) -> str:
+        """Return the frame. Its scripts cannot reach the notebook."""
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "page.html"
+            write_html(self.path, target)
+            page = target.read_text(encoding="utf-8")
+        if len(page) > _MOST_IN_NOTEBOOK:
+            path = escape(str(self.path))
+            return f"<p>The page of this trace is too long for a notebook: grue trace html {path}</p>"
+        style = f"width:100%;height:{self._height_px}px;border:1px solid #888"
+        allowed = 'sandbox="allow-scripts" allow="clipboard-write"'
+        return f'<iframe {allowed} style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
 def refuse_target(target: Path, *traces: Path) -> None:

@@ -56,6 +56,17 @@ def test_filters_narrow_each_other_and_widen_themselves(folder: Path) -> None:
     assert kinds(folder, "--turn", "0") == []
 
 
+def test_a_message_is_printed_whole(folder: Path) -> None:
+    shown = RUN.invoke(app, ["trace", "show", str(folder), "--turn", "2", "--kind", "RunTurn", "--whole"])
+    assert shown.exit_code == 0, shown.output
+    first, *fields = shown.output.splitlines()
+    assert "RunTurn  turn 2, host → agent" in first
+    assert any(line.startswith("  system: ") for line in fields)
+    assert any(line.startswith("  limits:") for line in fields), "what a line of the table leaves out, too"
+    failures = RUN.invoke(app, ["trace", "show", str(folder), "--failures"])
+    assert " 0 of " in failures.output
+
+
 def test_a_filtered_table_has_no_summary_of_the_episode(folder: Path) -> None:
     shown = RUN.invoke(app, ["trace", "show", str(folder), "--kind", "RunTurn", "--width", "70"])
     assert ", 3 of " in shown.output

@@ -106,6 +106,32 @@ def test_words_are_looked_for_in_the_whole_message_in_any_case(words: str) -> No
     assert not Filter.of(texts=[f"{words}?"]).wants(said)
 
 
+def test_words_are_looked_for_in_values_and_not_in_the_names_of_fields() -> None:
+    fine = messages.ToolReturned(
+        batch=1,
+        call_id=messages.CallId("c1"),
+        result=messages.ToolCallResult(content="a lamp", is_error=False),
+        duration_s=0.25,
+    )
+    assert not Filter.of(texts=["error"]).wants(envelope(fine))
+    assert not Filter.of(texts=["false"]).wants(envelope(fine))
+    assert Filter.of(texts=["0.25"]).wants(envelope(fine))
+    call = messages.ToolCalled(
+        batch=1, call_id=messages.CallId("c1"), server="files", tool="read", arguments={"path": "x"}
+    )
+    assert Filter.of(texts=["path"]).wants(envelope(call)), "the model has written these names"
+
+
+def test_failures_are_what_the_table_judges_to_be_some() -> None:
+    failures = Filter.of(failures=True)
+    failed = messages.ToolReturned(
+        batch=1, call_id=messages.CallId("c1"), result=messages.ToolCallResult(is_error=True), duration_s=0.1
+    )
+    assert failures.wants(envelope(failed))
+    assert failures.wants(envelope(messages.AnswerRefused(reason="a")))
+    assert not failures.wants(envelope(messages.CloseSession(server="ab")))
+
+
 def test_words_that_are_no_unicode_are_just_not_found() -> None:
     assert not Filter.of(texts=["\udcff"]).wants(envelope(note()))
 

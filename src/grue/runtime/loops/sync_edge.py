@@ -143,7 +143,8 @@ def warn_if_blocking(twin: str) -> bool:
     """Return whether an event loop runs in this thread. If so, warn once, at the line of the public call."""
     if not loop_is_running():
         return False
-    if twin not in _warned:
+    # A cell of a notebook blocks it in any case, and that is what its reader expects.
+    if twin not in _warned and not in_notebook():
         _warned.add(twin)
         warnings.warn(
             f"An event loop is already running here, and this call blocks it. Use {twin} instead.",
@@ -151,6 +152,13 @@ def warn_if_blocking(twin: str) -> bool:
             stacklevel=_public_call(),
         )
     return True
+
+
+def in_notebook() -> bool:
+    """Return whether the program runs in the kernel of a notebook, whose output is not a terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def _public_call() -> int:

@@ -108,7 +108,7 @@ class Comparison {
   go(pair) {
     if (!pair) return;
     this.list.activate(pair, "top");
-    history.replaceState(null, "", `#turn-${pair.number}`);
+    setAddress(`#turn-${pair.number}`);
   }
 
   /** Go to the next or the previous turn that differs. */

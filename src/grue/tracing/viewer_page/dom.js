@@ -46,3 +46,8 @@ function toggleTheme() {
   const theme = dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   dataset.theme = theme === "dark" ? "light" : "dark";
 }
+
+/** Change the address without a new entry in the history. A page within a notebook has none of its own. */
+function setAddress(address) {
+  if (location.protocol !== "about:") history.replaceState(null, "", address);
+}

@@ -295,7 +295,7 @@ class Viewer {
   addressSoon() {
     clearTimeout(this.addressing);
     this.awaited = null;
-    this.addressing = setTimeout(() => history.replaceState(null, "", this.address), ADDRESS_DELAY_MS);
+    this.addressing = setTimeout(() => setAddress(this.address), ADDRESS_DELAY_MS);
   }
 
   /** Show what the address names: a link was followed, or the page was opened with one. */
@@ -323,7 +323,7 @@ class Viewer {
   }
 
   copyLink() {
-    history.replaceState(null, "", this.address);
+    setAddress(this.address);
     copyText(location.href, byId("copy-link"));
   }
 
