@@ -10,7 +10,9 @@ The rules:
   once. A profile only loses features, so this happens a bounded number of times, and it uses up no retry.
 - A refusal with no known cause may be due to images or files. The newest are replaced by a line of text, and
   the request is sent again at once; this uses up no retry either.
-- A request that is too long for the context window is reported at once, if the agent clears what it can then.
+- A prompt that fits into the context window, but not with the limit of the reply beside it, is sent again
+  once, with the limit that does.
+- Any other request that is too long for the window is reported at once, if the agent clears what it can then.
   A body that is too large (413) may be so by its images: those are left out first.
 - Any other failure is retried as `RetryPolicy` says. Each kind of failure has its own count, since a kind
   that is tried only once more says nothing about another; `max_retries` limits all of them together.
@@ -46,7 +48,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.policies import FailureKind
+from grue.policies import ContextOverflow, FailureKind
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import Reply
@@ -58,6 +60,10 @@ _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"}
 
 _MOST_ENDLESS = 2
 """How many replies may go on until their time limit. A model that comes to no end seldom does later."""
+
+
+_LEAST_OF_LIMIT = 4
+"""What has to be left of a reply's limit when it is lowered: a quarter."""
 
 
 class Unsent(Struct, frozen=True):
@@ -91,6 +97,7 @@ class Sent(Struct, frozen=True, kw_only=True):
         failed: The kinds of the failures that used up a retry, in order.
         cut: The reply that this request is to replace; `None` if it replaces none.
         clears: As in `Unsent`.
+        lowered: The limit of the reply has been lowered to what the window has room for.
     """
 
     settings: ModelSettings
@@ -99,6 +106,7 @@ class Sent(Struct, frozen=True, kw_only=True):
     attempt: int = 1
     failed: tuple[FailureKind, ...] = ()
     cut: CutReply | None = None
+    lowered: bool = False
 
 
 class Ended(Struct, frozen=True):
@@ -259,6 +267,21 @@ def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPoli
     return larger if larger > limit else None
 
 
+def smaller_limit(
+    settings: ModelSettings, profile: WireProfile, overflow: ContextOverflow | None
+) -> int | None:
+    """Return the token limit that a refused request has room for; `None` if its prompt is too long by itself.
+
+    So is a prompt that leaves little of the limit: then the conversation has to become shorter.
+    """
+    limit = profile.limit(settings)
+    if overflow is None or limit is None or _LIMITS & settings.extra_body.keys():
+        return None
+    room = (overflow.window_tokens or 0) - (overflow.prompt_tokens or 0)
+    fits = overflow.prompt_tokens is not None and limit // _LEAST_OF_LIMIT <= room < limit
+    return room if fits and room > 0 else None
+
+
 def _after_cut(state: Sent, event: ReplyRead) -> AttemptTransition:
     larger = larger_limit(state.settings, event.profile, state.retry)
     report = ReportCut(event.profile.limit(state.settings), larger, event.reply.usage)
@@ -276,6 +299,11 @@ def _cut_again(state: Sent, event: ReplyRead) -> ReportCut:
 
 def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
     failure = replace(event.failure, attempts=state.attempt)
+    smaller = smaller_limit(state.settings, event.profile, failure.overflow)
+    if smaller is not None and not state.lowered:
+        settings = replace(state.settings, max_tokens=smaller)
+        following = replace(state, settings=settings, attempt=state.attempt + 1, lowered=True)
+        return following, (ReportRetry(state.attempt, 0.0, failure), SendRequest(settings))
     adaptation = _adaptation(event)
     too_large = adaptation and event.fault.status == 413
     if state.clears and failure.overflow is not None and not too_large:

@@ -37,6 +37,7 @@ from grue.protocol.turn.completion_attempts import (
     Unsent,
     Wait,
     attempt_step,
+    smaller_limit,
 )
 
 ASKED = ModelSettings(model="m")
@@ -82,6 +83,11 @@ def read(reply: Reply, profile: WireProfile = SMALL, *, shown: bool = False) -> 
 CLEARING = replace(FIRST, clears=True)
 OVERFLOW = failed(REFUSED, attachments=True)
 OVERFLOW = replace(OVERFLOW, failure=replace(OVERFLOW.failure, overflow=ContextOverflow(window_tokens=9)))
+FITS = replace(
+    failed(REFUSED),
+    failure=replace(failure(REFUSED), overflow=ContextOverflow(window_tokens=90, prompt_tokens=50)),
+)
+LOWER = replace(ASKED, max_tokens=40)
 LARGE = failed(TOO_LARGE, attachments=True)
 LARGE = replace(LARGE, failure=replace(LARGE.failure, overflow=ContextOverflow()))
 
@@ -156,6 +162,20 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
     ),
     ("a policy", Unsent(ASKED, RETRY, clears=True), CompletionWanted(), CLEARING, (SendRequest(ASKED),)),
     ("an overflow is reported at once", CLEARING, OVERFLOW, Ended(), (Finish(OVERFLOW.failure),)),
+    (
+        "a prompt that fits without the limit of the reply",
+        CLEARING,
+        FITS,
+        replace(CLEARING, settings=LOWER, attempt=2, lowered=True),
+        (ReportRetry(1, 0.0, FITS.failure), SendRequest(LOWER)),
+    ),
+    (
+        "a lowered limit that is refused too",
+        replace(FIRST, settings=LOWER, attempt=2, lowered=True),
+        FITS,
+        Ended(),
+        (Finish(replace(FITS.failure, attempts=2)),),
+    ),
     (
         "an overflow without a policy is a refusal like any other",
         FIRST,
@@ -324,3 +344,28 @@ def test_a_cut_reply_is_never_lost(retry: RetryPolicy, outcomes: list[tuple[Any,
 def test_a_streamed_outcome_is_shown_at_the_end(retry: RetryPolicy, outcomes: list[tuple[Any, bool]]) -> None:
     completion = Completion(retry, 0, [(outcome, True) for outcome, _ in outcomes])
     assert completion.showing or isinstance(completion.outcome, LlmFailure)
+
+
+@pytest.mark.parametrize(
+    ("window", "prompt", "limit"),
+    [
+        (90, 50, 40),
+        (150, 50, None),
+        (149, 50, 99),
+        (75, 50, 25),
+        (74, 50, None),
+        (50, 90, None),
+        (90, None, None),
+        (None, 50, None),
+    ],
+)
+def test_a_limit_is_lowered_to_what_the_window_has_room_for(
+    window: int | None, prompt: int | None, limit: int | None
+) -> None:
+    overflow = ContextOverflow(window_tokens=window, prompt_tokens=prompt)
+    assert smaller_limit(ASKED, SMALL, overflow) == limit
+
+
+def test_a_limit_in_extra_body_is_not_lowered() -> None:
+    overflow = ContextOverflow(window_tokens=90, prompt_tokens=50)
+    assert smaller_limit(replace(ASKED, extra_body={"max_tokens": 100}), SMALL, overflow) is None
