@@ -11,11 +11,13 @@ from genai_conventions import MODEL as MODEL_SPAN
 from observed_turns import MODEL, Watched, answer, echoes
 from otlp_receiver import OtlpReceiver, Received
 
+from grue.engine.outside_turns.tool_client import ToolClient
 from grue.engine.runner import Runner, TurnRequest
 from grue.runtime.trace.recorder import Recorder
 from grue.testing import faulty_server
-from grue.testing.llm_server import ScriptedLlmServer
+from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tool_sessions.server_specs import StdioServer
+from grue.tracing.facts import EpisodeStarted
 from grue.tracing.observers.otel import OtelObserver
 from grue.tracing.observers.otel_attributes import AgentDescription
 from grue.transports.llm.endpoint import LlmSettings
@@ -200,3 +202,67 @@ def test_without_an_endpoint_there_is_one_warning() -> None:
     done = run_from_the_environment()
     assert done.returncode == 0
     assert done.stderr == "Nothing is sent to OpenTelemetry: OTEL_EXPORTER_OTLP_ENDPOINT is not set.\n"
+
+
+TELLS_META = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    match asked.get("method"):
+        case "initialize":
+            said = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "s", "version": "1"}}
+        case "tools/list":
+            said = {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
+        case "tools/call":
+            said = {"content": [{"type": "text", "text": json.dumps(asked["params"].get("_meta", {}))}]}
+        case _:
+            continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": said}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("keep", ["nothing", "sessions"])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_server_is_told_the_span_of_its_call(keep: Any, *, sampled: bool) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+
+    spans = InMemorySpanExporter()
+    provider = TracerProvider(sampler=ALWAYS_ON if sampled else ALWAYS_OFF, shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    observers = [OtelObserver(provider) for _ in range(2)]
+    told: list[str] = []
+    for observer in observers:
+        recorder = Recorder()
+        recorder.add(observer)
+        server = StdioServer(name="s", command=sys.executable, args=("-c", TELLS_META))
+        replies = [tool_calls_reply(("s.echo", {}), ("s.echo", {})), text_reply("done")]
+        with ScriptedLlmServer(replies) as llm:
+            settings = LlmSettings(base_url=llm.base_url, model="m")
+            with Runner(llm=settings, servers={"s": server}, recorder=recorder, keep=keep) as runner:
+                if not sampled:  # the root's decision is known once it is begun
+                    recorder.record(EpisodeStarted(episode_id="e"), sender="host")
+                    assert observer.wait_idle(DEADLINE_S)
+                outcome = runner.run_turn(TurnRequest(system="s", user="u"))
+        assert observer.close(DEADLINE_S)
+        contents: list[Any] = [call.result.content for call in outcome.tool_calls]
+        told += [content["traceparent"] for content in contents]
+    provider.shutdown()
+    assert len({*told}) == 4
+    if not sampled:
+        assert all(int(each[-2:], 16) % 2 == 0 for each in told)
+        return
+    calls = [span for span in spans.get_finished_spans() if span.name == "execute_tool s.echo"]
+    ids = [f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}" for span in calls]
+    assert [each[:-3] for each in told] == ids
+    assert all(int(each[-2:], 16) % 2 == 1 for each in told)
+    assert len({span.context.trace_id for span in calls}) == 2, "each observer writes a trace of its own"
+
+
+def test_a_server_is_told_nothing_without_an_observer() -> None:
+    server = StdioServer(name="s", command=sys.executable, args=("-c", TELLS_META))
+    with ToolClient({"s": server}) as client:
+        assert "traceparent" not in str(client.call("s.echo", {}))

@@ -11,6 +11,8 @@ alike, and the agent sees no difference.
 """
 
 import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import anyio
 from msgspec.structs import replace
@@ -69,6 +71,7 @@ class SessionActor(Actor[m.SessionCommand]):
         note: Records a message that has no receiver in the trace.
         connection: The connection state of this server from earlier turns of the episode.
         deadline: When everything except closing must end, on the event loop's clock.
+        around_call: Makes what a call is made in, by the number of its message; see `Recorder`.
 
     Attributes:
         connection: The connection state now. Pass it to the next turn's actor.
@@ -85,8 +88,10 @@ class SessionActor(Actor[m.SessionCommand]):
         note: Note,
         connection: ConnectionState | None = None,
         deadline: float = float("inf"),
+        around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         super().__init__(mailbox)
+        self._around_call = around_call
         self.connection: ConnectionState = connection or Untried()
         self._server = m.ServerName(mailbox.name)
         self._agent = agent
@@ -244,8 +249,8 @@ class SessionActor(Actor[m.SessionCommand]):
                     case MakeCall(called) if connection is not None:
                         settlement = await self._refused(connection, called)
                         if settlement is None:
-                            self._note(called, sender=self.name, cause=cause)
-                            settlement = await self._call(connection, batch, called)
+                            noted = self._note(called, sender=self.name, cause=cause)
+                            settlement = await self._call(connection, batch, called, noted.seq)
                     case ReadChangedTools() if connection is not None:
                         await self._report_changed_tools(connection, batch, cause)
             if settlement is None:
@@ -283,7 +288,9 @@ class SessionActor(Actor[m.SessionCommand]):
             return None
         return m.ToolSkipped(batch=call.batch, call_id=call.call_id, reason=reason, refused=True)
 
-    async def _call(self, connection: ToolConnection, batch: m.CallTools, call: m.ToolCalled) -> CallSettled:
+    async def _call(
+        self, connection: ToolConnection, batch: m.CallTools, call: m.ToolCalled, message: int
+    ) -> CallSettled:
         started = now()
 
         def lasted() -> float:
@@ -291,7 +298,8 @@ class SessionActor(Actor[m.SessionCommand]):
 
         number, call_id, error_code = batch.batch, call.call_id, None
         try:
-            result = await self._answer(connection, call, self._within(batch.timeout_s))
+            with self._around_call(message):
+                result = await self._answer(connection, call, self._within(batch.timeout_s))
         except ToolTimedOutError as error:
             return m.ToolTimedOut(
                 batch=number,

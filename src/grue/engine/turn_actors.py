@@ -351,6 +351,7 @@ class TurnActors:
                 note=supervisor.note,
                 connection=connections.get(name),
                 deadline=deadline,
+                around_call=self._wiring.recorder.around_call,
             )
             self._sessions[name] = session
             if self._past is not None:

@@ -18,7 +18,7 @@ from grue.sandbox.box import Sandbox
 from grue.sandbox.gate import NOTIFICATION, RECEIVE, Gate
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule, coverage, watch
 from grue.sandbox.launch import Boxed, Watching, call_in_thread
-from grue.sandbox.places import is_too_wide
+from grue.sandbox.places import is_too_wide, packages_of
 from grue.sandbox.seccomp import machine
 
 Started = TypeVar("Started")
@@ -48,6 +48,7 @@ class Watch:
         hosts: `host:port` of its connections; an IP address where it did not use the proxy.
         unix: Whether it used Unix sockets.
         opened: The rules of the box `pure` for it: these need not be proposed.
+        homes: The home folders that it was told, which are never proposed as a whole.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class Watch:
         self.hosts: dict[str, None] = {}
         self.unix = False
         self.opened: tuple[Rule, ...] = ()
+        self.homes: dict[str, None] = {}
 
     def proposal(self, *, cwd: str) -> Sandbox:
         """Return the narrowest box that would have sufficed. Folders stand for many files in them.
@@ -64,7 +66,7 @@ class Watch:
         Args:
             cwd: The program's working directory; it is written as `.` if the box opens it.
         """
-        written = _reduced([path for path in self.written if not self._is_open(path, WRITE_FILE)])
+        written = self._reduced([path for path in self.written if not self._is_open(path, WRITE_FILE)])
         read = [
             path
             for path in self.read
@@ -76,7 +78,7 @@ class Watch:
             if not self._is_open(path, EXECUTE) and not any(_within(path, each) for each in written)
         ]
         return Sandbox(
-            read=tuple(_shown(path, cwd) for path in _reduced(_gathered([*read, *started]))),
+            read=tuple(_shown(path, cwd) for path in self._reduced(self._gathered([*read, *started]))),
             write=tuple(_shown(path, cwd) for path in written),
             network=tuple(self.hosts) or None,
             unix_sockets=self.unix,
@@ -86,6 +88,26 @@ class Watch:
         return any(
             rule.access & access and _within(path, os.path.realpath(rule.path)) for rule in self.opened
         )
+
+    def _is_too_wide(self, folder: str) -> bool:
+        return is_too_wide(folder) or any(_within(home, folder) for home in self.homes)
+
+    def _gathered(self, paths: list[str]) -> list[str]:
+        """Put a folder in place of many files in it, or of a package's, unless that would open too much."""
+        by_folder: dict[str, list[str]] = {}
+        for path in paths:
+            folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
+            by_folder.setdefault(packages_of(folder) or folder, []).append(path)
+        found: list[str] = []
+        for folder, inside in by_folder.items():
+            whole = len(inside) >= _MANY_FILES or packages_of(folder) is not None
+            found += [folder] if whole and not self._is_too_wide(folder) else inside
+        return found
+
+    def _reduced(self, paths: list[str]) -> list[str]:
+        """Leave out what is inside of another path, and folders that are too wide to be opened."""
+        wanted = sorted({path for path in paths if not (os.path.isdir(path) and self._is_too_wide(path))})  # noqa: PTH112
+        return [path for path in wanted if not any(path != each and _within(path, each) for each in wanted)]
 
 
 def watching(watch: Watch) -> Sandbox:
@@ -107,6 +129,7 @@ class Watched(Boxed):
         self.env.update(self.gate.environment())
         if "HOME" in env:
             self.env["HOME"] = env["HOME"]
+            watch.homes[os.path.realpath(env["HOME"])] = None
 
     def run(self, start: Callable[[], Started]) -> Started:
         """Call `start` in a thread whose calls are watched, and return what it returns."""
@@ -164,7 +187,9 @@ class _WatchingGate(Gate):
             self._opened(path, flags)
         elif name in _CHANGES:
             for at in _CHANGES[name]:
-                self._changed_in(_path(pid, arguments, at, is_at=name.endswith(("at", "at2"))))
+                path = _path(pid, arguments, at, is_at=name.endswith(("at", "at2")))
+                if not (name.startswith("mkdir") and os.path.lexists(path)):  # then it makes nothing
+                    self._changed_in(path)
         else:
             at = _STARTS[name]
             path = _path(pid, arguments, at, is_at=at == 1)
@@ -215,24 +240,6 @@ def _flags(name: str, pid: int, arguments: list[int], at: int) -> int:
 def _keep(found: dict[str, None], path: str) -> None:
     if len(found) < _MOST_PATHS and not path.startswith(("/proc/", "/dev/pts/", "/dev/tty")):
         found[path] = None
-
-
-def _gathered(paths: list[str]) -> list[str]:
-    """Put a folder in place of many files in it, unless that would open a home folder or more."""
-    by_folder: dict[str, list[str]] = {}
-    for path in paths:
-        by_folder.setdefault(path if os.path.isdir(path) else os.path.dirname(path), []).append(path)  # noqa: PTH112, PTH120
-    found: list[str] = []
-    for folder, inside in by_folder.items():
-        many = len(inside) >= _MANY_FILES and not is_too_wide(folder)
-        found += [folder] if many else inside
-    return found
-
-
-def _reduced(paths: list[str]) -> list[str]:
-    """Leave out what is inside of another path, and folders that are too wide to be opened."""
-    wanted = sorted({path for path in paths if not (os.path.isdir(path) and is_too_wide(path))})  # noqa: PTH112
-    return [path for path in wanted if not any(path != each and _within(path, each) for each in wanted)]
 
 
 def _shown(path: str, cwd: str) -> str:

@@ -138,6 +138,12 @@ def _real_home(named: str) -> str:
     return os.path.realpath(named)
 
 
+def packages_of(folder: str) -> str | None:
+    """Return the folder of packages that a folder is in, such as the outermost `node_modules`."""
+    parts = folder.split("/")
+    return next(("/".join(parts[: parts.index(wide) + 1]) for wide in _WIDE if wide in parts), None)
+
+
 def is_too_wide(folder: str) -> bool:
     """Return whether a folder is a home folder, the root, the temporary folder, or contains one of them."""
     mine = home()
@@ -166,11 +172,9 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
     parent = os.path.dirname(folder)  # noqa: PTH120
     found = [path]
-    parts = folder.split("/")
-    for wide in _WIDE:
-        if wide in parts:
-            found.append("/".join(parts[: parts.index(wide) + 1]))
-            return [each for each in found if not is_too_wide(each)]
+    packages = packages_of(folder)
+    if packages is not None:
+        return [each for each in (path, packages) if not is_too_wide(each)]
     if os.path.isfile(f"{parent}/pyvenv.cfg"):  # noqa: PTH113
         return [*found, *_environment(parent, written)]
     if os.path.basename(folder) in ("bin", "sbin", "Scripts"):  # noqa: PTH119

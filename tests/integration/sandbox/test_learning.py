@@ -92,6 +92,25 @@ def test_many_files_become_their_folder_and_a_home_folder_never(
     assert "~" not in read
 
 
+def test_packages_are_named_whole_and_the_home_that_the_program_was_told_never(tmp_path: Path) -> None:
+    home, package = tmp_path / "home", tmp_path / "app" / "node_modules" / "one"
+    (home / "cache").mkdir(parents=True)
+    package.mkdir(parents=True)
+    (package / "index.js").touch()
+    (home / "settings").touch()
+    code = """
+import os
+open(os.environ["FILE"]).close(); open(os.path.expanduser("~/settings")).close()
+os.makedirs(os.path.expanduser("~/cache"), exist_ok=True); os.mkdir(os.path.expanduser("~/made"))
+open(os.path.expanduser("~/cache/x"), "w").close()"""
+    watch = Watch()
+    told = {"HOME": str(home), "FILE": str(package / "index.js")}  # an argument would be its own file
+    boxes.python(watching(watch), code, cwd=tmp_path, env=told)
+    learned = watch.proposal(cwd="/")
+    assert learned.read == (str(tmp_path / "app" / "node_modules"), str(home / "settings"))
+    assert learned.write == (str(home / "cache"),)
+
+
 def test_a_watched_host_is_named_as_the_program_named_it() -> None:
     watch = Watch()
     code = (

@@ -309,6 +309,7 @@ class OwnedSession:
                 connect=self._connect,
                 note=supervisor.note,
                 connection=self.connection,
+                around_call=wiring.recorder.around_call,
             )
             supervisor.start(self._actor)
             await self._actor.mailbox.send(self._command, sender=_ME)

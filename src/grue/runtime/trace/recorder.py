@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -128,6 +129,10 @@ class Recorder:
         secrets: Values that must not leave the process, by the name that stands for them in a placeholder.
         clock: Monotonic seconds.
         wall_clock: Seconds since the epoch.
+
+    Attributes:
+        around_call: Makes what a tool call is made in; it gets the number of its message `ToolCalled`. An
+            observer may set it when it is added, so that what a server records is part of what it records.
     """
 
     def __init__(
@@ -150,6 +155,7 @@ class Recorder:
         self._late = self._backlog.calls
         self._piece: type[Struct] = _NoPiece
         self._texts: dict[tuple[str, int], dict[Any, _Text]] = {}
+        self.around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
 
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.

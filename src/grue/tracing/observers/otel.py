@@ -12,15 +12,25 @@
 
 `otel_attributes.py` has the names and attributes. Times and parents come from the trace, never from the
 thread that writes the spans.
+
+A call of an MCP tool tells its server which span it belongs to (`traceparent` and `tracestate` in `_meta`,
+which the SDK writes), so that the server's own spans are in the same tree. The spans are made later, in
+another thread, so their ids are worked out before: that of the trace at the start, that of a call from the
+number of its message.
 """
 
+import contextlib
+import copy
+import hashlib
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
 from grue import messages as m
 from grue.errors import MissingDependencyError
+from grue.runtime.trace.recorder import Recorder
 from grue.tracing.observers.otel_attributes import AgentDescription, Conventions, present
 from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
 from grue.tracing.observers.span_feed import SpanFeed
@@ -90,8 +100,28 @@ class OtelObserver(Outbox):
         conventions = Conventions(agent, capture_content)
         sink = _OtelSink(SpanFeed(session_id or ""), tracer_provider, own, conventions)
         super().__init__(sink, name="opentelemetry", bound=bound, warn=trouble)
+        self._sink = sink
         if tracer_provider is None:
             self.close()
+
+    def added_to(self, recorder: Recorder) -> None:
+        """Have each tool call made in the context of its span."""
+        if self._sink.ids is not None:
+            recorder.around_call = self._around_call
+
+    @contextlib.contextmanager
+    def _around_call(self, message: int) -> Iterator[None]:
+        from opentelemetry import context, trace
+
+        if self.closed or self._process != os.getpid():  # nobody writes that span
+            yield
+            return
+        span = trace.NonRecordingSpan(self._sink.context_of(message))
+        token = context.attach(trace.set_span_in_context(span))
+        try:
+            yield
+        finally:
+            context.detach(token)
 
 
 def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
@@ -133,9 +163,20 @@ class _OtelSink(SpanSink):
         self._provider = provider
         self._own = own
         self._say = conventions
-        self._tracer = None if provider is None else provider.get_tracer("grue")
+        self._tracer, self.ids = _own_tracer(provider)
+        self._root: Any = None
         self._spans: dict[SpanId, Any] = {}
         self._ended_turn: dict[SpanId, Any] = {}
+
+    def context_of(self, message: int) -> Any:
+        """Return the context of the span of a tool call, by the number of its message. Thread-safe."""
+        from opentelemetry.trace import SpanContext, TraceFlags
+
+        assert self.ids is not None, "asked for only if there are ids"
+        root, span = self._root, self.ids.span_of(message)
+        if root is None:  # it is not begun yet: what it will be, unless a sampler leaves it out
+            return SpanContext(self.ids.trace, span, False, TraceFlags(TraceFlags.SAMPLED))
+        return SpanContext(root.trace_id, span, False, root.trace_flags, root.trace_state)
 
     def open(self, event: SpanOpened) -> None:
         from opentelemetry.context import Context
@@ -146,6 +187,8 @@ class _OtelSink(SpanSink):
         inside = None
         if event.parent is not None:
             inside = self._spans.get(event.parent) or self._ended_turn.get(event.parent)
+        if self.ids is not None and isinstance(event.subject, ToolUse):
+            self.ids.next_span = self.ids.span_of(event.subject.message)
         self._spans[event.span] = self._tracer.start_span(
             name,
             # The context is explicit, and empty for an episode, so that the thread's own context never
@@ -155,6 +198,8 @@ class _OtelSink(SpanSink):
             attributes=present(attributes),
             start_time=nanoseconds(event.at),
         )
+        if inside is None:
+            self._root = self._spans[event.span].get_span_context()
 
     def note(self, event: SpanNoted) -> None:
         span = self._spans.get(event.span)
@@ -183,6 +228,49 @@ class _OtelSink(SpanSink):
             self._provider.shutdown()
         elif hasattr(self._provider, "force_flush"):
             self._provider.force_flush()
+
+
+class _Ids:
+    """Generates the ids of an observer's spans, of which some have to be known before the span is begun.
+
+    Attributes:
+        trace: The id of the trace.
+        next_span: The id of the next span; `None`: any.
+    """
+
+    def __init__(self, others: Any) -> None:
+        self._others = others
+        self.trace: int = others.generate_trace_id()
+        self.next_span: int | None = None
+
+    def span_of(self, message: int) -> int:
+        """Return the id of the span of a tool call."""
+        digest = hashlib.blake2b(f"{self.trace:032x}{message}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) or 1
+
+    def generate_span_id(self) -> int:
+        """Return the id of the span that is begun."""
+        told, self.next_span = self.next_span, None
+        return int(self._others.generate_span_id()) if told is None else told
+
+    def generate_trace_id(self) -> int:
+        """Return the id of a trace that is begun: an observer writes one."""
+        return self.trace
+
+    def is_trace_id_random(self) -> bool:
+        """Return whether the ids of traces are random."""
+        return bool(getattr(self._others, "is_trace_id_random", lambda: False)())
+
+
+def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
+    """Return a provider's tracer, and the ids that it uses; `None`: it is not the SDK's, and has its own."""
+    tracer: Any = None if provider is None else provider.get_tracer("grue")
+    others = getattr(tracer, "id_generator", None)
+    if others is None:
+        return tracer, None
+    tracer = copy.copy(tracer)  # the provider has one for all observers
+    tracer.id_generator = ids = _Ids(others)
+    return tracer, ids
 
 
 def _is_remote(event: SpanOpened) -> bool:

@@ -402,6 +402,7 @@ class SpanFeed:
             protocol_version="" if opened is None else opened.protocol_version,
             description=scope.descriptions.get((server, tool), ""),
             address="" if opened is None else opened.address,
+            message=began.seq,
         )
         return self._open(scope, use, self._called_by(scope, began.turn))
 

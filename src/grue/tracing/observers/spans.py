@@ -75,6 +75,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
         address: The URL of a server over HTTP; empty for others.
         request_id: The id of the JSON-RPC request; known when the span is closed.
         error_code: The code of the JSON-RPC error that answered it; known when the span is closed.
+        message: The number of its message in the trace.
     """
 
     call_id: m.CallId
@@ -89,6 +90,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     address: str = ""
     request_id: str = ""
     error_code: int | None = None
+    message: int = 0
 
 
 class EpisodeSummary(Struct, frozen=True, kw_only=True):
