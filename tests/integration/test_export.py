@@ -12,7 +12,7 @@ import pytest
 from made_fleets import add_episode, ended
 from typer.testing import CliRunner
 
-from grue import FunctionTools, LlmSettings, Runner
+from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.cli.app import app
 from grue.fleet.fleet import Manifest
 from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder
@@ -186,6 +186,22 @@ def test_a_sample_tells_what_the_model_wrote_from_what_others_did(fleet: Path) -
     # The next turn has the whole conversation.
     assert [each["by"] for each in third["messages"]][-2:] == ["model", "host"]
     assert third["loss_mask"] == [0, 0, 1, 0, 0, 1, 0, 1]
+
+
+def test_a_reply_that_was_cut_gives_a_sample(tmp_path: Path) -> None:
+    """The trace says that it was cut before it says what it is."""
+    trace, cut = tmp_path / "s.jsonl", with_tokens(text_reply("Hello, I", finish_reason="length"), 7)
+    with ScriptedLlmServer(lambda request: cut) as server:
+        llm = LlmSettings(base_url=server.base_url, model="m", api_key="", max_tokens=3)
+        with Runner(llm=llm, trace=trace) as runner:
+            runner.run_turn(TurnRequest("Say hello."))
+    assert b"ReplyCut" in trace.read_bytes()
+    fleet = FleetFolder(tmp_path / "f")
+    fleet.write_manifest(Manifest(work="m:ask", total=1, axes=[]))
+    add_episode(fleet.episode("aa" + "0" * 22), {"prompt": "p"}, 0, ended(1.0), trace.read_bytes())
+    assert "1 samples" in run("fleet", "export", fleet.path, "--as", "samples")
+    (sample,) = map(json.loads, (fleet.path / "export" / "samples.jsonl").read_text().splitlines())
+    assert (sample["reply"]["content"], sample["token_ids"]) == ("Hello, I", [7])
 
 
 def test_what_a_secret_was_replaced_in_gives_no_sample(tmp_path: Path, endpoint: str) -> None:

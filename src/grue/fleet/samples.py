@@ -109,7 +109,9 @@ class _SampleReader:
     def see(self, envelope: EpisodeEnvelope) -> Sample | None:
         """Take the next message; return the sample that it completes."""
         body = envelope.body
-        request = self._asked.pop(envelope.cause or 0, None)
+        # Only the reply settles a request. That it was cut, or asked for again, has the same cause.
+        replied = isinstance(body, m.CompletionReceived)
+        request = self._asked.pop(envelope.cause or 0, None) if replied else None
         self._talks.see(envelope)
         match body:
             case m.RunTurn(user=user):
