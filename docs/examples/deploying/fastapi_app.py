@@ -38,12 +38,13 @@ app = FastAPI(lifespan=lifespan)
 @app.post("/answer")
 async def answer(question: Question, client: Request) -> Answer:
     """Run one turn. Requests run side by side; a client that goes away cancels its turn."""
+    runner: Runner = app.state.runner
     request = TurnRequest(system="Answer.", user=question.text, answer=Answer, turn_timeout_s=30)
     problem = "the client has gone away"
     async with anyio.create_task_group() as group:
         group.start_soon(cancel_when_gone, client, group.cancel_scope)
         try:
-            return (await app.state.runner.run_turn_async(request)).response
+            return (await runner.run_turn_async(request)).response
         except MCPError as error:
             problem = str(error)
         finally:

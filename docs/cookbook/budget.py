@@ -1,0 +1,19 @@
+"""An episode has a budget, and a turn a smaller one: when it is spent, nothing more is asked.
+
+A turn that reaches its limit gives its final answer; one that has nothing left raises `BudgetSpent`.
+"""
+
+import os
+
+from grue import Budget, BudgetSpent, LlmSettings, Runner, TurnLimits, TurnRequest
+
+llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
+a_turn = TurnLimits(budget=Budget(tokens=5_000))
+with Runner(llm=llm, budget=Budget(requests=3, cost_usd=0.50), limits=a_turn) as runner:
+    for number in range(1, 100):
+        try:
+            outcome = runner.run_turn(TurnRequest(system="Be brief.", user=f"Name prime number {number}."))
+        except BudgetSpent as error:
+            print(f"stopped before turn {number}: {error}")
+            break
+        print(f"{outcome.response} ({runner.spent.requests} requests, {runner.spent.tokens} tokens)")

@@ -1,0 +1,22 @@
+"""A tool server that hangs and one that does not start cost a turn a second, and not its answer.
+
+The model reads what failed and answers without it; the outcome says which calls were not settled.
+"""
+
+import os
+
+from grue import FailurePolicy, LlmSettings, Runner, ServerOptions, StdioServer, TurnRequest
+from grue.testing import faulty_server
+
+hangs, *flags = faulty_server.argv("--silent-at", "call")
+servers = {
+    "clock": StdioServer(command=hangs, args=tuple(flags), options=ServerOptions(call_timeout_s=1)),
+    "gone": StdioServer(command="no-such-program", options=ServerOptions(required=False)),
+}
+llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
+with Runner(llm=llm, servers=servers, policy=FailurePolicy(first_connect="disable")) as runner:
+    outcome = runner.run_turn(TurnRequest(system="Use the tools.", user="Echo the word hello."))
+print(outcome.response)
+for call in outcome.tool_calls:
+    print(f"{call.name}: {call.settlement}")
+print(f"left out: {', '.join(runner.disabled)}")

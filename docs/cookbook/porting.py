@@ -1,0 +1,39 @@
+"""An agent with a tool and a typed answer; comments name what stood there in four other frameworks.
+
+The function and the type stay as they were; the agent's class, the async code and the result's wrapper go.
+"""
+
+import os
+from dataclasses import dataclass
+
+from grue import FunctionTools, LlmSettings, MCPError, Runner, TurnRequest
+
+
+@dataclass
+class Verdict:
+    """The answer. It was output_type (pydantic-ai, openai-agents) or response_format (LangGraph)."""
+
+    urgent: bool
+
+
+def customer_level(name: str) -> str:
+    """Return the level of a customer: gold or plain."""
+    # It was @agent.tool_plain, @function_tool, a node's @tool, or smolagents' @tool.
+    return {"Ann": "gold"}.get(name, "plain")
+
+
+# It was Agent(...) in pydantic-ai and openai-agents, create_react_agent(...), CodeAgent(...).
+llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
+with Runner(llm=llm, servers={"crm": FunctionTools([customer_level])}, trace="ported.jsonl") as runner:
+    # It was agent.run_sync, Runner.run_sync, graph.invoke, and agent.run of smolagents.
+    request = TurnRequest(
+        system="Mails of gold customers are urgent.",
+        user="Ann writes: my order has not arrived.",
+        answer=Verdict,
+    )
+    try:
+        outcome = runner.run_turn(request)
+    except MCPError as error:
+        raise SystemExit(str(error)) from None
+# It was .output, .final_output, ["structured_response"], and the returned value.
+print(outcome.response, [call.name for call in outcome.tool_calls])

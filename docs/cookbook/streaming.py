@@ -1,0 +1,21 @@
+"""The words of the answer are printed as they come.
+
+If a reply has to be taken back, for instance because its connection broke, a delta says so.
+"""
+
+import os
+import sys
+
+from grue import LlmSettings, Runner, TextDelta, TurnRequest
+
+
+def show(delta: TextDelta) -> None:
+    """Print a piece of the answer."""
+    sys.stdout.write("\n" if delta.restart else delta.text)
+    sys.stdout.flush()
+
+
+llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
+with Runner(llm=llm) as runner:
+    outcome = runner.run_turn(TurnRequest(system="Be brief.", user="What lives in the dark?", on_delta=show))
+print(f"\n({outcome.usage.output_tokens} tokens)")

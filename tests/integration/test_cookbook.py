@@ -1,0 +1,212 @@
+"""The cookbook: each recipe is short, runs against a scripted model and a small real one, and has types."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from commands import environment
+from obliging_llm import oblige
+from small_model import MODEL, served
+
+from grue.testing.llm_server import ContextWindow, ScriptedLlmServer
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+COOKBOOK = DOCS / "cookbook"
+RECIPES = re.findall(r"^\| \[[^]]+\]\(([^)]+)\) \|", (COOKBOOK / "README.md").read_text(), re.MULTILINE)
+"""The files that the table links to."""
+
+MOST_LINES = 40
+LIMIT_S = 280.0
+"""Catches a hang only: a small model on a busy machine is slow."""
+
+MAILS = "id,text\n1,It came broken.\n2,Thank you!\n"
+DRIVERS = {
+    "etl.py": """
+import pathlib
+pathlib.Path("mails.csv").write_text(MAILS)
+failed = recipe.classify(llm, "mails.csv", "labels.csv")
+assert len(pathlib.Path("labels.csv").read_text().splitlines()) == 2
+print("failed:", failed)
+""",
+    "fastapi_app.py": """
+import asyncio, httpx
+async def ask():
+    transport = httpx.ASGITransport(recipe.app)
+    client = httpx.AsyncClient(transport=transport, base_url="http://service", timeout=None)
+    async with recipe.lifespan(recipe.app), client:
+        return await client.post("/answer", json={"text": "What is rain?"})
+answer = asyncio.run(ask())
+assert answer.status_code in (200, 502), answer
+print("status:", answer.status_code)
+""",
+    "django_view.py": """
+import django, json
+from django.conf import settings
+settings.configure(ROOT_URLCONF=recipe, ALLOWED_HOSTS=["*"])
+django.setup()
+from django.test import Client
+answer = Client().post("/answer", json.dumps({"text": "What is rain?"}), content_type="application/json")
+assert answer.status_code in (200, 502), answer
+print("status:", answer.status_code)
+""",
+    "celery_task.py": "print(recipe.answer.apply(args=('What is rain?',)).get())",
+    "approvals_web.py": """
+import json, subprocess, sys
+recipe.app.testing = True
+answer = recipe.app.test_client().post("/mails/Order 17 came broken.")
+print("status:", answer.status_code, answer.get_json())
+if answer.status_code == 202:
+    # The person answers another process.
+    other = (
+        "import runpy, sys; app = runpy.run_path(sys.argv[1])['app'];"
+        "print(app.test_client().post('/approvals/' + sys.argv[2]).get_json())"
+    )
+    subprocess.run([sys.executable, "-c", other, recipe.__file__, answer.get_json()["case"]], check=True)
+""",
+}
+"""What uses a recipe that only defines something; `recipe` is its module, `llm` its settings."""
+
+FIRST = """
+import importlib.util, os, sys
+from grue import LlmSettings
+MAILS = {mails!r}
+llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
+spec = importlib.util.spec_from_file_location("recipe", sys.argv[1])
+recipe = importlib.util.module_from_spec(spec)
+sys.modules["recipe"] = recipe
+spec.loader.exec_module(recipe)
+"""
+
+SCRIPTED: dict[str, Callable[[str], bool]] = {
+    "game_loop.py": lambda said: said == "turn 1: north\nturn 2: north\nturn 3: north\n",
+    "flask_app.py": lambda said: said == "200 {'urgent': False}\n",
+    "approvals_web.py": lambda said: "status: 202" in said and "'answer': 'Noted.'" in said,
+    "switching_providers.py": lambda said: "turn 1: large could not be asked" in said,
+    "two_prompts.py": lambda said: "plain: 1 of 3" in said and "better: plain" in said,
+    "flaky_server.py": lambda said: said == "Noted.\nclock.echo: timed_out\nleft out: gone\n",
+    "fleet_on_two_machines.py": lambda said: said == "{'score': (2, 1.0)}\n",
+    "porting.py": lambda said: said == "Verdict(urgent=False) ['crm.customer_level']\n",
+    "small_window.py": lambda said: int(said.split("made room ")[1].split()[0]) > 0,
+    "budget.py": lambda said: said.count("Noted.") == 3 and "stopped before turn 4" in said,
+    "debugging.py": lambda said: "and called ['pantry.stock']" in said and said.endswith("1 became 1\n"),
+    "own_host.py": lambda said: said == "12 °C: off\n24 °C: off\n",
+    "etl.py": lambda said: said == "failed: 0\n",
+    "fastapi_app.py": lambda said: said == "status: 200\n",
+    "django_view.py": lambda said: said == "status: 200\n",
+    "test_my_agent.py": lambda said: "5 passed" in said,
+}
+"""What a recipe prints with a model that calls the first tool once and answers with the least."""
+
+EXTRAS = {"fastapi_app.py": "fastapi", "django_view.py": "django", "celery_task.py": "celery"}
+EXTRAS |= {"flask_app.py": "flask", "approvals_web.py": "flask"}
+
+
+def run(recipe: str, folder: Path, url: str, model: str) -> str:
+    """Run a recipe as a program in a folder; return what it prints."""
+    path = (COOKBOOK / recipe).resolve()
+    if path.name in EXTRAS:
+        pytest.importorskip(EXTRAS[path.name], reason=f"the recipe needs it: pip install {EXTRAS[path.name]}")
+    arguments = ["-W", "error", str(path)]
+    if path.name in DRIVERS:
+        arguments = ["-c", FIRST.format(mails=MAILS) + DRIVERS[path.name], str(path)]
+    elif path.suffix == ".ipynb":
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        arguments = ["-c", f"{code}\nprint(answers)"]
+    elif path.name.startswith("test_"):
+        arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(path)]
+    ran = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment(LLM_URL=url, LLM_MODEL=model, GRUE_API_KEY="none"),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout
+    return ran.stdout
+
+
+def test_there_are_twenty_and_every_file_is_one_of_them() -> None:
+    assert len(RECIPES) == len(set(RECIPES)) == 20
+    files = {path.name for path in COOKBOOK.iterdir() if path.suffix in (".py", ".ipynb")}
+    assert files <= set(RECIPES)
+    assert all((COOKBOOK / recipe).is_file() for recipe in RECIPES)
+
+
+@pytest.mark.parametrize("recipe", [each for each in RECIPES if each.endswith(".py")])
+def test_a_recipe_is_short_and_says_what_it_shows(recipe: str) -> None:
+    text = (COOKBOOK / recipe).read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    shown = ast.get_docstring(tree)
+    assert shown
+    blank = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                blank |= {*range(first.lineno, (first.end_lineno or 0) + 1)}
+    lines = [
+        line
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip() and not line.lstrip().startswith("#") and number not in blank
+    ]
+    assert len(lines) <= MOST_LINES
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_runs_against_the_scripted_model(recipe: str, tmp_path: Path) -> None:
+    window = ContextWindow(8_000) if recipe == "small_window.py" else None
+    with ScriptedLlmServer(oblige, window=window) as server:
+        said = run(recipe, tmp_path, server.base_url, "scripted")
+    assert SCRIPTED.get(Path(recipe).name, "Noted.".__ne__)(said), said
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a model whose replies are cut, so that a slow machine does not wait for much nonsense."""
+    with served(tmp_path_factory.mktemp("llama"), "-n", "24") as url:
+        yield url
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [each for each in RECIPES if "test_" not in each])
+def test_a_recipe_runs_against_a_small_model(recipe: str, small_model: str, tmp_path: Path) -> None:
+    run(recipe, tmp_path, small_model, MODEL)
+
+
+def typed() -> list[str]:
+    """The recipes with types; a pytest file takes fixtures, whose types are pytest's own affair."""
+    return [
+        str((COOKBOOK / each).resolve()) for each in RECIPES if each.endswith(".py") and "test_" not in each
+    ]
+
+
+# Django and Celery come without types, and so do their decorators.
+MYPY = ["mypy", "--strict", "--no-incremental", "--scripts-are-modules"]
+MYPY += [f"--disable-error-code={kind}" for kind in ("import-untyped", "untyped-decorator")]
+PYRIGHT = ["pyright", "--pythonpath", sys.executable]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", [MYPY, PYRIGHT], ids=["mypy", "pyright"])
+def test_type_checkers_accept_the_recipes(checker: list[str], tmp_path: Path) -> None:
+    pytest.importorskip(checker[0], reason="it checks the recipes: make check installs it")
+    checked = subprocess.run(
+        [sys.executable, "-m", *checker, *typed()],
+        cwd=DOCS.parent if checker[0] == "mypy" else tmp_path,
+        env={**os.environ, "MYPYPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
