@@ -13,7 +13,7 @@ from typing import assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
-from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
+from grue.protocol.chat_wire.failures import Fault, error_in, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
     LENGTH,
@@ -428,6 +428,10 @@ class ChatAssembler:
         if chunk.get("error"):
             self.finished = True
         choices = chunk.get("choices")
+        if choices is None and not chunk.get("error") and error_in(chunk) is not None:
+            # An error in a shape of its own, such as {"detail": ...}, which has none of the known fields.
+            self._top["error"] = chunk.get("base_resp") or chunk
+            self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
         # Each costs as much time as a chunk of its own, and there is no reason for a second one.

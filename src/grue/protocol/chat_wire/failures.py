@@ -345,15 +345,26 @@ def fault_in(answer: m.JsonObject, missing: str) -> Fault:
         answer: The body.
         missing: What a completion would have, such as "no choices", for a body that says nothing else.
     """
-    inner = next((answer[key] for key in ("error", "base_resp") if error_words(answer.get(key))), None)
-    if inner is not None:
-        return fault_of_error(inner)  # `base_resp` is MiniMax's
-    said = error_words({key: answer[key] for key in _SAID_BESIDE if answer.get(key)})
+    fault, said = error_in(answer), _said_beside(answer)
+    return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
+
+
+def error_in(answer: m.JsonObject) -> Fault | None:
+    """Return the error that an object with HTTP status 200 is; `None` if it has no words of one."""
+    for inner in (answer.get("error"), answer.get("base_resp")):
+        match inner:
+            case {"status_code": 0}:
+                pass  # MiniMax says so that there is no error
+            case _ if error_words(inner):
+                return fault_of_error(inner)
+    said = _said_beside(answer)
     fault = _fault(_error_status(answer) or 200, said, _codes(answer), wait_in(said))
     known = fault.status != 200 or fault.reason == "too_long" or _of_words(200, said)
-    if said and known:
-        return fault
-    return Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
+    return fault if said and known else None
+
+
+def _said_beside(answer: m.JsonObject) -> str:
+    return error_words({key: answer[key] for key in _SAID_BESIDE if answer.get(key)})
 
 
 def _fault(status: int, words: str, codes: str, retry_after_s: float | None) -> Fault:
