@@ -16,13 +16,14 @@ host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm 
                     agent ── OpenSession ─────────▶ session   ▶ SessionOpened | McpDisabled | StartupFailed
                     agent ── RewriteHistory ──────▶ llm
                     agent ── RequestCompletion ───▶ llm       ▶ CompletionReceived | CompletionFailed
+                                                                     | CompletionPostponed
                     agent ── DropCompletion ──────▶ llm       ▶ ReplyDropped
                     agent ── CallTools(n calls) ──▶ session   ▶ n x (ToolReturned | ToolTimedOut | ToolSkipped
                                                                      | ServerDied), ToolsChanged
                     agent ── AskApproval ─────────▶ approval  ▶ CallsDecided | ApprovalPostponed
                     agent ── CheckAnswer ─────────▶ agent     ▶ AnswerAccepted | AnswerRefused
                     agent ── CloseSession ────────▶ session   ▶ SessionClosed
-host ◀─ TurnCompleted | TurnFailed | TurnParked ── agent
+host ◀─ TurnCompleted | TurnFailed | TurnParked | TurnWaits ── agent
 ```
 
 Durations and time limits are seconds (`_s`), sizes are characters (`_chars`) or bytes (`_bytes`). Tool names
@@ -785,6 +786,17 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
+class CompletionPostponed(Message, frozen=True, kw_only=True):
+    """llm -> agent: the request waits on file for a batch, so the turn is to wait without a process.
+
+    Attributes:
+        item: The request's id in the batch.
+    """
+
+    request: int
+    item: str
+
+
 class ReplyDropped(Message, frozen=True, kw_only=True):
     """llm -> agent: the request is not under way any more, and its reply is forgotten.
 
@@ -1487,6 +1499,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
             them until then. Their sessions are not opened at the turn's start.
         tool_search: When the model is offered `find_tools` and `call_tool` in place of the servers' tools;
             `None`: never, as in old traces.
+        waits: Its requests wait for a batch, so a later process can go on with it at any place.
     """
 
     turn: int
@@ -1519,6 +1532,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     references: Literal["never", "later", "now"] = "never"
     when_called: tuple[PresumedListing, ...] = ()
     tool_search: ToolSearch | None = None
+    waits: bool = False
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -1693,6 +1707,32 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
     asks: ModelAsked | None = None
 
 
+class TurnWaits(Message, frozen=True, kw_only=True):
+    """agent -> host: the turn waits for a batch; every session is closed. It is no end: the turn goes on.
+
+    Attributes:
+        item: The id of its request in the batch.
+    """
+
+    turn: int
+    request: int
+    item: str
+
+
+class WaitEnded(Message, frozen=True, kw_only=True):
+    """host -> agent: goes on with a turn that waited for a batch, or whose process was killed as it asked.
+
+    What comes before this in the turn is as it was recorded. Its sessions are gone; a server starts again
+    when it is called.
+
+    Attributes:
+        request: The request whose reply is read next.
+    """
+
+    turn: int
+    request: int
+
+
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
 """How a turn ends."""
 
@@ -1714,6 +1754,7 @@ TurnEvent: TypeAlias = (
     | ToolsPresumed
     | CompletionReceived
     | CompletionFailed
+    | CompletionPostponed
     | ReplyDropped
     | ToolReturned
     | ToolTimedOut
@@ -1723,6 +1764,7 @@ TurnEvent: TypeAlias = (
     | AnswerRefused
     | SessionClosed
     | TurnForked
+    | WaitEnded
     | DeadlinePassed
     | TurnInterrupted
 )
@@ -1741,6 +1783,7 @@ TurnCommand: TypeAlias = (
     | TurnCompleted
     | TurnFailed
     | TurnParked
+    | TurnWaits
 )
 """Commands that the state machine returns; the agent carries them out."""
 

@@ -3,6 +3,7 @@
 `messages.py` carries them; nothing here decides.
 """
 
+from os import PathLike
 from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
@@ -460,6 +461,34 @@ class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise MCPConfigError(f"Budget({name}={limit!r:.60}): a limit is a number; None sets none.")
             if limit is not None and not limit >= 0:
                 raise MCPConfigError(f"Budget({name}={limit}): a limit may not be negative; None sets none.")
+
+
+class Batching(Struct, frozen=True, kw_only=True):
+    """How requests wait for batches, at the provider's price for those.
+
+    Attributes:
+        folder: The folder with everything that waits, and the traces of the turns.
+        most_items: Most requests of one batch; `None`: as many as the provider takes.
+        first_look_s: Seconds before a batch is looked at again; each later wait is half as long again.
+        look_every_s: Longest of these waits.
+        patience_s: For how long the provider may fail to answer before the run gives up; nothing is lost.
+        retry_failed: Begin turns anew that have failed in an earlier run.
+    """
+
+    folder: str | PathLike[str]
+    most_items: int | None = None
+    first_look_s: float = 5.0
+    look_every_s: float = 300.0
+    patience_s: float = 3600.0
+    retry_failed: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a wait that is none."""
+        for name in ("first_look_s", "look_every_s"):
+            if not getattr(self, name) > 0:
+                raise MCPConfigError(f"Batching({name}={getattr(self, name)!r:.60}): give seconds above 0.")
+        if self.most_items is not None and self.most_items < 1:
+            raise MCPConfigError(f"Batching(most_items={self.most_items}): a batch has at least 1 request.")
 
 
 TURN_TIMEOUT_S = 1800.0

@@ -34,6 +34,7 @@ from grue.protocol.turn.states import (
     Presuming,
     TurnProgress,
     TurnState,
+    Waiting,
     progress_of,
 )
 from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note, reply
@@ -67,7 +68,7 @@ class AgentActor(Actor[m.TurnEvent]):
         presumed: What the turn may presume. Set it before the actor runs.
         forked: Set for a fork from the beginning of a recorded turn; noted after `RunTurn`.
         on_step: Called after each event, if set.
-        end: How the turn ended; `None` while it runs.
+        end: How the turn ended, or that it waits for a batch; `None` while it runs.
         last_request: The last request that was sent to the LLM actor; `None`: none yet.
         said: What the conversation of the turn consists of, in order: requests, replies, dropped replies.
     """
@@ -96,7 +97,7 @@ class AgentActor(Actor[m.TurnEvent]):
         self.presumed: m.ToolsPresumed | None = None
         self.forked: m.TurnForked | None = None
         self.on_step: Callable[[], None] | None = None
-        self.end: m.TurnEnd | None = None
+        self.end: m.TurnEnd | m.TurnWaits | None = None
         self.last_request: m.RequestCompletion | None = None
         self.said: list[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped] = []
 
@@ -159,7 +160,7 @@ class AgentActor(Actor[m.TurnEvent]):
     async def run(self) -> None:
         """Run the turn. If cancelled, close its sessions within a time limit, then re-raise."""
         try:
-            while not isinstance(self._state, Finished):
+            while not self._is_over:
                 await self.receive(await self._next())
         except anyio.EndOfStream:
             if not isinstance(self._state, Idle):
@@ -187,7 +188,7 @@ class AgentActor(Actor[m.TurnEvent]):
                 # could not be replayed.
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
-        if isinstance(following, AwaitingClose):
+        if isinstance(following, AwaitingClose | Waiting):
             # The model is not asked again, so its connections are closed while the sessions close.
             self._llm.close()
         # Recorded as events of their own, so that a replay needs nothing but the trace. The servers are
@@ -222,7 +223,7 @@ class AgentActor(Actor[m.TurnEvent]):
             self.said.append(event)
 
     async def _next(self) -> Envelope[m.TurnEvent]:
-        if self._deadline != inf and not isinstance(self._state, Idle | AwaitingClose):
+        if self._deadline != inf and not isinstance(self._state, Idle | AwaitingClose | Waiting):
             with anyio.CancelScope(deadline=self._deadline):
                 return await self.mailbox.receive()
             return self._happened(self._deadline_passed(), sender="clock")
@@ -240,7 +241,7 @@ class AgentActor(Actor[m.TurnEvent]):
                 # The scope around the whole turn may expire in the same instant as the deadline of its work.
                 # Then the turn has run out of time; nobody has cancelled it.
                 await self.receive(self._happened(self._deadline_passed(), sender="clock"))
-            while not isinstance(self._state, Finished):
+            while not self._is_over:
                 await self.receive(await self.mailbox.receive())
 
     async def _perform(self, command: m.TurnCommand | m.TurnNote, cause: int) -> None:
@@ -260,12 +261,18 @@ class AgentActor(Actor[m.TurnEvent]):
             case m.AskApproval():
                 assert self.approval is not None, "a policy that asks has somebody to ask"
                 await self.approval.send(command, sender=self.name, cause=cause)
-            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked():
+            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() | m.TurnWaits():
                 assert self._asked is not None, "a turn ends only after it began"
                 self.end = command
                 reply(self._asked, command)
             case _:
                 self._note(command, sender=self.name, cause=cause)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing more follows in this process: the turn has ended, or it waits for a batch."""
+        state = self._state
+        return isinstance(state, Finished) or (isinstance(state, Waiting) and not state.pending)
 
     async def _close(self, command: m.CloseSession, cause: int) -> None:
         try:

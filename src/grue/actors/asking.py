@@ -44,6 +44,7 @@ from grue.protocol.turn.prices import most_usage, with_cost
 from grue.runtime.large_data import JOINED_AT_ONCE
 from grue.transports.llm.endpoint import LlmEndpoint
 from grue.transports.llm.exchange import LONG_BYTES, Answered, Streamed
+from grue.transports.llm.reply_room import RequestPostponed, reply_room
 from grue.transports.llm.request_gate import (
     Permit,
     RequestOutcome,
@@ -98,6 +99,10 @@ class Asking:
         self._cut = m.Usage()
         self._lost = m.Usage() if lost is None else lost
         self._retry = endpoint.settings.retry if retry is None else retry
+        self._waits = reply_room.get() is not None
+        if self._waits:
+            # The reply is on file. Asking for it again would give the same one.
+            self._retry = replace(self._retry, max_retries=0)
         self._thoughts = ThoughtSplitter()
         self.unreported = self._lost
 
@@ -175,8 +180,9 @@ class Asking:
         self._thoughts = ThoughtSplitter()
         profile = self._conversation.profile
         self._report_left_out(profile)
-        must_stream = self._endpoint.profile.must_stream
-        shown = self._command.stream and (self._endpoint.profile.streams or must_stream)
+        must_stream = self._endpoint.profile.must_stream and not self._waits
+        streams = self._endpoint.profile.streams or must_stream
+        shown = self._command.stream and streams and not self._waits
         stream = shown or must_stream
         write = functools.partial(self._conversation.body, settings, choice=self._choice, stream=stream)
         long = self._conversation.size >= JOINED_AT_ONCE
@@ -235,7 +241,7 @@ class Asking:
         """Send the request and read the reply. The permit is settled whatever happens."""
         outcome = RequestOutcome()
         try:
-            answer = await self._endpoint.post(body, streamed, self._on_sent)
+            answer = await self._endpoint.post(body, streamed, self._on_sent, request=self._command.request)
             reply = await self._read(answer)
             if isinstance(reply, Reply):
                 reported = answer.cost_usd if isinstance(answer, Answered) else None
@@ -246,6 +252,9 @@ class Asking:
                 reply = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage, facts=facts)
             outcome = request_outcome(answer, reply)
             return reply
+        except RequestPostponed:
+            outcome = RequestOutcome(sent=False)
+            raise
         finally:
             if permit is not None:
                 permit.settle(outcome)

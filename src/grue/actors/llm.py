@@ -28,10 +28,13 @@ from grue.runtime.large_data import LONG
 from grue.runtime.loops.beside_loop import now
 from grue.runtime.trace.recorder import Envelope
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.llm.reply_room import RequestPostponed
 
 __all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
 
-_Outcome: TypeAlias = m.ToolSupportChecked | m.CompletionReceived | m.CompletionFailed | m.ReplyDropped
+_Outcome: TypeAlias = (
+    m.ToolSupportChecked | m.CompletionReceived | m.CompletionFailed | m.CompletionPostponed | m.ReplyDropped
+)
 
 
 def offer_changed(
@@ -168,6 +171,7 @@ class LlmActor(Actor[m.LlmCommand]):
         note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever a request has been written; `None`: nobody asks.
+        first: A request that is in the trace already, asked before all others; `None`: none.
     """
 
     def __init__(
@@ -178,8 +182,10 @@ class LlmActor(Actor[m.LlmCommand]):
         note: Note,
         lent: LentConversation | None = None,
         on_sent: Callable[[], None] | None = None,
+        first: Envelope[m.LlmCommand] | None = None,
     ) -> None:
         super().__init__(mailbox)
+        self._first = first
         self._agent = agent
         self._chain = self._endpoint = endpoint
         self._has_chosen = len(endpoint.chain) == 1
@@ -194,6 +200,8 @@ class LlmActor(Actor[m.LlmCommand]):
     async def run(self) -> None:
         """Serve requests until the mailbox is closed. A cancellation aborts the request in progress."""
         async with self._chain:
+            if self._first is not None:
+                await self.receive(self._first)
             await super().run()
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
@@ -209,7 +217,13 @@ class LlmActor(Actor[m.LlmCommand]):
                 await self._complete_unless_dropped(command, envelope)
             case m.RequestCompletion() as command:
                 asked = await self._ask(command, envelope)
-                await self._report(await self._answer(asked, await self._outcome(asked)), envelope)
+                try:
+                    outcome = await self._outcome(asked)
+                except RequestPostponed as waits:
+                    postponed = m.CompletionPostponed(request=command.request, item=waits.item)
+                    await self._report(postponed, envelope)
+                    return
+                await self._report(await self._answer(asked, outcome), envelope)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
         """Ask until a model of the chain has answered, or none is left (`completion_attempts.py`)."""

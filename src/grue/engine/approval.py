@@ -129,7 +129,7 @@ class Approval(Struct, frozen=True):
 
     Attributes:
         approve: The host's callback; `None`: there is none.
-        parking: Set if turns are parked.
+        parking: Set if turns are parked, or wait for batches: their calls are on file before they are sent.
     """
 
     approve: Approve | None = None
@@ -174,7 +174,7 @@ class _Answerer:
         answer = None if approve is None else await self._ask(approve, questions)
         if approve is not None and answer is not None:
             return m.CallsDecided(decisions=await self._usable(approve, questions, answer))
-        if parking is None:
+        if parking is None or not self._command.tool_policy.parking:
             return _denied(questions, NOBODY_TO_ASK)
         if await parking.is_redacted(self._command.turn):
             return _denied(questions, REDACTED)

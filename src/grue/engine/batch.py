@@ -264,7 +264,7 @@ def _start(index: int, request: TurnRequest[T], batch: Batch, episode: Episode) 
         turn = HostTurn(replace(request, turn=index + 1), batch.settings, EpisodeMemory())
         completed = _completed(turn, index + 1, batch.resume_from)
     except Exception as error:  # noqa: BLE001 - an invalid request must not end the others
-        return BatchItem(index=index, error=_as_ours(error))
+        return BatchItem(index=index, error=as_ours(error))
     if completed is not None:
         return BatchItem(index=index, outcome=completed, recalled=True)
     return episode.submit(turn.run)
@@ -292,10 +292,11 @@ def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
     try:
         return BatchItem(index=index, outcome=started.result())
     except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
-        return BatchItem(index=index, error=_as_ours(error))
+        return BatchItem(index=index, error=as_ours(error))
 
 
-def _as_ours(error: Exception) -> MCPError:
+def as_ours(error: Exception) -> MCPError:
+    """Return an error of a turn as one of ours; an exception of another kind is its cause."""
     if isinstance(error, MCPError):
         return error
     ours = MCPError(f"The turn could not be run: {type(error).__name__}: {error}")

@@ -11,6 +11,7 @@ from grue.actors.llm import LentConversation, LlmActor
 from grue.policies import SupportCheck
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.runtime.actor import Actor, Mailbox, Note
+from grue.runtime.trace.recorder import Envelope
 from grue.transports.llm.endpoint import LlmEndpoint
 
 LlmFactory: TypeAlias = Callable[[Mailbox[m.LlmCommand], Mailbox[m.TurnEvent], Note], Actor[m.LlmCommand]]
@@ -50,6 +51,7 @@ class EndpointActors:
         endpoint: The endpoint.
         lent: The conversation that the turn continues; `None`: none.
         on_sent: Called whenever a request has been written; `None`: nobody asks.
+        first: A request that is in the trace already, asked before all others; `None`: none.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class EndpointActors:
         endpoint: LlmEndpoint,
         lent: LentConversation | None = None,
         on_sent: Callable[[], None] | None = None,
+        first: Envelope[m.LlmCommand] | None = None,
     ) -> None:
+        self._first = first
         self._endpoint = endpoint
         self._lent = lent
         self._on_sent = on_sent
@@ -66,7 +70,7 @@ class EndpointActors:
         self, mailbox: Mailbox[m.LlmCommand], agent: Mailbox[m.TurnEvent], note: Note
     ) -> Actor[m.LlmCommand]:
         """Return an LLM actor for one turn."""
-        return LlmActor(mailbox, agent, self._endpoint, note, self._lent, self._on_sent)
+        return LlmActor(mailbox, agent, self._endpoint, note, self._lent, self._on_sent, self._first)
 
     @property
     def profile(self) -> WireProfile:
@@ -81,6 +85,10 @@ class EndpointActors:
     def lending(self, lent: LentConversation) -> "EndpointActors":
         """Return a factory for the turn that continues this conversation."""
         return EndpointActors(self._endpoint, lent)
+
+    def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> "EndpointActors":
+        """Return a factory for a turn that goes on with a request which is in its trace already."""
+        return EndpointActors(self._endpoint, lent, first=first)
 
     def reporting_sent(self, on_sent: Callable[[], None]) -> "EndpointActors":
         """Return a factory whose actors call `on_sent` whenever a request has been written."""

@@ -33,10 +33,12 @@ from grue.engine.tool_servers import load_sessions, starting, usable_policy
 from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnHandle, TurnSettings
 from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
+from grue.engine.waiting_turns import WaitingBatch, run_waiting
 from grue.engine.wiring import OwnTrace, wire
 from grue.policies import (
     DEFAULT_START,
     ApprovalDecision,
+    Batching,
     Budget,
     ContextPolicy,
     FailurePolicy,
@@ -456,6 +458,7 @@ class Runner(AsyncToolAccess, Closing):
         resume_from: str | PathLike[str] | None = None,
         progress: bool = False,
         total: int | None = None,
+        batch: str | PathLike[str] | Batching | None = None,
     ) -> Iterator[BatchItem[TurnOutcome[T]]]:
         """Run many turns in parallel and yield the result of each, in order.
 
@@ -474,8 +477,12 @@ class Runner(AsyncToolAccess, Closing):
                 again, unless its texts, servers or answer schema have changed.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
             total: Number of requests for the bar, if `requests` has no length, as a generator.
+            batch: A folder, or `Batching`: the model is asked by the provider's batches, which answer within
+                a day and cost half. A turn waits as a file between its requests, and its trace is in the
+                folder. The same call goes on after any end of the process, and asks nothing twice.
 
         Raises:
+            LLMError: With `batch`: the provider takes no batch, or cannot be reached for long.
             KeyboardInterrupt: Ctrl-C was pressed while waiting for the next item.
             TraceError: `resume_from` cannot be read.
             ValueError: `concurrency` is not a whole number, or less than 1.
@@ -489,13 +496,24 @@ class Runner(AsyncToolAccess, Closing):
             self._batches.add(episode)
             return episode
 
-        batch = Batch(
+        if batch is not None:
+            if resume_from is not None:
+                raise ValueError("batch= goes on by its folder: leave resume_from= out")
+            batching = batch if isinstance(batch, Batching) else Batching(folder=batch)
+            items: Iterator[BatchItem[TurnOutcome[T]]] = run_waiting(
+                requests,
+                WaitingBatch(
+                    begin=begin, settings=self._settings(), batching=batching, concurrency=concurrency
+                ),
+            )
+            return with_bar(items, requests, total) if progress else items
+        plan = Batch(
             begin=begin,
             settings=self._settings(),
             resume_from=None if resume_from is None else CompletedTurns(resume_from),
             concurrency=concurrency,
         )
-        items = run_batch(requests, batch)
+        items = run_batch(requests, plan)
         return with_bar(items, requests, total) if progress else items
 
     def warm_up(self) -> None:

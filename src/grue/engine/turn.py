@@ -22,7 +22,7 @@ from grue.engine.answers import AnswerCheck, AnswerSpec, as_json
 from grue.engine.conversations.earlier_results import EarlierResults
 from grue.engine.conversations.kept_conversation import KeptConversation, TurnPast, given_conversation
 from grue.engine.tool_servers import first_connects, servers_for, startup_limits
-from grue.engine.turn_actors import TurnActors, TurnResources, TurnsPast
+from grue.engine.turn_actors import GoesOn, TurnActors, TurnResources, TurnsPast
 from grue.engine.turn_errors import error_for, naming_the_trace, pending_error
 from grue.engine.turn_request import TurnOutcome, TurnRequest, images_for, outcome_of, read_images
 from grue.engine.wiring import Wiring
@@ -173,6 +173,18 @@ class Spending:
             self.spent = self.spent.plus(requests, usage)
 
 
+class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
+    """The turn waits for a batch. Never leaves this room.
+
+    Args:
+        waits: For which request.
+    """
+
+    def __init__(self, waits: m.TurnWaits) -> None:
+        super().__init__(f"turn {waits.turn} waits for a batch")
+        self.waits = waits
+
+
 _inside: contextvars.ContextVar[tuple[Wiring, ...]] = contextvars.ContextVar("inside_turns", default=())
 """The runners whose turn this code is part of, outermost first. Tasks and worker threads inherit it."""
 
@@ -235,12 +247,14 @@ class HostTurn(Generic[T]):
         answer: How to validate and parse the answer.
         progress: What the turn is doing. Readable from any thread.
         is_resumed: It goes on with a turn that was parked or killed.
-        record: What it takes from a recorded turn, if it is a fork of it.
+        record: What it takes from a recorded turn, if it is a fork of it or goes on with it.
+        waits: Its requests wait for batches.
         earlier: The results of earlier turns that it takes from there.
     """
 
     is_resumed = False
-    record: TurnsPast | None = None
+    record: TurnsPast | GoesOn | None = None
+    waits = False
     earlier: EarlierResults | None = None
 
     def __init__(self, request: TurnRequest[T], settings: TurnSettings, memory: EpisodeMemory) -> None:
@@ -292,6 +306,8 @@ class HostTurn(Generic[T]):
                 self.progress.leave()
                 # Also after a failure or a cancellation: a server that was connected, or disabled, stays so.
                 memory.learn(actors.connections)
+        if isinstance(end, m.TurnWaits):
+            raise TurnPostponed(end)
         settings.spending.add(end.requests, end.usage)
         self._report_uncounted(number, budget, known=end.usage.cost_usd is not None or not end.requests)
         match end:
@@ -376,6 +392,7 @@ class HostTurn(Generic[T]):
             states_answer=not self.answer.told,
             sorts_tools=True,
             references=self._references(),
+            waits=self.waits,
             tool_search=request.tool_search or settings.tool_search,
         )
 

@@ -146,6 +146,20 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     reopened: Mapping[m.ServerName, m.OpenSession] = {}
 
 
+class GoesOn(Struct, frozen=True, kw_only=True):
+    """What a turn that waited for a batch goes on with, in the same trace.
+
+    Attributes:
+        begun: Its last `RunTurn`.
+        events: What the agent was told from that on.
+        asked: The request whose reply it reads next.
+    """
+
+    begun: Envelope[Any]
+    events: tuple[m.TurnEvent, ...]
+    asked: Envelope[Any]
+
+
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
     """The mailboxes of sessions. `start` makes the one that is asked for and is not there yet."""
 
@@ -168,7 +182,7 @@ class TurnActors:
         check: The host's check of a final text.
         on_delta: Called with each piece of a streamed reply.
         earlier: The results of earlier turns; `None`: there are none.
-        past: What a fork takes from the record; `None`: the turn is no fork.
+        past: What a fork takes from the record, or a turn that waited; `None`: the turn is neither.
     """
 
     def __init__(
@@ -179,9 +193,10 @@ class TurnActors:
         check: AnswerCheck[Any],
         on_delta: OnDelta | None = None,
         earlier: EarlierResults | None = None,
-        past: TurnsPast | None = None,
+        past: TurnsPast | GoesOn | None = None,
     ) -> None:
-        self._past = past
+        self._past = past if isinstance(past, TurnsPast) else None
+        self._goes_on = past if isinstance(past, GoesOn) else None
         self._wiring = wiring
         self._earlier = EarlierResults() if earlier is None else earlier
         self._resources = resources
@@ -211,7 +226,8 @@ class TurnActors:
     @property
     def end(self) -> m.TurnEnd | None:
         """How the agent ended the turn; `None`: it has not, or it was stopped before it could."""
-        return None if self._agent is None else self._agent.end
+        end = None if self._agent is None else self._agent.end
+        return end if isinstance(end, m.TurnEnd) else None
 
     @property
     def last_request(self) -> m.RequestCompletion | None:
@@ -223,7 +239,7 @@ class TurnActors:
         """The requests and replies that the turn's conversation consists of, in order."""
         return () if self._agent is None else self._agent.said
 
-    async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd:
+    async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
         """Run the turn and return its end. The turn's time limit holds, whatever the actors do.
 
         Args:
@@ -235,7 +251,7 @@ class TurnActors:
         await self._wiring.recorder.shown()
         return end
 
-    async def _within_limit(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd:
+    async def _within_limit(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
         limit_s = self._limit_work(connections)
         with anyio.CancelScope(deadline=self._end_at):
             try:
@@ -272,7 +288,9 @@ class TurnActors:
             for name in self._command.servers
         )
 
-    async def _supervised(self, connections: Mapping[m.ServerName, Settled], deadline: float) -> m.TurnEnd:
+    async def _supervised(
+        self, connections: Mapping[m.ServerName, Settled], deadline: float
+    ) -> m.TurnEnd | m.TurnWaits:
         self._command = command = self._when_called(connections)
         recorder = self._wiring.recorder
         pool = self._resources.pool
@@ -308,10 +326,12 @@ class TurnActors:
             finally:
                 self._learn_listings()
 
-    async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd:
+    async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd | m.TurnWaits:
         """Run the agent and return the turn's end."""
         assert self._agent is not None, "it has just been made"
-        past = self._past
+        past, goes_on = self._past, self._goes_on
+        if goes_on is not None:
+            return await self._gone_on(goes_on, supervisor, agent)
         if past is not None:
             numbers = repeat(past.copied, self._wiring.recorder)
         if past is None or past.event is None:
@@ -333,6 +353,20 @@ class TurnActors:
         supervisor.start(self._agent, whole=True)
         forked_end: Any = await expected.wait()
         return forked_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
+
+    async def _gone_on(
+        self, goes_on: GoesOn, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]
+    ) -> "m.TurnEnd | m.TurnWaits":
+        """Run the agent from where a turn waited. Its trace goes on as if nothing had happened."""
+        assert self._agent is not None, "it has just been made"
+        expected = agent.expect_reply("host")
+        ended = m.WaitEnded(turn=self._command.turn, request=goes_on.asked.body.request)
+        # Before anything is awaited: the LLM actor reads the reply at once.
+        supervisor.note(ended, sender="agent")
+        self._agent.recall(replace(goes_on.begun, reply_to=expected), (*goes_on.events, ended))
+        supervisor.start(self._agent, whole=True)
+        end: Any = await expected.wait()
+        return end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
     def _start_sessions(
         self,
@@ -404,7 +438,7 @@ class TurnActors:
     def _when_called(self, connections: Mapping[m.ServerName, Settled]) -> m.RunTurn:
         """Return the turn's command with the servers that start when they are called."""
         presumed, command = self._wiring.presumed, self._command
-        if presumed is None or self._past is not None:
+        if presumed is None or self._past is not None or self._goes_on is not None:
             # A fork repeats what its turn was told.
             return command
         return replace(command, when_called=presumed.when_called(command, connections, now()))

@@ -31,7 +31,7 @@ from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.file import TraceOptions, TraceWriter
-from grue.runtime.trace.recorder import Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.runtime.version import __version__
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import ToolServer
@@ -116,6 +116,17 @@ class Wiring(Struct, frozen=True, kw_only=True):
     approval: Approval = Approval()
     under_way: TurnsUnderWay = field(default_factory=TurnsUnderWay)
     presumed: PresumedListings | None = None
+
+    def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> LlmFactory:
+        """Return the factory of an LLM actor that goes on with a request which is in its trace already.
+
+        Raises:
+            ConversationError: The runner's model is a factory of the host's.
+        """
+        lender = self.lender
+        if not isinstance(lender, EndpointActors):
+            raise ConversationError("Only an endpoint's actors can go on with a request. Use LlmSettings.")
+        return lender.asking_first(lent, first)
 
     def lending(self, lent: LentConversation) -> "Wiring":
         """Return the parts of a turn whose LLM actor continues `lent`.

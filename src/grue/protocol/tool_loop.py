@@ -41,8 +41,10 @@ read no clock and do not log. The agent actor feeds events to `step` and carries
     it, after all calls of that reply have been decided on. Its calls are sent when it has listed its tools
     (`turn/starting.py`).
 
-12. A fork of a recorded turn gets the recorded events again, up to the fork, and its commands are not carried
+13. A fork of a recorded turn gets the recorded events again, up to the fork, and its commands are not carried
     out until then. `TurnForked` replaces limits, policies and tools from there on.
+14. A request that waits for a batch closes the sessions, and the turn waits. A later process gets the
+    recorded events again and goes on in the same state, except that each server starts when it is called.
 
 The states (`turn/states.py`) are named for what they wait for. Commands are in order, each note for the trace
 before the command that it explains. A pair that `step` does not list raises `IllegalEvent`.
@@ -69,7 +71,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.protocol.turn.asking import heard, refused, summarised
 from grue.protocol.turn.end import abandon, closed, fail
-from grue.protocol.turn.resuming import forked
+from grue.protocol.turn.resuming import closed_to_wait, forked, postponed, waited
 from grue.protocol.turn.sessions import (
     begin,
     given_up,
@@ -97,6 +99,7 @@ from grue.protocol.turn.states import (
     Presuming,
     Transition,
     TurnState,
+    Waiting,
     without,
 )
 from grue.protocol.turn.tools import (
@@ -116,7 +119,7 @@ _UNEXPECTED_AT_THE_END = (m.RunTurn, m.SessionClosed)
 AGENT = "agent"
 """The name of the actor that runs the machine."""
 
-NOTED_EVENTS = (m.DeadlinePassed, m.TurnInterrupted, m.ToolsPresumed, m.TurnForked)
+NOTED_EVENTS = (m.DeadlinePassed, m.TurnInterrupted, m.ToolsPresumed, m.TurnForked, m.WaitEnded)
 """Events of the machine that do not come through the agent's mailbox; the agent records them as notes."""
 
 
@@ -154,6 +157,18 @@ def step(state: TurnState, event: m.TurnEvent) -> Transition:
             return final_reply(heard(turn, event), phase, event)  # 6
         case AwaitingCompletion(), m.CompletionFailed():
             return refused(state, event)  # 9
+        case AwaitingCompletion() | AwaitingSummary(), m.CompletionPostponed():
+            return postponed(state, event)  # 14
+        case Waiting() | AwaitingCompletion() | AwaitingSummary(), m.WaitEnded():
+            return waited(state), ()  # 14
+        case Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
+            return closed_to_wait(state, server)  # 14
+        case Waiting(turn=turn), _ if (
+            event.server in turn.run.servers
+            if isinstance(event, m.SessionClosed)
+            else not isinstance(event, m.RunTurn | m.TurnForked)
+        ):
+            return state, ()  # 14
         case AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
             return summarised(state, event)  # 9
         case AwaitingApproval(), m.CallsDecided():
@@ -185,7 +200,7 @@ def step(state: TurnState, event: m.TurnEvent) -> Transition:
         case ((AwaitingClose() | Finished()), _) if not isinstance(event, _UNEXPECTED_AT_THE_END):
             return state, ()  # 11
         case _, m.TurnForked() if isinstance(state, LiveState):
-            return forked(state, event), ()  # 12
+            return forked(state, event), ()  # 13
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, LiveState):
             return abandon(state, event)  # 11
         case _:

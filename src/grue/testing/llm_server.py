@@ -49,6 +49,7 @@ from grue.testing.llm_replies import (
     text_reply,
     tool_calls_reply,
 )
+from grue.testing.providers.batches import ScriptedBatches
 from grue.testing.providers.chat_rules import ProviderRules
 from grue.testing.providers.chat_shapes import Json
 from grue.testing.providers.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
@@ -235,6 +236,7 @@ class ScriptedLlmServer:
     """An LLM endpoint that sends scripted replies; a context manager.
 
     It answers POST to `.../chat/completions`, `.../responses` and `.../messages`, and GET to `.../models`.
+    It takes batches of such requests too (`grue.testing.providers.batches`).
 
     Args:
         script: Replies in order, or a function from request to reply, called from several threads at once.
@@ -247,6 +249,7 @@ class ScriptedLlmServer:
     Attributes:
         requests: Every request so far, refused ones included.
         listings: Every request for the list of models so far.
+        batches: The batches that it takes in OpenAI's and Anthropic's form, and what goes wrong with them.
         accepted: Number of connections so far.
         overflows: Number of requests so far that were too long for the window. They do not use up a reply.
     """
@@ -261,6 +264,7 @@ class ScriptedLlmServer:
     ) -> None:
         self.requests: list[LlmRequest] = []
         self.listings: list[LlmRequest] = []
+        self.batches = ScriptedBatches(self.answer)
         self.accepted = self.overflows = 0
         self._window = window
         self._rules = ProviderRules() if rules is None else rules
@@ -300,6 +304,8 @@ class ScriptedLlmServer:
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
         """Record a request and return its reply, in the format of the request."""
+        if self.batches.takes(path):
+            return self.batches.answer("POST", path, headers, raw)
         dialect = dialect_of(path)
         request, refusal = self._read(dialect or CHAT, path, headers, raw)
         with self._lock:
@@ -320,7 +326,9 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Record a request for the list of models and return its reply."""
+        """Record a request for the list of models and return its reply; also to a look at a batch."""
+        if self.batches.takes(path):
+            return self.batches.answer("GET", path, headers, b"")
         with self._lock:
             self.listings.append(LlmRequest(path=path, headers=dict(headers), raw=b"", body={}))
         if not path.partition("?")[0].endswith("/models"):

@@ -653,6 +653,9 @@ _TABLE: dict[type, _Row] = {
         _completed, judge=lambda body: ("good", "") if body.kind == "answered" else ("warn", body.kind)
     ),
     m.TurnParked: _warn("parked", lambda body: f"waits for an approval of {_asked_about(body.questions)}"),
+    m.CompletionPostponed: _Row(lambda body: f"request {body.request} waits for a batch as {body.item}"),
+    m.TurnWaits: _Row(lambda body: f"waits for a batch with {body.item}"),
+    m.WaitEnded: _Row(lambda body: f"turn {body.turn} goes on with the reply to request {body.request}"),
     m.TurnResumed: _Row(
         lambda body: f"turn {body.turn} goes on{', its questions have expired' if body.expired else ''}"
     ),

@@ -202,7 +202,7 @@ class _Drive:
             cause=event.seq,
         )
         # The cause of a turn's end is always the host's `RunTurn`, whichever event led to it.
-        ends = isinstance(command, m.TurnEnd)
+        ends = isinstance(command, m.TurnEnd | m.TurnWaits)
         cause = self._turn.begun.seq if ends else event.seq
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
             return self._unexpected(recorded)
@@ -226,7 +226,7 @@ class _Drive:
                 return "llm"
             case m.AskApproval():
                 return "approval"
-            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked():
+            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() | m.TurnWaits():
                 return self._turn.begun.sender
             case _:
                 return "trace"

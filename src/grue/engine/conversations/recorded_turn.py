@@ -3,6 +3,7 @@
 A turn may have several parts: each time it is resumed, another `RunTurn` with its number begins one.
 """
 
+from collections.abc import Iterable
 from os import PathLike
 from typing import TypeAlias
 
@@ -14,7 +15,16 @@ from grue.errors import NothingToResume, TraceError
 from grue.protocol.context.history import History, take_step
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.turn.resuming import cut_off, tasks_of
-from grue.protocol.turn.states import AwaitingCompletion, Commands, Idle, Presuming, Transition, TurnState
+from grue.protocol.turn.states import (
+    AwaitingCompletion,
+    AwaitingSummary,
+    Commands,
+    Idle,
+    Presuming,
+    Transition,
+    TurnState,
+    Waiting,
+)
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 
@@ -36,11 +46,13 @@ class RecordedTurn:
     """The turn as the trace tells it, from its last `RunTurn` on; what was said before that too.
 
     Attributes:
-        run: The message that started this part.
+        run: The message that started this part; `begun` is its envelope.
+        asked: The last request to the model in this part; `None`: there is none.
         end: How it ended; `None`: the trace does not say.
         tools: The tools that were offered last.
         listings: What each server has listed last in the trace, in whichever turn.
         last_seq: Number of its last envelope.
+        last_event: Number of the last one that the agent was told.
         redacted: A secret was removed from a message of the turn.
         forked: It is a fork, whose tools were answered from the record of another turn.
         said: What makes up its conversation, earlier parts included.
@@ -48,6 +60,9 @@ class RecordedTurn:
 
     def __init__(self, begun: EpisodeEnvelope, run: m.RunTurn, before: "RecordedTurn | None") -> None:
         self.run = run
+        self.begun = begun
+        self.asked: EpisodeEnvelope | None = None
+        self.last_event = begun.seq
         self.end: m.TurnEnd | None = None
         self.tools: tuple[m.ToolDefinition, ...] = before.tools if before else ()
         self.last_seq = begun.seq
@@ -71,8 +86,13 @@ class RecordedTurn:
         self.redacted = self.redacted or envelope.redacted
         if envelope.receiver == AGENT or isinstance(body, NOTED_EVENTS):
             self._events.append(body)  # type: ignore[arg-type]  # what the agent gets is for the machine
+            self.last_event = envelope.seq
         if isinstance(body, m.TurnForked):
             self.forked = True
+        if isinstance(body, m.WaitEnded):
+            self._take_back_rewrites()
+        if isinstance(body, m.RequestCompletion) and envelope.receiver == "llm":
+            self.asked = envelope
         if isinstance(body, m.ToolCalled):
             self._called[body.call_id] = body
             if body.task is not None:
@@ -106,7 +126,9 @@ class RecordedTurn:
         """Whether the turn can go on."""
         match self.end:
             case None | m.TurnParked():
-                return self.run.tool_policy.parking
+                return self.run.tool_policy.parking or self.run.waits
+            case m.TurnFailed(failure=m.Interrupted()):
+                return self.run.waits
             case m.TurnFailed(failure=m.ServerFailure()):
                 # A resumed turn whose servers did not start has done nothing yet.
                 return self.run.resumed is not None and not self._called
@@ -131,7 +153,10 @@ class RecordedTurn:
             )
         if isinstance(self.end, m.TurnParked):
             return m.Resumption(parked=self.end, tasks=tasks_of(self.run, self.end))
-        if self.end is not None and self.run.resumed is not None:
+        if isinstance(self.end, m.TurnFailed) and isinstance(self.end.failure, m.Interrupted):
+            kinds = [type(each) for each in self._events]
+            del self._events[kinds.index(m.TurnInterrupted) :]
+        elif self.end is not None and self.run.resumed is not None:
             return replace(self.run.resumed, decisions=())
         state, commands = self._state(path)
         parked = next((each for each in commands if isinstance(each, m.TurnParked)), None)
@@ -152,6 +177,42 @@ class RecordedTurn:
             return replace(where, new=asked.new)
         return where
 
+    def waiting(self, path: str | PathLike[str]) -> "Waited | None":
+        """Return with what the turn goes on that waits for a reply; `None`: it is at another place.
+
+        Raises:
+            TraceError: The trace lacks something that is needed.
+        """
+        if self.end is not None or self.redacted:
+            return None
+        state, commands = self._state(path)
+        last = next((each for each in commands if isinstance(each, m.RequestCompletion)), None)
+        if not isinstance(state, AwaitingCompletion | AwaitingSummary | Waiting):
+            return None
+        unrecorded = last if last is not None and last.request > self._asked_request else None
+        said = list(self.said)
+        if unrecorded is None:
+            if self.asked is None:
+                return None
+            at = next((at for at, each in enumerate(said) if each is self.asked.body), None)
+            said = said[:at]
+        history = History()
+        take_step(history, self.run)
+        _take_steps(history, said)
+        return Waited(events=tuple(self._events), history=history, unrecorded=unrecorded)
+
+    @property
+    def _asked_request(self) -> int:
+        body = None if self.asked is None else self.asked.body
+        return body.request if isinstance(body, m.RequestCompletion) else 0
+
+    def _take_back_rewrites(self) -> None:
+        """Forget what was noted of the request that is asked again: it is noted again."""
+        asked = None if self.asked is None else self.asked.body
+        at = next((at for at, each in enumerate(self.said) if each is asked), None)
+        if at is not None:
+            del self.said[at + 1 :]
+
     def replay(self, history: History) -> None:
         """Add what was said in the turn to what was said before it.
 
@@ -159,11 +220,7 @@ class RecordedTurn:
             ValueError: It does not fit.
         """
         take_step(history, self.run)
-        for body in self.said:
-            if isinstance(body, _AskedAgain):
-                history.forget()
-            else:
-                take_step(history, body)
+        _take_steps(history, self.said)
 
     def _became_task(self, called: m.ToolCalled, task: m.ToolTask) -> None:
         call = m.ServerCall(call_id=called.call_id, tool=called.tool, arguments=called.arguments, task=task)
@@ -195,6 +252,28 @@ class RecordedTurn:
             request = self.said[at] if at >= 0 else None
             if isinstance(request, m.RequestCompletion) and request.new == resumed.new:
                 del self.said[at:]
+
+
+def _take_steps(history: History, said: Iterable[_Said]) -> None:
+    for body in said:
+        if isinstance(body, _AskedAgain):
+            history.forget()
+        else:
+            take_step(history, body)
+
+
+class Waited(Struct, frozen=True, kw_only=True):
+    """With what a turn goes on that waits for a reply.
+
+    Attributes:
+        events: What the agent was told, from the last `RunTurn` on.
+        history: What was said before the request that waits.
+        unrecorded: That request, if the trace does not hold it, because the process was killed just then.
+    """
+
+    events: tuple[m.TurnEvent, ...]
+    history: History
+    unrecorded: m.RequestCompletion | None = None
 
 
 def asks_again(resumed: m.Resumption) -> bool:

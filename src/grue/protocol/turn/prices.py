@@ -25,6 +25,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         input: Tokens sent.
         output: Tokens received, thinking included.
         cached: Tokens sent that the endpoint had in its cache; `None`: the price of other tokens sent.
+        batch: The part of these prices that a request in a batch costs.
 
     Raises:
         MCPConfigError: A price is negative or not a number.
@@ -33,6 +34,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     input: float
     output: float
     cached: float | None = None
+    batch: float = 0.5
 
     def __post_init__(self) -> None:
         """Refuse a negative price."""
@@ -40,6 +42,14 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             price = getattr(self, name)
             if price is not None and not 0 <= price < float("inf"):
                 raise MCPConfigError(f"Price({name}={price}): a price is a number of USD, 0 or more.")
+
+    @property
+    def in_batches(self) -> "Price":
+        """The price of requests in a batch."""
+        cached = None if self.cached is None else self.cached * self.batch
+        return replace(
+            self, input=self.input * self.batch, output=self.output * self.batch, cached=cached, batch=1.0
+        )
 
 
 def price_of(prices: Mapping[str, Price], model: str) -> Price | None:

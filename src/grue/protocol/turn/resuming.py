@@ -120,6 +120,36 @@ def turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
     )
 
 
+def postponed(
+    state: states.AwaitingCompletion | states.AwaitingSummary, event: m.CompletionPostponed
+) -> states.Transition:
+    """Close the sessions, and have the turn wait for its reply without a process."""
+    waiting = states.Waiting(state, state.turn.open, event.item)
+    if not waiting.pending:
+        return waiting, (_waits(waiting),)
+    return waiting, tuple(m.CloseSession(server=server) for server in waiting.pending)
+
+
+def closed_to_wait(state: states.Waiting, server: m.ServerName) -> states.Transition:
+    """Note that the session of `server` is closed; after the last one only files are left."""
+    state = replace(state, pending=states.without(state.pending, server))
+    return state, () if state.pending else (_waits(state),)
+
+
+def _waits(state: states.Waiting) -> m.TurnWaits:
+    turn = state.turn
+    return m.TurnWaits(turn=turn.run.turn, request=turn.requests, item=state.item)
+
+
+def waited(
+    state: states.Waiting | states.AwaitingCompletion | states.AwaitingSummary,
+) -> states.AwaitingCompletion | states.AwaitingSummary:
+    """Return the state in which a later process reads the reply: a server starts when it is called."""
+    then = state.then if isinstance(state, states.Waiting) else state
+    turn = then.turn
+    return replace(then, turn=replace(turn, open=(), unstarted=(*turn.unstarted, *turn.open)))
+
+
 _NOT_ALL_REPORTED = (states.Idle, states.Presuming, states.AwaitingDrop, states.AwaitingSessions)
 _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 

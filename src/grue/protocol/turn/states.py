@@ -510,6 +510,25 @@ class AwaitingClose(Struct, frozen=True):
     end: m.TurnEnd
 
 
+class Waiting(Struct, frozen=True):
+    """Waits for a batch. When every session is closed, the turn needs no process.
+
+    Attributes:
+        then: The state in which the turn goes on.
+        pending: Servers whose session is not closed yet.
+        item: The id of the request in the batch.
+    """
+
+    then: AwaitingCompletion | AwaitingSummary
+    pending: tuple[m.ServerName, ...]
+    item: str
+
+    @property
+    def turn(self) -> Turn:
+        """The turn that waits."""
+        return self.then.turn
+
+
 class Finished(Struct, frozen=True):
     """The turn has ended."""
 
@@ -527,6 +546,7 @@ TurnState: TypeAlias = (
     | AwaitingReconnect
     | AwaitingVerdict
     | AwaitingClose
+    | Waiting
     | Finished
 )
 
@@ -620,6 +640,8 @@ def progress_of(state: TurnState) -> TurnProgress:
             doing, settled = waiting_for(state), len(state.settled)
         case AwaitingClose(turn=turn):
             doing = "closing its sessions"
+        case Waiting(turn=turn):
+            doing = f"waiting for a batch (request {turn.requests})"
         case _:
             turn, doing = state.turn, waiting_for(state)
     return TurnProgress(

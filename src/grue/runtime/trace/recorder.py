@@ -157,6 +157,12 @@ class Recorder:
         self._texts: dict[tuple[str, int], dict[Any, _Text]] = {}
         self.around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
 
+    def for_another_trace(self) -> "Recorder":
+        """Return a recorder that hides the same secrets. It has no observers, and numbers of its own."""
+        other = Recorder(clock=self._clock, wall_clock=self._wall_clock)
+        other._redaction = self._redaction
+        return other
+
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 

@@ -13,7 +13,8 @@ only ever sent to the provider that it belongs to.
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from random import random
 from types import TracebackType
 from typing import Self
@@ -29,7 +30,13 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.policies import SupportCheck
 from grue.protocol.chat_wire.content_encoding import ACCEPTED
-from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
+from grue.protocol.chat_wire.failures import (
+    Fault,
+    describe,
+    fault_of_status,
+    is_loopback,
+    shown_endpoint,
+)
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, with_inputs
 from grue.protocol.chat_wire.profiles import (
@@ -42,14 +49,15 @@ from grue.protocol.chat_wire.profiles import (
     provider_name,
     read_models,
 )
-from grue.protocol.retry import RetryPolicy
+from grue.protocol.retry import RetryPolicy, asked_wait
 from grue.protocol.turn.completion_attempts import Breaker, first_to_ask, next_to_ask
 from grue.protocol.turn.prices import Price, price_of
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import looks_secret, secrets_in
-from grue.transports.llm.connections import Connection, Connections, timeouts_of
-from grue.transports.llm.exchange import LONG_BYTES, Answered, Streamed, exchange
+from grue.transports.llm.connections import Connection, Connections, ExchangeError, timeouts_of
+from grue.transports.llm.exchange import LONG_BYTES, Answered, Streamed, Upload, exchange, fault_of
+from grue.transports.llm.reply_room import reply_room
 
 OWN_KEY = "GRUE_API_KEY"
 _PROVIDER_KEYS = {host: rows[0].key_variable for host, rows in PROFILES.items()}
@@ -130,6 +138,9 @@ def _is_host(parts: SplitResult, host: str) -> bool:
 _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0
 """Time limit for reading a model list, which only saves a failed request."""
+
+_UPLOAD_TIMEOUT_S = 3600.0
+_MOST_PIECES = 8
 
 _HIDDEN = "[redacted]"
 MIN_SECRET = 8
@@ -319,25 +330,37 @@ class LlmEndpoint:
                 pass
 
     async def post(
-        self, body: bytes, streamed: Streamed | None = None, on_sent: Callable[[], None] | None = None
+        self,
+        body: bytes,
+        streamed: Streamed | None = None,
+        on_sent: Callable[[], None] | None = None,
+        *,
+        request: int = 0,
     ) -> Answered | Fault:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
+
+        In a turn that waits for batches nothing is sent: the reply is the one that has come, if one has.
 
         Args:
             body: A request in the profile's format.
             streamed: Receives the reply if it is streamed; `None`: no stream is expected.
             on_sent: Called when the request has been written, or has failed.
+            request: Its number in the turn.
 
         Raises:
             RuntimeError: The endpoint was not entered.
+            RequestPostponed: The request waits for a batch.
         """
+        room = reply_room.get()
+        if room is not None:
+            return room.reply_to(body, request)
         retry = self.settings.retry
-        request = httpx.Request(
+        posted = httpx.Request(
             "POST", self.url, headers=self.headers, content=body, extensions={"timeout": timeouts_of(retry)}
         )
         try:
             with self._open().lease() as connection:
-                return await exchange(connection, request, retry, streamed, on_sent)
+                return await exchange(connection, posted, retry, streamed, on_sent)
         finally:
             if on_sent is not None:
                 on_sent()
@@ -351,6 +374,69 @@ class LlmEndpoint:
         )
         with self._open().lease() as connection:
             return await exchange(connection, request, patience)
+
+    async def call(
+        self, method: str, path: str, *, content: bytes | None = None, upload: Upload | None = None
+    ) -> Answered | Fault:
+        """Send a request that asks no model, such as one about a batch, and return its answer or the fault.
+
+        Args:
+            method: Of HTTP.
+            path: Below the base URL, with a query.
+            content: The body, as JSON; `None`: none.
+            upload: A body that comes from a file. It may take long.
+        """
+        retry = self.settings.retry
+        if upload is not None:
+            retry = msgspec.structs.replace(retry, timeout_s=max(retry.timeout_s, _UPLOAD_TIMEOUT_S))
+        with self._open().lease() as connection:
+            return await exchange(connection, self._request(method, path, retry, content, upload), retry)
+
+    async def download(self, path: str) -> AsyncIterator[bytes | Fault]:
+        """Yield the body of a file piece by piece, of any length; a `Fault`: it did not come to its end."""
+        retry = self.settings.retry
+        request = self._request("GET", path, retry)
+        request.headers["Accept-Encoding"] = "identity"
+        with self._open().lease() as connection:
+            try:
+                reply = await connection.send(request)
+                try:
+                    if not 200 <= reply.status < 300:
+                        body = b"".join([piece async for piece in reply.chunks()][:_MOST_PIECES])
+                        yield fault_of_status(
+                            reply.status, body, None, asked_wait(reply.headers, time.time())
+                        )
+                        return
+                    async for piece in reply.chunks():
+                        yield piece
+                finally:
+                    with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+                        await reply.close()
+            except (TimeoutError, ExchangeError) as error:
+                yield fault_of(error, retry.timeout_s)
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        retry: RetryPolicy,
+        content: bytes | None = None,
+        upload: Upload | None = None,
+    ) -> httpx.Request:
+        headers = {name: value for name, value in self.headers.items() if name != "Content-Type"}
+        if upload is not None:
+            headers |= {"Content-Type": upload.content_type, "Content-Length": str(upload.size)}
+        elif content is not None:
+            headers["Content-Type"] = "application/json"
+        plain, _, query = path.partition("?")
+        url = self._url_of(plain)
+        return httpx.Request(
+            method,
+            url.copy_merge_params(dict(each.split("=") for each in query.split("&"))) if query else url,
+            headers=headers,
+            content=content if upload is None else upload.pieces(),
+            extensions={"timeout": timeouts_of(retry)},
+        )
 
     async def _listed(self, answer: Answered | Fault) -> dict[str, ListedModel] | None:
         if isinstance(answer, Fault):
@@ -398,8 +484,9 @@ class LlmEndpoint:
 
     @property
     def price(self) -> Price | None:
-        """The user's price of the model; `None` if there is none."""
-        return price_of(self.settings.prices, self.settings.model)
+        """The user's price of the model, that of a batch in a turn that waits for batches; `None`: none."""
+        price = price_of(self.settings.prices, self.settings.model)
+        return price.in_batches if price is not None and reply_room.get() is not None else price
 
     def counts_cost(self) -> bool | None:
         """Return whether the cost of all replies of the chain is known. `None`: the first reply says it."""

@@ -12,6 +12,7 @@ stop generating.
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -49,6 +50,7 @@ _MOST_OF_REFUSAL = 2**20
 """How much of the body of an error is read; what it has to say is at its beginning."""
 
 _REFUSAL_TIMEOUT_S = 10.0
+_UPLOADED_BYTES = 256 * 2**10
 _CLOSE_TIMEOUT_S = 1.0
 _USE_UP_TIMEOUT_S = 0.1
 
@@ -74,6 +76,45 @@ class Answered(Struct, frozen=True):
     cost_usd: float | None = None
     first_chunk_s: float | None = None
     location: str | None = None
+
+
+class Upload(Struct, frozen=True):
+    """A body that is sent from a file, piece by piece.
+
+    Attributes:
+        head: What comes before the file.
+        source: The file.
+        tail: What comes after it.
+        content_type: Of the whole.
+        commas: The lines of the file are the items of a JSON list.
+    """
+
+    head: bytes
+    source: Path
+    tail: bytes
+    content_type: str = "application/json"
+    commas: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many bytes are sent."""
+        size = self.source.stat().st_size - (1 if self.commas else 0)
+        return len(self.head) + size + len(self.tail)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        yield self.head
+        with self.source.open("rb") as file:
+            piece = file.read(_UPLOADED_BYTES)
+            while piece:
+                following = file.read(_UPLOADED_BYTES)
+                if self.commas:
+                    # JSON has no line break within a line, so each one ends an item; the last has no comma.
+                    piece = piece.replace(b"\n", b",") if following else piece[:-1].replace(b"\n", b",")
+                yield piece
+                await anyio.lowlevel.checkpoint()
+                piece = following
+        yield self.tail
 
 
 class Streamed(Struct, frozen=True):

@@ -1,0 +1,485 @@
+"""Run the turns of a batch whose requests wait for the provider's own batches: `Runner.map(batch=...)`.
+
+A turn runs as any other until it asks the model. Then its request is put on file, its sessions are closed,
+and nothing is left of it but its trace. When all turns wait, the requests are sent; when a batch has ended,
+the turns whose replies have come go on where they were, and so on, round after round.
+
+    fresh ─▶ running ─▶ waiting ─▶ running ─▶ … ─▶ completed | failed
+               │ killed                 │ killed
+               └─▶ goes on from its trace, as far as that has come
+
+Each turn's state is in its trace, each request's in the folder (`transports/llm/batch_folder.py`). So a
+process that is killed at any place is followed by one that finds out where each turn is.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.actors.llm import LentConversation
+from grue.engine.approval import Parking
+from grue.engine.batch import BatchItem, CompletedTurns, as_ours
+from grue.engine.conversations.recorded_turn import RecordedTurn, Waited, read_turns
+from grue.engine.conversations.resume import ResumedRun, ResumeRequest, resumed_turn
+from grue.engine.episode import Episode
+from grue.engine.turn import EpisodeMemory, HostTurn, TurnPostponed, TurnSettings
+from grue.engine.turn_actors import GoesOn, TurnResources
+from grue.engine.turn_errors import error_for, pending_error
+from grue.engine.turn_request import TurnOutcome, TurnRequest, refuse_another_kind
+from grue.engine.wiring import TurnsUnderWay
+from grue.errors import BudgetSpent, MCPConfigError, MCPError, TraceError
+from grue.policies import Batching, Budget
+from grue.protocol.chat_wire.batch_forms import form_of
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.failures import Fault, shown_endpoint
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.turn.prices import most_usage
+from grue.runtime.loops.interrupts import defer_interrupts
+from grue.runtime.loops.loop_thread import Call, cancel_and_wait
+from grue.runtime.trace.file import TraceOptions, TraceWriter
+from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.runtime.version import __version__
+from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
+from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
+from grue.transports.llm.endpoint import LlmEndpoint
+from grue.transports.llm.exchange import Answered
+from grue.transports.llm.reply_room import RequestPostponed, reply_room
+
+T = TypeVar("T")
+
+_NO_BUDGET = "budget"
+"""Stands for a request that the budget has no room for, in place of its id. It is not on file."""
+
+
+class WaitingBatch(Struct, frozen=True, kw_only=True):
+    """How to run a batch whose requests wait.
+
+    Attributes:
+        begin: Starts the episode loop that the turns run in.
+        settings: The runner's settings for each turn.
+        batching: Where the requests wait, and how often is looked after them.
+        concurrency: Number of turns that run in parallel.
+    """
+
+    begin: Callable[[], Episode]
+    settings: TurnSettings
+    batching: Batching
+    concurrency: int
+
+
+class _Account:
+    """Reserves the cost of what waits, so that what is sent does not exceed the runner's budget."""
+
+    def __init__(self, settings: TurnSettings, endpoint: LlmEndpoint) -> None:
+        self._settings = settings
+        self._endpoint = endpoint
+        self._reserved: dict[int, tuple[int, m.Usage]] = {}
+        self._counts = settings.budget != Budget()
+        self._lock = threading.Lock()
+
+    def admits(self, turn: int, body: bytes) -> bool:
+        """Reserve a request of a turn, unless that exceeds the budget."""
+        if not self._counts:
+            return True
+        asked = msgspec.json.decode(body, type=_Limits)
+        limit = asked.max_tokens or asked.max_completion_tokens or asked.max_output_tokens
+        most = most_usage(len(body), 3.0, limit, self._endpoint.price)
+        with self._lock:
+            whole = self._settings.spending.spent
+            for requests, usage in self._reserved.values():
+                whole = whole.plus(requests, usage)
+            if whole.plus(0, most).reached(_above(self._settings.budget)) or whole.reached(
+                self._settings.budget
+            ):
+                return False
+            requests, usage = self._reserved.get(turn, (0, m.Usage()))
+            self._reserved[turn] = (requests + 1, usage + most)
+            return True
+
+    def ended(self, turn: int) -> None:
+        """Forget what a turn has reserved: its true cost is counted."""
+        with self._lock:
+            self._reserved.pop(turn, None)
+
+
+def _above(budget: Budget) -> Budget:
+    """Return a budget that is reached only by more than the given one."""
+    tokens = None if budget.tokens is None else budget.tokens + 1
+    cost = None if budget.cost_usd is None else budget.cost_usd * (1 + 1e-9) + 1e-12
+    return Budget(tokens=tokens, cost_usd=cost)
+
+
+class _Limits(Struct):
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+
+class _Room:
+    """Where the requests of one turn wait."""
+
+    def __init__(
+        self, files: BatchFolder, path: str, turn: int, admits: Callable[[int, bytes], bool]
+    ) -> None:
+        self._files = files
+        self._path = path
+        self._turn = turn
+        self._admits = admits
+        self.on_file: Callable[[], None] = lambda: None
+
+    def reply_to(self, body: bytes, request: int) -> Answered | Fault:
+        """Return the reply to a request, or put it on file."""
+        item = self._files.item_of(self._turn, request, body)
+        result = self._files.result(item)
+        if result is not None:
+            return result.fault if result.status is None else Answered(result.status, bytes(result.body))
+        if not self._files.is_wanted(item):
+            if not self._admits(self._turn, body):
+                raise RequestPostponed(_NO_BUDGET)
+            # What led to it is on file before the request. Otherwise a later process could ask another one.
+            self.on_file()
+            self._files.want(item, self._path, body)
+        raise RequestPostponed(item)
+
+
+class _GoesOn(HostTurn[T]):
+    """A turn that waited for a reply. Its machine gets the recorded events again."""
+
+    waits = True
+
+    def __init__(
+        self, request: TurnRequest[T], part: RecordedTurn, record: GoesOn, settings: TurnSettings
+    ) -> None:
+        super().__init__(request, settings, EpisodeMemory())
+        self.record = record
+        self._part = part
+
+    def command(
+        self,
+        number: int,
+        budget: Budget,
+        history: m.HistoryReference | None = None,
+        images: tuple[m.Attachment, ...] = (),
+    ) -> m.RunTurn:
+        """Return the message that the turn was started with; its limit is what is left of it."""
+        del number, budget, history, images
+        run = self._part.run
+        return replace(run, limits=replace(run.limits, turn_timeout_s=self._part.time_left_s))
+
+
+class _Fresh(HostTurn[T]):
+    waits = True
+
+
+_Known: TypeAlias = "TurnOutcome[Any] | MCPError | None"
+
+
+class _Turns(Generic[T]):
+    """The turns of a batch, and where each of them is."""
+
+    def __init__(self, batch: WaitingBatch, endpoint: LlmEndpoint, files: BatchFolder) -> None:
+        self._batch = batch
+        self._files = files
+        self._endpoint = endpoint
+        limits = replace(batch.settings.limits, max_samplings=0)
+        self._settings = replace(batch.settings, limits=limits)
+        self.account = _Account(batch.settings, endpoint)
+        self._path = FORMATS[files.manifest.wire].path
+
+    def known(self, index: int, request: TurnRequest[T]) -> _Known:
+        """Return how a turn ended in an earlier run; `None`: it is to be run.
+
+        Raises:
+            MCPError: The trace is that of another request.
+        """
+        refuse_another_kind(request)
+        if request.conversation is not None or request.history:
+            raise MCPConfigError(
+                "A turn whose requests wait for batches cannot continue a conversation or a history. Put what"
+                " was said before into its texts."
+            )
+        path, number = self._files.turn(index + 1), index + 1
+        if not path.exists() or not path.stat().st_size:
+            return None
+        part = read_turns(path).get(number)
+        if part is None:
+            path.unlink()  # killed before it began
+            return None
+        end = part.end
+        if isinstance(end, m.TurnFailed) and not isinstance(end.failure, m.Interrupted):
+            if self._batch.batching.retry_failed:
+                path.rename(path.with_suffix(".failed"))
+                return None
+            return error_for(end)
+        if isinstance(end, m.TurnParked):
+            return pending_error(end)
+        turn = HostTurn(replace(request, turn=number), self._settings, EpisodeMemory())
+        command = turn.recalled_command(number)
+        if isinstance(end, m.TurnCompleted):
+            found = CompletedTurns(path).recall(command, turn.answer)
+            if found is not None:
+                return found.outcome
+        if isinstance(end, m.TurnCompleted) or (part.run.system, part.run.user) != (
+            command.system,
+            command.user,
+        ):
+            raise TraceError(
+                f"{path} holds another request than number {number} of this run, so nothing was asked for it."
+                " Name another folder for another batch."
+            )
+        return None
+
+    async def run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
+        """Run a turn from where it is, until it ends or waits.
+
+        Raises:
+            TurnPostponed: It waits.
+            MCPError: It has failed.
+        """
+        number = index + 1
+        path = self._files.turn(number)
+        recorder = self._settings.wiring.recorder.for_another_trace()
+        episode = f"{self._files.manifest.run}-{number}"
+        begun = path.exists()
+        options = TraceOptions(version=__version__)
+        writer = TraceWriter(path, episode=episode, options=options, resume=begun)
+        try:
+            if begun:
+                recorder.resume(after_seq=writer.last_seq, after_t=writer.last_t)
+            recorder.add(writer)
+            room = _Room(self._files, self._path, number, self.account.admits)
+            room.on_file = lambda: _flush(recorder, writer)
+            token = reply_room.set(room)
+            try:
+                return await self._run(
+                    replace(request, turn=number), path if begun else None, writer, recorder, resources
+                )
+            finally:
+                reply_room.reset(token)
+        finally:
+            writer.close()
+
+    async def _run(
+        self,
+        request: TurnRequest[T],
+        trace: Path | None,
+        writer: TraceWriter,
+        recorder: Recorder,
+        resources: TurnResources,
+    ) -> TurnOutcome[T]:
+        wiring = self._settings.wiring
+        approval = replace(wiring.approval, parking=Parking(recorder))
+        wiring = replace(
+            wiring, recorder=recorder, approval=approval, under_way=TurnsUnderWay(), presumed=None
+        )
+        settings = replace(self._settings, wiring=wiring)
+        if trace is None:
+            return await _Fresh(request, settings, EpisodeMemory()).run(resources)
+        part = read_turns(trace)[request.turn or 0]
+        waited = part.waiting(trace)
+        if waited is not None:
+            return await self._going_on(request, part, waited, settings).run(resources)
+        asked = ResumeRequest(trace=trace, turn=request.turn, answer=request.answer)
+        with resumed_turn(asked, writer, settings) as resumed:
+            turn: ResumedRun[T] = ResumedRun(asked, resumed, None, settings, EpisodeMemory())
+            return await turn.run(resources)
+
+    def _going_on(
+        self, request: TurnRequest[T], part: RecordedTurn, waited: Waited, settings: TurnSettings
+    ) -> HostTurn[T]:
+        wiring = settings.wiring
+        asked: Envelope[Any] | None = part.asked
+        if waited.unrecorded is not None:
+            asked = wiring.recorder.record(
+                waited.unrecorded, sender="agent", receiver="llm", cause=part.last_event, turn=part.run.turn
+            )
+        assert asked is not None, "a turn that waits has asked"
+        lender = wiring.lender
+        encoded = Conversation(lender.profile, model=lender.model, history=waited.history)
+        encoded.offer(part.tools)
+        lent = LentConversation(m.ConversationId(f"turn-{part.run.turn}"), encoded)
+        wiring = replace(wiring, llm=wiring.asking_first(lent, asked))
+        record = GoesOn(begun=part.begun, events=waited.events, asked=asked)
+        return _GoesOn(request, part, record, replace(settings, wiring=wiring))
+
+
+def _flush(recorder: Recorder, writer: TraceWriter) -> None:
+    recorder.settle()
+    if not writer.flush():
+        raise TraceError(f"{writer.path} could not be written in time, so its request was not asked.")
+
+
+def run_waiting(
+    requests: Iterable[TurnRequest[T]], batch: WaitingBatch
+) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
+    """Yield the result of each request, in order, as their turns end. Closing the iterator stops the work.
+
+    What waits goes on waiting then, and the same call goes on with it.
+
+    Raises:
+        LLMError: The provider takes no batch, or cannot be reached.
+        MCPConfigError: The runner's model cannot be asked in batches.
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    endpoint = _endpoint_of(batch)
+    manifest = BatchManifest(
+        address=shown_endpoint(endpoint.settings.base_url),
+        model=endpoint.settings.model,
+        wire=endpoint.profile.wire,
+    )
+    form = form_of(endpoint.profile.wire)
+    with BatchFolder(
+        Path(batch.batching.folder), manifest, form, most_items=batch.batching.most_items
+    ) as files:
+        turns: _Turns[T] = _Turns(batch, endpoint, files)
+        episode = batch.begin()
+        rounds = _Rounds(turns, files, endpoint, batch, episode)
+        try:
+            yield from rounds.results(enumerate(requests))
+        finally:
+            rounds.end()
+
+
+def _endpoint_of(batch: WaitingBatch) -> LlmEndpoint:
+    endpoint = batch.settings.wiring.endpoint
+    if endpoint is None or len(endpoint.chain) > 1:
+        what = "a factory of the host's" if endpoint is None else "a chain of models"
+        raise MCPConfigError(
+            f"Runner.map(batch=...) asks one model at one endpoint, and this runner's llm is {what}."
+            " Give the runner the LlmSettings of one model."
+        )
+    return endpoint
+
+
+class _Rounds(Generic[T]):
+    """Starts turns, sends what waits, and starts the turns again whose replies have come."""
+
+    def __init__(
+        self,
+        turns: _Turns[T],
+        files: BatchFolder,
+        endpoint: LlmEndpoint,
+        batch: WaitingBatch,
+        episode: Episode,
+    ) -> None:
+        self._turns = turns
+        self._files = files
+        self._endpoint = endpoint
+        self._batching = batch.batching
+        self._concurrency = batch.concurrency
+        self._episode = episode
+        self._asked: dict[int, TurnRequest[T]] = {}
+        self._waiting: set[int] = set()
+        self._running: deque[tuple[int, Call[TurnOutcome[T]]]] = deque()
+        self._done: dict[int, BatchItem[TurnOutcome[T]]] = {}
+        self._poll: Call[list[str]] | None = None
+
+    def results(
+        self, numbered: Iterable[tuple[int, TurnRequest[T]]]
+    ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
+        """Yield the results in order."""
+        following = 0
+        for index, request in numbered:
+            self._begin(index, request)
+            while len(self._running) >= self._concurrency:
+                self._take_one()
+            while following in self._done:
+                yield self._done.pop(following)
+                following += 1
+        while self._running or self._asked:
+            while self._running:
+                self._take_one()
+            while following in self._done:
+                yield self._done.pop(following)
+                following += 1
+            if self._asked:
+                self._next_round()
+        while following in self._done:
+            yield self._done.pop(following)
+            following += 1
+
+    def end(self) -> None:
+        """Cancel what runs, and end the loop."""
+        calls: list[Call[Any]] = [call for _, call in self._running]
+        if self._poll is not None:
+            calls.append(self._poll)
+        with defer_interrupts():
+            try:
+                cancel_and_wait(calls)
+            except KeyboardInterrupt:
+                self._episode.resources.registry.kill_now()
+                cancel_and_wait(calls)
+                raise
+            finally:
+                self._episode.close()
+
+    def _begin(self, index: int, request: TurnRequest[T]) -> None:
+        try:
+            known = self._turns.known(index, request)
+        except Exception as error:  # noqa: BLE001 - an invalid request must not end the others
+            self._done[index] = BatchItem(index=index, error=as_ours(error))
+            return
+        if isinstance(known, MCPError):
+            self._done[index] = BatchItem(index=index, error=known, recalled=True)
+        elif known is not None:
+            self._done[index] = BatchItem(index=index, outcome=known, recalled=True)
+        else:
+            self._start(index, request)
+
+    def _start(self, index: int, request: TurnRequest[T]) -> None:
+        self._asked[index] = request
+
+        async def run(resources: TurnResources) -> TurnOutcome[T]:
+            return await self._turns.run(index, request, resources)
+
+        self._running.append((index, self._episode.submit(run)))
+
+    def _take_one(self) -> None:
+        index, call = self._running[0]
+        call.join()
+        self._running.popleft()
+        try:
+            item = BatchItem(index=index, outcome=call.result())
+        except TurnPostponed as postponed:
+            if postponed.waits.item != _NO_BUDGET:
+                self._waiting.add(index)
+                return
+            spent = "what waits and what was spent reach the runner's budget"
+            item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
+        except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
+            item = BatchItem(index=index, error=as_ours(error))
+        self._turns.account.ended(index + 1)
+        self._asked.pop(index, None)
+        self._done[index] = item
+
+    def _next_round(self) -> None:
+        """Send what waits, wait until a batch has ended, and start the turns whose replies have come."""
+        desk = BatchDesk(self._endpoint, self._files, self._batching)
+
+        async def replies(resources: TurnResources) -> list[str]:
+            del resources
+            async with self._endpoint:
+                await desk.send()
+                return await desk.replies()
+
+        self._poll = self._episode.submit(replies)
+        self._poll.join()
+        poll, self._poll = self._poll, None
+        try:
+            settled = poll.result()
+        except BatchRefused as refused:
+            raise error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
+        indices = sorted({int(item.split("-")[1]) - 1 for item in settled} & self._waiting)
+        # A turn whose reply had come before the last process was killed waits for nothing.
+        for index in indices or sorted(self._waiting):
+            if len(self._running) >= self._concurrency:
+                self._take_one()
+            self._waiting.discard(index)
+            self._start(index, self._asked[index])

@@ -1,0 +1,273 @@
+"""The forms in which providers take many requests at once and answer within a day, at half the price.
+
+OpenAI takes a file with a line for each request, and a batch that names the file. Anthropic takes all
+requests in one body. Both give the results as lines, in any order. This module writes and reads these forms;
+`transports/llm/batch_desk.py` sends and fetches them.
+
+A batch is found again after a kill by what was sent with it. OpenAI keeps metadata. Anthropic keeps none, so
+there a batch of the same time and size counts as ours if its results have our ids.
+"""
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct, field
+
+from grue.policies import FailureKind, FailureReason
+from grue.protocol.chat_wire.failures import Fault
+
+Json: TypeAlias = dict[str, Any]
+
+KEY = "grue_batch"
+"""The name in a batch's metadata under which its key stands."""
+
+
+class BatchState(Struct, frozen=True, kw_only=True):
+    """What a provider says of a batch.
+
+    Attributes:
+        id: Its id.
+        state: `running`; `ended`: its results can be read; `refused`: no request of it was asked.
+        key: The key in its metadata; empty: it has none.
+        created_at: When it was made, as the provider writes it.
+        total: How many requests it has; `None`: that is not said.
+        results: Ids or paths of the files with its results.
+        why: What the provider says about a batch that was refused or that ended early.
+        left: What became of requests that the results do not have.
+    """
+
+    id: str
+    state: Literal["running", "ended", "refused"]
+    key: str = ""
+    created_at: str = ""
+    total: int | None = None
+    results: tuple[str, ...] = ()
+    why: str = ""
+    left: Literal["", "expired", "cancelled"] = ""
+
+
+class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a request; a line of a file of replies.
+
+    Attributes:
+        item: The request's id.
+        status: HTTP status of its reply; `None`: there was none.
+        body: The reply.
+        kind: How it failed without a reply.
+        reason: Why.
+        message: What the provider says about it.
+    """
+
+    item: str
+    status: int | None = None
+    body: msgspec.Raw = field(default_factory=lambda: msgspec.Raw(b"null"))
+    kind: FailureKind = "invalid_reply"
+    reason: FailureReason = "reply"
+    message: str = ""
+
+    @property
+    def fault(self) -> Fault:
+        """The failure of a request that has no reply."""
+        return Fault(kind=self.kind, message=self.message, reason=self.reason)
+
+
+def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
+    """Return the result of a request that was not answered."""
+    match left:
+        case "expired":
+            words = "the batch expired before this request was processed"
+            return Result(item=item, kind="timed_out", reason="timeout", message=why or words)
+        case "cancelled":
+            words = "the batch was cancelled before this request was processed"
+            return Result(item=item, kind="refused", reason="request", message=why or words)
+        case _:
+            words = "the batch has ended, and its results have nothing readable for this request"
+            return Result(item=item, message=words)
+
+
+class OpenAIBatches:
+    """OpenAI's form, for chat completions and responses.
+
+    Attributes:
+        most_items: How many requests a batch may have.
+        most_bytes: How many bytes its requests may have.
+    """
+
+    most_items = 50_000
+    most_bytes = 200 * 10**6
+    path = "/batches"
+
+    def line(self, item: str, path: str, body: bytes) -> bytes:
+        """Return a request as a line; `path`: where it would be posted to."""
+        head = msgspec.json.encode({"custom_id": item, "method": "POST", "url": f"/v1{path}"})
+        return head[:-1] + b',"body":' + body + b"}\n"
+
+    def created(self, file_id: str, path: str, key: str) -> bytes:
+        """Return the body that makes a batch of a file."""
+        return msgspec.json.encode(
+            {
+                "input_file_id": file_id,
+                "endpoint": f"/v1{path}",
+                "completion_window": "24h",
+                "metadata": {KEY: key},
+            }
+        )
+
+    def state(self, batch: Json) -> BatchState:
+        """Read what the provider says of a batch.
+
+        Raises:
+            ValueError: It cannot be read.
+        """
+        status = str(batch.get("status"))
+        ended = status in ("completed", "expired", "cancelled")
+        errors = (batch.get("errors") or {}).get("data") or ()
+        why = "; ".join(str(each.get("message", "")) for each in errors if isinstance(each, dict))
+        left: Literal["", "expired", "cancelled"] = ""
+        if status in ("expired", "cancelled"):
+            left = "expired" if status == "expired" else "cancelled"
+        files = (batch.get("output_file_id"), batch.get("error_file_id"))
+        counts = batch.get("request_counts") or {}
+        return BatchState(
+            id=_text(batch, "id"),
+            state="refused" if status == "failed" else "ended" if ended else "running",
+            key=str((batch.get("metadata") or {}).get(KEY, "")),
+            created_at=str(batch.get("created_at", "")),
+            total=counts.get("total"),
+            results=tuple(f"/files/{each}/content" for each in files if ended and each),
+            why=why,
+            left=left,
+        )
+
+    def result(self, line: bytes) -> Result:
+        """Read a line of results.
+
+        Raises:
+            ValueError: It cannot be read.
+        """
+        read = msgspec.json.decode(line, type=_OpenAILine)
+        error = read.error or {}
+        if read.response is None:
+            expired = error.get("code") == "batch_expired"
+            why = str(error.get("message") or "")
+            if expired or error.get("code") in ("batch_cancelled", "request_cancelled"):
+                return lost(read.custom_id, "expired" if expired else "cancelled", why)
+            return Result(item=read.custom_id, kind="unavailable", reason="overloaded", message=why)
+        return Result(item=read.custom_id, status=read.response.status_code, body=read.response.body)
+
+
+class _OpenAIResponse(Struct):
+    status_code: int
+    body: msgspec.Raw
+
+
+class _OpenAILine(Struct):
+    custom_id: str
+    response: _OpenAIResponse | None = None
+    error: Json | None = None
+
+
+class AnthropicBatches:
+    """Anthropic's form, for messages. The attributes are those of `OpenAIBatches`."""
+
+    most_items = 100_000
+    most_bytes = 256 * 10**6
+    path = "/messages/batches"
+
+    def line(self, item: str, path: str, body: bytes) -> bytes:
+        """Return a request as a line; the body that makes a batch is a list of them."""
+        del path
+        return msgspec.json.encode({"custom_id": item})[:-1] + b',"params":' + body + b"}\n"
+
+    def state(self, batch: Json) -> BatchState:
+        """Read what the provider says of a batch.
+
+        Raises:
+            ValueError: It cannot be read.
+        """
+        id_, ended = _text(batch, "id"), batch.get("processing_status") == "ended"
+        counts = {name: n for name, n in (batch.get("request_counts") or {}).items() if isinstance(n, int)}
+        return BatchState(
+            id=id_,
+            state="ended" if ended else "running",
+            created_at=str(batch.get("created_at", "")),
+            total=sum(counts.values()) or None,
+            results=(f"{self.path}/{id_}/results",) if ended else (),
+        )
+
+    def result(self, line: bytes) -> Result:
+        """Read a line of results.
+
+        Raises:
+            ValueError: It cannot be read.
+        """
+        read = msgspec.json.decode(line, type=_AnthropicLine)
+        match read.result.type:
+            case "succeeded" if read.result.message is not None:
+                return Result(item=read.custom_id, status=200, body=read.result.message)
+            case "errored" if read.result.error is not None:
+                error = msgspec.json.decode(read.result.error)
+                inner = error.get("error", error) if isinstance(error, dict) else {}
+                kind = str(inner.get("type", "")) if isinstance(inner, dict) else ""
+                status = _STATUS_OF.get(kind, 400)
+                return Result(item=read.custom_id, status=status, body=read.result.error)
+            case "expired":
+                return lost(read.custom_id, "expired")
+            case "canceled":
+                return lost(read.custom_id, "cancelled")
+            case other:
+                raise ValueError(f"a result of the type {other!r:.40}")
+
+
+_STATUS_OF = {
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "overloaded_error": 529,
+}
+"""HTTP statuses of Anthropic's errors. A result has only the error's type."""
+
+
+class _AnthropicResult(Struct):
+    type: str
+    message: msgspec.Raw | None = None
+    error: msgspec.Raw | None = None
+
+
+class _AnthropicLine(Struct):
+    custom_id: str
+    result: _AnthropicResult
+
+
+BatchForm: TypeAlias = OpenAIBatches | AnthropicBatches
+
+
+def form_of(wire: str) -> BatchForm:
+    """Return the form for a wire format."""
+    return AnthropicBatches() if wire == "messages" else OpenAIBatches()
+
+
+def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
+    """Read a page of a provider's list of batches. Return them, and the id after which it goes on, or ''.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    page = msgspec.json.decode(body, type=_Page)
+    found = [form.state(each) for each in page.data]
+    return found, found[-1].id if page.has_more and found else ""
+
+
+class _Page(Struct):
+    data: list[Json]
+    has_more: bool = False
+
+
+def _text(batch: Json, name: str) -> str:
+    value = batch.get(name)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"a batch without {name}")
+    return value

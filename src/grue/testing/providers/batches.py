@@ -1,0 +1,363 @@
+"""The batches of the scripted endpoint: OpenAI's `/files` and `/batches`, Anthropic's `/messages/batches`.
+
+A batch is answered when it has been looked at a number of times. Each of its requests is then checked and
+answered as if it had been posted alone, so one script serves both. What a provider refuses is refused: a file
+that is none, ids that are not unique, a request to another address or model than the first, a stream.
+
+`BatchFaults` says what goes wrong.
+"""
+
+import email.parser
+import email.policy
+import itertools
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct, field
+
+from grue.testing.llm_replies import LlmReply, error_reply, json_reply
+from grue.testing.providers import messages_dialect
+from grue.testing.providers.chat_shapes import Json
+
+Ask: TypeAlias = Callable[[str, Mapping[str, str], bytes], LlmReply]
+Unanswered: TypeAlias = Literal["expired", "cancelled", "errored", "lost"]
+
+_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/v1/completions"})
+_MOST_ITEMS, _MOST_BYTES = 50_000, 200 * 10**6
+_ANTHROPIC_MOST_ITEMS, _ANTHROPIC_MOST_BYTES = 100_000, 256 * 10**6
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def _never(*_: object) -> None:
+    """Let nothing go wrong."""
+
+
+def _as_they_are(lines: bytes, times: int) -> bytes:
+    del times
+    return lines
+
+
+class BatchFaults(Struct, kw_only=True):
+    """What goes wrong with batches. It may be changed while the server runs.
+
+    Attributes:
+        looks: How often a batch is looked at before it ends; 0: it has ended when it is made.
+        ends: How a batch ends. Requests of one that `expired` or was `cancelled` are answered, unless
+            `unanswered` says otherwise; those of one that has `failed` never are.
+        why: What the provider says of a batch that has `failed`.
+        unanswered: Called with the id of each request; what becomes of it instead of a reply. `lost`: the
+            results do not have it.
+        in_place: Called with method, path and how often that was asked; the reply to send in place of doing
+            what is asked, such as a 429.
+        after: The same, but what is asked is done, and then this is sent: the reply is lost.
+        results: Called with the lines of a file of results, and how often it was read; what is sent.
+    """
+
+    looks: int = 1
+    ends: Literal["completed", "expired", "cancelled", "failed"] = "completed"
+    why: str = "the file could not be read"
+    unanswered: Callable[[str], Unanswered | None] = _never
+    in_place: Callable[[str, str, int], LlmReply | None] = _never
+    after: Callable[[str, str, int], LlmReply | None] = _never
+    results: Callable[[bytes, int], bytes] = _as_they_are
+
+
+class _Batch(Struct, kw_only=True):
+    id: str
+    created: float
+    requests: list[tuple[str, str, Json]]
+    metadata: Json = field(default_factory=dict)
+    endpoint: str = ""
+    looks: int = 0
+    state: Literal["running", "completed", "expired", "cancelled", "failed"] = "running"
+    why: str = ""
+    good: bytes = b""
+    bad: bytes = b""
+
+
+class ScriptedBatches:
+    """The batches of one scripted endpoint.
+
+    Args:
+        ask: Answers a request that was posted alone; takes path, headers and body.
+
+    Attributes:
+        faults: What goes wrong.
+        asked: How often each request was answered, by its id.
+        made: The ids of the requests of each batch, by the batch's id, in order.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.faults = BatchFaults()
+        self.asked: Counter[str] = Counter()
+        self.made: dict[str, list[str]] = {}
+        self._ask = ask
+        self._files: dict[str, bytes] = {}
+        self._batches: dict[str, _Batch] = {}
+        self._numbers = itertools.count(1)
+        self._times: Counter[tuple[str, str]] = Counter()
+        self._reads: Counter[str] = Counter()
+        self._lock = threading.RLock()
+
+    def takes(self, path: str) -> bool:
+        """Whether a path is one of theirs."""
+        plain = path.partition("?")[0]
+        return re.search(r"/v1/(files|batches|messages/batches)(/|$)", plain) is not None
+
+    def answer(self, method: str, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
+        """Return the reply to a request about files or batches."""
+        plain, _, query = path.partition("?")
+        with self._lock:
+            self._times[method, plain] += 1
+            times = self._times[method, plain]
+            early = self.faults.in_place(method, plain, times)
+            if early is not None:
+                return early
+            place = plain[plain.index("/v1/") + 3 :]
+            reply = self._done(method, place, dict(_pairs(query)), headers, raw)
+            late = self.faults.after(method, plain, times)
+        return reply if late is None else late
+
+    def _done(
+        self, method: str, place: str, query: Mapping[str, str], headers: Mapping[str, str], raw: bytes
+    ) -> LlmReply:
+        anthropic = place.startswith("/messages/batches")
+        if anthropic and (refused := messages_dialect.admission(headers)) is not None:
+            return _anthropic_error(refused[0], refused[1])
+        rest = place.removeprefix("/messages").split("/")[2:]
+        match method, place.removeprefix("/messages").split("/")[1], rest:
+            case "POST", "files", []:
+                return self._upload(headers, raw)
+            case "GET", "files", [id_, "content"]:
+                return self._content(id_)
+            case "POST", "batches", []:
+                return self._make_of_list(raw) if anthropic else self._make_of_file(raw)
+            case "GET", "batches", []:
+                return self._list(query, anthropic=anthropic)
+            case "GET", "batches", [id_]:
+                return self._look(id_, headers, anthropic=anthropic)
+            case "GET", "batches", [id_, "results"] if anthropic:
+                return self._lines(f"{id_}-results", self._batches[id_].good)
+        return error_reply(404, f"Unknown request URL: {method} {place}.")
+
+    # --- OpenAI
+
+    def _upload(self, headers: Mapping[str, str], raw: bytes) -> LlmReply:
+        kind = headers.get("content-type", "")
+        if not kind.startswith("multipart/form-data"):
+            return error_reply(400, "Invalid Content-Type header. Expected multipart/form-data.")
+        head = f"Content-Type: {kind}\r\n\r\n".encode()
+        message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + raw)
+        fields = {part.get_param("name", header="content-disposition"): part for part in message.iter_parts()}
+        if "purpose" not in fields or fields["purpose"].get_content().strip() != "batch":
+            return error_reply(400, "'purpose' is a required property")
+        file = fields.get("file")
+        if file is None or not str(file.get_filename()).endswith(".jsonl"):
+            return error_reply(400, "Invalid file format: a batch takes .jsonl")
+        content = file.get_payload(decode=True)
+        id_ = f"file-{next(self._numbers)}"
+        self._files[id_] = content if isinstance(content, bytes) else b""
+        return json_reply({"id": id_, "object": "file", "purpose": "batch", "bytes": len(self._files[id_])})
+
+    def _make_of_file(self, raw: bytes) -> LlmReply:
+        body = json.loads(raw)
+        endpoint, file = body.get("endpoint"), body.get("input_file_id")
+        if endpoint not in _ENDPOINTS:
+            return error_reply(400, f"Invalid value: '{endpoint}'", code="invalid_value")
+        if file not in self._files:
+            return error_reply(404, f"No such File object: {file}")
+        if body.get("completion_window") != "24h":
+            return error_reply(400, "Invalid value for completion_window: only '24h' is supported.")
+        if len(body.get("metadata") or {}) > 16 or set(body) - {
+            "endpoint",
+            "input_file_id",
+            "completion_window",
+            "metadata",
+        }:
+            return error_reply(400, "Unknown parameter, or more than 16 entries of metadata")
+        requests, why = _read_file(self._files[file], endpoint)
+        batch = self._new(requests, endpoint=endpoint, metadata=body.get("metadata") or {})
+        if why:  # the provider says so later
+            batch.state, batch.why = "failed", why
+        return json_reply(_shown(batch))
+
+    def _content(self, id_: str) -> LlmReply:
+        batch, _, kind = id_.rpartition("-")
+        if batch not in self._batches:
+            return error_reply(404, f"No such File object: {id_}")
+        made = self._batches[batch]
+        return self._lines(id_, made.good if kind == "output" else made.bad)
+
+    # --- Anthropic
+
+    def _make_of_list(self, raw: bytes) -> LlmReply:
+        try:
+            requests = [(each["custom_id"], "", each["params"]) for each in json.loads(raw)["requests"]]
+        except (ValueError, KeyError, TypeError) as error:
+            return _anthropic_error(400, f"requests: {error}")
+        ids = [item for item, _, _ in requests]
+        if not ids or len(set(ids)) < len(ids) or not all(map(_ID.fullmatch, ids)):
+            return _anthropic_error(400, "requests: custom_id is unique and of letters, digits, _ and -")
+        if len(ids) > _ANTHROPIC_MOST_ITEMS or len(raw) > _ANTHROPIC_MOST_BYTES:
+            return _anthropic_error(413, "Request exceeds the maximum size")
+        if any(body.get("stream") for _, _, body in requests):
+            return _anthropic_error(400, "requests: stream is not supported in batches")
+        return json_reply(_shown_anthropic(self._new(requests)))
+
+    # --- Both
+
+    def _new(self, requests: list[tuple[str, str, Json]], **more: Any) -> _Batch:
+        id_ = f"batch_{next(self._numbers)}"
+        batch = _Batch(id=id_, created=time.time(), requests=requests, **more)
+        self._batches[id_] = batch
+        self.made[id_] = [item for item, _, _ in requests]
+        return batch
+
+    def _list(self, query: Mapping[str, str], *, anthropic: bool) -> LlmReply:
+        newest = [*reversed(self._batches.values())]
+        after = query.get("after_id" if anthropic else "after", "")
+        names = [batch.id for batch in newest]
+        start = names.index(after) + 1 if after in names else 0
+        limit = min(100, int(query.get("limit", 20)))
+        page, show = newest[start : start + limit], _shown_anthropic if anthropic else _shown
+        more = start + limit < len(newest)
+        return json_reply({"object": "list", "data": [show(each) for each in page], "has_more": more})
+
+    def _look(self, id_: str, headers: Mapping[str, str], *, anthropic: bool) -> LlmReply:
+        batch = self._batches.get(id_)
+        if batch is None:
+            return error_reply(404, f"No batch with id {id_}")
+        batch.looks += 1
+        if batch.state == "running" and batch.looks > self.faults.looks:
+            self._answer(batch, headers, anthropic=anthropic)
+        return json_reply((_shown_anthropic if anthropic else _shown)(batch))
+
+    def _answer(self, batch: _Batch, headers: Mapping[str, str], *, anthropic: bool) -> None:
+        batch.state = "completed" if anthropic and self.faults.ends == "failed" else self.faults.ends
+        if batch.state == "failed":
+            batch.why = self.faults.why
+            return
+        good: list[bytes] = []
+        bad: list[bytes] = []
+        for item, url, body in reversed(batch.requests):  # results come in any order
+            missing = self.faults.unanswered(item)
+            if missing == "lost":
+                continue
+            if missing is not None:
+                bad.append(_unanswered(item, missing, anthropic=anthropic))
+                continue
+            self.asked[item] += 1
+            reply = self._ask(url or "/v1/messages", headers, json.dumps(body).encode())
+            line = (_anthropic_line if anthropic else _openai_line)(item, reply)
+            (good if reply.status == 200 else bad).append(line)
+        batch.good = b"".join(good) + (b"".join(bad) if anthropic else b"")
+        batch.bad = b"".join(bad)
+
+    def _lines(self, id_: str, lines: bytes) -> LlmReply:
+        self._reads[id_] += 1
+        sent = self.faults.results(lines, self._reads[id_])
+        return LlmReply(headers={"Content-Type": "application/jsonl"}, body=sent)
+
+
+def _pairs(query: str) -> list[tuple[str, str]]:
+    parts = (each.partition("=") for each in query.split("&") if each)
+    return [(name, value) for name, _, value in parts]
+
+
+def _read_file(content: bytes, endpoint: str) -> tuple[list[tuple[str, str, Json]], str]:
+    """Return the requests of a file, and why it is refused; empty: it is not."""
+    requests, seen, models = [], set(), set()
+    lines = content.splitlines()
+    if not lines or len(lines) > _MOST_ITEMS or len(content) > _MOST_BYTES:
+        return [], "The file is empty, or exceeds the limits of a batch."
+    for number, line in enumerate(lines, start=1):
+        try:
+            read = json.loads(line)
+            item, body = read["custom_id"], read["body"]
+            models.add(body["model"])
+        except (ValueError, KeyError, TypeError) as error:
+            return [], f"Line {number} is not a valid request: {error}"
+        if set(read) != {"custom_id", "method", "url", "body"} or read["method"] != "POST":
+            return [], f"Line {number}: wants custom_id, method POST, url and body"
+        if read["url"] != endpoint:
+            return [], f"Line {number}: the url does not match the batch's endpoint"
+        if item in seen or not isinstance(item, str):
+            return [], f"Line {number}: the custom_id is not unique"
+        if body.get("stream"):
+            return [], f"Line {number}: stream is not supported in batches"
+        seen.add(item)
+        requests.append((item, read["url"], body))
+    return requests, "" if len(models) == 1 else "A batch may ask one model only."
+
+
+def _shown(batch: _Batch) -> Json:
+    ended = batch.state not in ("running", "failed")
+    errors = (
+        {"object": "list", "data": [{"code": "invalid_file", "message": batch.why}]} if batch.why else None
+    )
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "status": "in_progress" if batch.state == "running" else batch.state,
+        "errors": errors,
+        "created_at": int(batch.created),
+        "output_file_id": f"{batch.id}-output" if ended and batch.good else None,
+        "error_file_id": f"{batch.id}-error" if ended and batch.bad else None,
+        "request_counts": {"total": len(batch.requests), "completed": 0, "failed": 0},
+        "metadata": batch.metadata,
+    }
+
+
+def _shown_anthropic(batch: _Batch) -> Json:
+    ended = batch.state != "running"
+    counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
+    counts["succeeded" if ended else "processing"] = len(batch.requests)
+    return {
+        "id": batch.id,
+        "type": "message_batch",
+        "processing_status": "ended" if ended else "in_progress",
+        "request_counts": counts,
+        "created_at": datetime.fromtimestamp(batch.created, UTC).isoformat().replace("+00:00", "Z"),
+        "results_url": f"https://elsewhere.invalid/{batch.id}" if ended else None,
+    }
+
+
+def _openai_line(item: str, reply: LlmReply) -> bytes:
+    response = {"status_code": reply.status, "request_id": f"req-{item}", "body": json.loads(reply.body)}
+    line = {"id": f"batch_req_{item}", "custom_id": item, "response": response, "error": None}
+    return json.dumps(line).encode() + b"\n"
+
+
+def _anthropic_line(item: str, reply: LlmReply) -> bytes:
+    body = json.loads(reply.body)
+    result = (
+        {"type": "succeeded", "message": body} if reply.status == 200 else {"type": "errored", "error": body}
+    )
+    return json.dumps({"custom_id": item, "result": result}).encode() + b"\n"
+
+
+def _unanswered(item: str, what: Unanswered, *, anthropic: bool) -> bytes:
+    if anthropic:
+        overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+        kind = "canceled" if what == "cancelled" else what
+        result = {"type": "errored", "error": overloaded} if what == "errored" else {"type": kind}
+        return json.dumps({"custom_id": item, "result": result}).encode() + b"\n"
+    words = "This request could not be executed before the completion window expired."
+    code = {"expired": "batch_expired", "cancelled": "batch_cancelled"}.get(what, "server_error")
+    error = {"code": code, "message": words if what == "expired" else f"the request was {what}"}
+    line = {"id": f"batch_req_{item}", "custom_id": item, "response": None, "error": error}
+    return json.dumps(line).encode() + b"\n"
+
+
+def _anthropic_error(status: int, words: str) -> LlmReply:
+    body = {"type": "error", "error": {"type": "invalid_request_error", "message": words}}
+    return LlmReply(
+        status=status, headers={"Content-Type": "application/json"}, body=json.dumps(body).encode()
+    )

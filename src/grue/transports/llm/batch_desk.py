@@ -1,0 +1,353 @@
+"""Send files of requests to a provider as batches, look after them, and fetch what became of each request.
+
+    on file ─▶ sending ─▶ sent ─▶ settled
+                  │ killed, or no reply: looked for among the provider's batches, and sent if it is not there
+
+Nothing is sent twice. Before a batch is sent, a record says that it may have been; after that, its id. A
+process that finds the record without the id looks for the batch first. `batch_folder.py` has the files,
+`protocol/chat_wire/batch_forms.py` the providers' forms.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import msgspec
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.policies import Batching
+from grue.protocol.chat_wire.batch_forms import (
+    BatchState,
+    OpenAIBatches,
+    Result,
+    batches_in,
+    lost,
+)
+from grue.protocol.chat_wire.failures import RETRYABLE, Fault, fault_of_status
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.transports.llm.batch_folder import BatchFolder, Submission
+from grue.transports.llm.endpoint import LlmEndpoint
+from grue.transports.llm.exchange import Answered, Upload
+
+T = TypeVar("T")
+
+_PIECE = 2**20
+_MOST_LINE = 64 * 2**20
+_DOWNLOADS = 3
+"""How often results are read that are damaged, or lack a request. What they lack then has failed."""
+
+_SKEW_S = 600.0
+"""How much the provider's clock may differ from ours."""
+
+_BOUNDARY = b"grue-batch-file"
+
+
+class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
+    """The provider takes no batch, or cannot be reached. What waits goes on waiting.
+
+    Args:
+        failure: Why.
+    """
+
+    def __init__(self, failure: m.LlmFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class BatchDesk:
+    """Sends what waits in a folder, and fetches the replies.
+
+    Args:
+        endpoint: The provider. It is open.
+        folder: The waiting requests.
+        batching: How often to look.
+        sleep: Waits for a number of seconds.
+    """
+
+    def __init__(
+        self,
+        endpoint: LlmEndpoint,
+        folder: BatchFolder,
+        batching: Batching,
+        *,
+        sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
+    ) -> None:
+        self._endpoint = endpoint
+        self._folder = folder
+        self._batching = batching
+        self._sleep = sleep
+        self._form = folder.form
+        self._path = FORMATS[folder.manifest.wire].path
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a batch is under way."""
+        return any(each.state != "settled" for each in self._folder.submissions.values())
+
+    async def send(self) -> None:
+        """Send all requests on file of which nothing was sent.
+
+        Raises:
+            BatchRefused: The provider takes none, or cannot be reached.
+        """
+        for each in list(self._folder.unsent()):
+            record = replace(each, begun_at=time.time(), key=f"{self._folder.manifest.run}-{each.number}")
+            await self._submit(self._folder.keep(record))
+
+    async def replies(self) -> list[str]:
+        """Wait until a batch has ended, and return the requests that are settled then; none is under way: [].
+
+        Raises:
+            BatchRefused: The provider cannot be reached for a long time.
+        """
+        delay_s = self._batching.first_look_s
+        while self.is_waiting:
+            settled = [item for each in self._under_way() for item in await self._look(each)]
+            if settled:
+                return settled
+            await self._sleep(delay_s)
+            delay_s = min(delay_s * 1.5, self._batching.look_every_s)
+        return []
+
+    def _under_way(self) -> list[Submission]:
+        return [each for each in self._folder.submissions.values() if each.state != "settled"]
+
+    async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
+        """Send a file. `unsure`: it may have been sent, so the batch is looked for first.
+
+        Raises:
+            BatchRefused: The provider does not take it, or has not answered for `Batching.patience_s`.
+        """
+        began, tries = time.monotonic(), 0
+        while True:
+            found = await self._found(record) if unsure else None
+            if found is not None:
+                return self._folder.keep(replace(record, state="sent", batch_id=found.id))
+            if isinstance(self._form, OpenAIBatches) and not record.file_id:
+                record = self._folder.keep(replace(record, file_id=await self._upload(record)))
+            answer = await self._create(record)
+            if isinstance(answer, Answered) and 200 <= answer.status < 300:
+                return self._folder.keep(replace(record, state="sent", batch_id=self._state_of(answer).id))
+            fault, tries = _fault(answer), tries + 1
+            if isinstance(answer, Answered) and answer.status not in RETRYABLE:
+                self._folder.forget(record)  # nothing of it was asked
+                raise BatchRefused(self._endpoint.describe(fault))
+            if time.monotonic() - began > self._batching.patience_s:
+                raise BatchRefused(self._endpoint.describe(fault))
+            await self._sleep(self._wait_after(fault, tries))
+            unsure = True
+
+    async def _create(self, record: Submission) -> Answered | Fault:
+        if isinstance(self._form, OpenAIBatches):
+            body = self._form.created(record.file_id, self._path, record.key)
+            return await self._endpoint.call("POST", self._form.path, content=body)
+        return await self._endpoint.call("POST", self._form.path, upload=self._list_of(record.number))
+
+    async def _found(self, record: Submission) -> BatchState | None:
+        """Return the batch that an earlier process, or a request without a reply, has made of a file."""
+        known = {each.batch_id for each in self._folder.submissions.values()}
+        async for batch in self._batches(record.begun_at - _SKEW_S):
+            if isinstance(self._form, OpenAIBatches):
+                if batch.key == record.key:
+                    return batch
+            elif batch.id not in known and batch.total == record.items and await self._is_ours(batch, record):
+                return batch
+        return None
+
+    async def _batches(self, since: float) -> AsyncIterator[BatchState]:
+        """Yield the provider's batches that were made since then, the newest first."""
+        after, name = "", "after" if isinstance(self._form, OpenAIBatches) else "after_id"
+        while True:
+            query = f"?limit=100{f'&{name}={after}' if after else ''}"
+            answer = await self._surely(partial(self._endpoint.call, "GET", self._form.path + query))
+            try:
+                found, after = batches_in(self._form, answer.body)
+            except (ValueError, TypeError, AttributeError) as error:
+                raise self._unreadable("the list of batches", error) from error
+            for each in found:
+                if _made_at(each) >= since:
+                    yield each
+            if not after or not found or _made_at(found[-1]) < since:
+                return
+
+    async def _is_ours(self, batch: BatchState, record: Submission) -> bool:
+        """Wait until a batch has ended that may be ours, and return whether its results have our ids."""
+        while batch.state == "running":
+            await self._sleep(self._batching.look_every_s)
+            batch = await self._state(batch.id)
+        ours = self._folder.items_in(record.number)
+        for path in batch.results:
+            async for line in self._lines(path):
+                try:
+                    return self._form.result(line).item in ours
+                except (ValueError, TypeError, AttributeError):
+                    continue
+        return False
+
+    async def _look(self, record: Submission) -> list[str]:
+        if record.state == "sending":
+            record = await self._submit(record, unsure=True)
+        state = await self._state(record.batch_id)
+        if state.state == "running":
+            return []
+        items = self._folder.items_in(record.number)
+        if state.state == "refused":
+            why = state.why or "the provider has refused the batch and does not say why"
+            body = msgspec.Raw(msgspec.json.encode({"error": {"message": why}}))
+            return self._folder.settle(record, (Result(item=each, status=400, body=body) for each in items))
+        return await self._fetch(record, state, items)
+
+    async def _fetch(self, record: Submission, state: BatchState, items: frozenset[str]) -> list[str]:
+        """Read the results, line by line, and put them on file."""
+        draft = self._folder.replies_of(record.number).with_suffix(".part")
+        missing = set(items)
+        for attempt in range(1, _DOWNLOADS + 1):
+            missing = set(items)
+            sound = True
+            with draft.open("wb") as file:
+                for path in state.results:
+                    try:
+                        async for line in self._lines(path):
+                            result = self._read(line)
+                            if result is None:
+                                sound = False
+                            elif result.item in missing:
+                                missing.discard(result.item)
+                                file.write(msgspec.json.encode(result) + b"\n")
+                    except _BrokenOff as broken:
+                        sound = False
+                        await self._sleep(self._wait_after(broken.fault, attempt))
+            if sound and (not missing or state.left):
+                break
+        rest = (lost(item, state.left, state.why) for item in sorted(missing))
+        settled = self._folder.settle(record, _results(draft, rest))
+        draft.unlink(missing_ok=True)
+        return settled
+
+    def _read(self, line: bytes) -> Result | None:
+        try:
+            return self._form.result(line)
+        except (ValueError, TypeError, AttributeError):
+            return None
+
+    async def _lines(self, path: str) -> AsyncIterator[bytes]:
+        """Yield the lines of a file of results. One that is longer than any reply may be comes as nothing.
+
+        Raises:
+            _BrokenOff: It did not come to its end.
+        """
+        rest = bytearray()
+        skipping = False
+        async for piece in self._endpoint.download(path):
+            if isinstance(piece, Fault):
+                raise _BrokenOff(piece)
+            *lines, tail = piece.split(b"\n")
+            for line in lines:
+                rest += line
+                if rest.strip() or skipping:
+                    yield b"" if skipping else bytes(rest)
+                rest.clear()
+                skipping = False
+            rest += tail
+            if len(rest) > _MOST_LINE:
+                rest.clear()
+                skipping = True
+        if rest.strip() or skipping:
+            yield bytes(rest)
+
+    async def _state(self, batch: str) -> BatchState:
+        answer = await self._surely(lambda: self._endpoint.call("GET", f"{self._form.path}/{batch}"))
+        return self._state_of(answer)
+
+    def _state_of(self, answer: Answered) -> BatchState:
+        try:
+            return self._form.state(msgspec.json.decode(answer.body, type=dict))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise self._unreadable("a batch", error) from error
+
+    async def _upload(self, record: Submission) -> str:
+        name = f"grue-{record.key}.jsonl".encode()
+        head = (
+            b'--%b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--%b\r\n'
+            b'Content-Disposition: form-data; name="file"; filename="%b"\r\n'
+            b"Content-Type: application/jsonl\r\n\r\n" % (_BOUNDARY, _BOUNDARY, name)
+        )
+        source = self._folder.requests_of(record.number)
+        upload = Upload(
+            head, source, b"\r\n--%b--\r\n" % _BOUNDARY, f"multipart/form-data; boundary={_BOUNDARY.decode()}"
+        )
+        answer = await self._surely(lambda: self._endpoint.call("POST", "/files", upload=upload))
+        try:
+            return str(msgspec.json.decode(answer.body, type=dict)["id"])
+        except (ValueError, KeyError) as error:
+            raise self._unreadable("an uploaded file", error) from error
+
+    def _list_of(self, number: int) -> "Upload":
+        return Upload(b'{"requests":[', self._folder.requests_of(number), b"]}", commas=True)
+
+    async def _surely(self, call: Callable[[], Awaitable[Answered | Fault]]) -> Answered:
+        """Repeat a call that changes nothing, or may be made twice, until it is answered.
+
+        Raises:
+            BatchRefused: It is refused, or has failed for `Batching.patience_s`.
+        """
+        failing_since: float | None = None
+        tries = 0
+        while True:
+            answer = await call()
+            if isinstance(answer, Answered) and 200 <= answer.status < 300:
+                return answer
+            fault = _fault(answer)
+            now, tries = time.monotonic(), tries + 1
+            failing_since = now if failing_since is None else failing_since
+            refused = isinstance(answer, Answered) and answer.status not in RETRYABLE
+            if refused or now - failing_since > self._batching.patience_s:
+                raise BatchRefused(self._endpoint.describe(fault))
+            await self._sleep(self._wait_after(fault, tries))
+
+    def _wait_after(self, fault: Fault, tries: int = 1) -> float:
+        retry = self._endpoint.settings.retry
+        asked = fault.retry_after_s
+        if asked is not None and asked <= retry.max_asked_delay_s:
+            return asked
+        return min(retry.initial_delay_s * retry.exponential_base ** (tries - 1), retry.max_delay_s)
+
+    def _unreadable(self, what: str, error: Exception) -> BatchRefused:
+        fault = Fault(kind="invalid_reply", message=f"{what} cannot be read: {error}")
+        return BatchRefused(self._endpoint.describe(fault))
+
+
+class _BrokenOff(Exception):  # noqa: N818 - never leaves this module
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+def _fault(answer: Answered | Fault) -> Fault:
+    if isinstance(answer, Fault):
+        return answer
+    return fault_of_status(answer.status, answer.body, answer.location, answer.retry_after_s)
+
+
+def _results(draft: Path, rest: Iterator[Result]) -> Iterator[Result]:
+    with draft.open("rb") as file:
+        for line in file:
+            yield msgspec.json.decode(line, type=Result)
+    yield from rest
+
+
+def _made_at(batch: BatchState) -> float:
+    """Return when a batch was made, in seconds since the epoch. What cannot be read counts as now."""
+    try:
+        return float(batch.created_at)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(batch.created_at).timestamp()
+    except ValueError:
+        return time.time()

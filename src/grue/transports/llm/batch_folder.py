@@ -1,0 +1,309 @@
+"""The files of requests that wait for batches, and of their replies. Nothing else holds what was asked.
+
+    DIR/batch.json               which model the requests are for
+    DIR/lock                     held by the one process that works here
+    DIR/turns/000001.jsonl       the trace of a turn
+    DIR/requests/0001.jsonl      requests, a line each, as the provider takes them; the last file still grows
+    DIR/submissions/0001.json    what was sent of that file, written before it is sent and after that
+    DIR/replies/0001.jsonl       what became of each request, written once, when the batch has ended
+
+A request's id is made of the run, the turn, the number of the request in its turn and a digest of its body.
+So a process that asks again what an earlier one has asked finds it here, and asks nothing. Come here for what
+is on disk. This module talks to nobody (`batch_desk.py` does) and decides nothing about turns.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, Self
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import MCPError
+from grue.protocol.chat_wire.batch_forms import BatchForm, Result
+from grue.runtime.safe_open import read_regular
+from grue.runtime.whole_file import replacing, write_whole
+
+_MOST_BYTES = 2**20
+FORMAT = 1
+
+
+class BatchManifest(Struct, frozen=True, kw_only=True):
+    """What the requests of a folder are for; `batch.json`.
+
+    Attributes:
+        run: Stands in the id of each request, so that it is that of no other folder.
+        address: The endpoint, without credentials.
+        model: The model.
+        wire: The wire format.
+    """
+
+    format: int = FORMAT
+    run: str = ""
+    address: str
+    model: str
+    wire: str
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """What was sent of a file of requests.
+
+    Attributes:
+        number: Number of the file.
+        items: How many requests it has.
+        state: `sending`: it may have been sent, or not. `sent`: the provider has it. `settled`: its replies
+            are here.
+        key: Stands in the batch's metadata, if the provider keeps any.
+        begun_at: When it was first sent, in seconds since the epoch.
+        file_id: The provider's id of the file; empty: it takes none, or it was not uploaded.
+        batch_id: The provider's id of the batch.
+    """
+
+    number: int
+    items: int
+    state: Literal["sending", "sent", "settled"] = "sending"
+    key: str = ""
+    begun_at: float = 0.0
+    file_id: str = ""
+    batch_id: str = ""
+
+
+class BatchFolderError(MCPError):
+    """The folder cannot be used; the text says why and what to do."""
+
+
+_NUMBERED = re.compile(r"(\d{4,})\.jsonl?(on)?")
+
+
+class BatchFolder:
+    """A folder of waiting requests, locked for this process. Enter it with `with`.
+
+    Args:
+        path: The folder; made if it does not exist.
+        manifest: What the requests are for.
+        form: The provider's form and its limits.
+        most_items: Most requests of a batch; `None`: as many as the provider takes.
+
+    Raises:
+        BatchFolderError: It holds requests to another model, is in use or damaged, or cannot be written.
+    """
+
+    def __init__(
+        self, path: Path, manifest: BatchManifest, form: BatchForm, *, most_items: int | None = None
+    ) -> None:
+        self.path = path
+        self.form = form
+        self._most_items = min(form.most_items, most_items or form.most_items)
+        self._lock = -1
+        self._open = -1
+        self._number = 0
+        self._size = self._count = 0
+        self._wanted: dict[str, int] = {}
+        self._by_request: dict[str, list[str]] = {}
+        self._replies: dict[str, tuple[int, int, int]] = {}
+        self.submissions: dict[int, Submission] = {}
+        try:
+            for name in ("turns", "requests", "submissions", "replies"):
+                (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._take_lock()
+            self.manifest = self._known(manifest)
+            self._read()
+        except OSError as error:
+            self.close()
+            raise BatchFolderError(f"Cannot use the batch folder {path}: {error.strerror}.") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process have the folder. A second call does nothing."""
+        for descriptor in (self._open, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._open = self._lock = -1
+
+    def turn(self, number: int) -> Path:
+        """Return the trace of a turn; it need not exist."""
+        return self.path / "turns" / f"{number:06d}.jsonl"
+
+    def replies_of(self, number: int) -> Path:
+        """Return the file with what became of the requests of a file."""
+        return self.path / "replies" / f"{number:04d}.jsonl"
+
+    def requests_of(self, number: int) -> Path:
+        """Return a file of requests."""
+        return self.path / "requests" / f"{number:04d}.jsonl"
+
+    def item_of(self, turn: int, request: int, body: bytes) -> str:
+        """Return the id of a request: as an earlier process has asked it, or a new one."""
+        digest = hashlib.sha256(body).hexdigest()[:16]
+        whole = f"{self.manifest.run}-{turn}-{request}-{digest}"
+        if whole in self._wanted:
+            return whole
+        same = self._by_request.get(f"{turn}", ())
+        again = next((item for item in same if item.endswith(digest)), None)
+        if again is not None:
+            return again  # a turn that was interrupted counts its requests anew
+        # The same request in another form, which the endpoint took: asking again would pay twice.
+        asked = (item for item in same if item.split("-")[2] == str(request))
+        return next((item for item in asked if self._succeeded(item)), whole)
+
+    def is_wanted(self, item: str) -> bool:
+        """Whether a request is on file."""
+        return item in self._wanted
+
+    def want(self, item: str, path: str, body: bytes) -> None:
+        """Put a request on file. It is there when this returns, also if the process is killed then."""
+        line = self.form.line(item, path, body)
+        full = self._count >= self._most_items or self._size + len(line) > self.form.most_bytes
+        if self._open < 0 or (full and self._count):
+            self._roll()
+        os.write(self._open, line)
+        self._size += len(line)
+        self._count += 1
+        self._note(item, self._number)
+
+    def result(self, item: str) -> Result | None:
+        """Return what became of a request; `None`: nothing yet."""
+        place = self._replies.get(item)
+        if place is None:
+            return None
+        number, offset, length = place
+        with self.replies_of(number).open("rb") as file:
+            file.seek(offset)
+            return msgspec.json.decode(file.read(length), type=Result)
+
+    def unsent(self) -> Iterator[Submission]:
+        """Yield the files of requests that nothing was sent of, each with its record on file."""
+        if self._open >= 0:
+            os.fsync(self._open)
+            os.close(self._open)
+            self._open = -1
+        counts: dict[int, int] = {}
+        for number in self._wanted.values():
+            counts[number] = counts.get(number, 0) + 1
+        for number, items in sorted(counts.items()):
+            if number not in self.submissions:
+                yield Submission(number=number, items=items)
+
+    def keep(self, submission: Submission) -> Submission:
+        """Write down how far a submission has come."""
+        path = self.path / "submissions" / f"{submission.number:04d}.json"
+        write_whole(path, msgspec.json.encode(submission), fsync=True)
+        self.submissions[submission.number] = submission
+        return submission
+
+    def forget(self, submission: Submission) -> None:
+        """Take back a submission that the provider has refused: nothing of it was asked."""
+        (self.path / "submissions" / f"{submission.number:04d}.json").unlink(missing_ok=True)
+        self.submissions.pop(submission.number, None)
+
+    def items_in(self, number: int) -> frozenset[str]:
+        """Return the ids of the requests of a file."""
+        return frozenset(item for item, file in self._wanted.items() if file == number)
+
+    def settle(self, submission: Submission, results: Iterable[Result]) -> list[str]:
+        """Write what became of the requests of a file, at once and whole. Return their ids."""
+        settled = []
+        with replacing(self.replies_of(submission.number), fsync=True) as file:
+            for each in results:
+                file.write(msgspec.json.encode(each) + b"\n")
+                settled.append(each.item)
+        self._read_replies(submission.number)
+        self.keep(msgspec.structs.replace(submission, state="settled"))
+        return settled
+
+    def _succeeded(self, item: str) -> bool:
+        result = self.result(item)
+        return result is not None and result.status is not None and 200 <= result.status < 300
+
+    def _note(self, item: str, number: int) -> None:
+        self._wanted[item] = number
+        self._by_request.setdefault(item.split("-")[1], []).append(item)
+
+    def _roll(self) -> None:
+        if self._open >= 0:
+            os.fsync(self._open)
+            os.close(self._open)
+        self._number += 1
+        self._size = self._count = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._open = os.open(self.requests_of(self._number), flags, 0o600)
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BatchFolderError(
+                f"Another process works on the batch folder {self.path}. Wait for it, or end it."
+            ) from None
+
+    def _known(self, given: BatchManifest) -> BatchManifest:
+        path = self.path / "batch.json"
+        try:
+            there = msgspec.json.decode(read_regular(path, _MOST_BYTES), type=BatchManifest)
+        except FileNotFoundError:
+            made = msgspec.structs.replace(given, run=secrets.token_hex(4))
+            write_whole(path, msgspec.json.encode(made), fsync=True)
+            return made
+        except msgspec.MsgspecError as error:
+            raise BatchFolderError(f"{path} is damaged: {error}. Name another folder.") from error
+        if msgspec.structs.replace(there, run="") != given:
+            raise BatchFolderError(
+                f"The batch folder {self.path} holds requests to {there.model} at {there.address}"
+                f" ({there.wire}), not to {given.model} at {given.address} ({given.wire})."
+                " Name another folder."
+            )
+        return there
+
+    def _read(self) -> None:
+        for path in sorted((self.path / "submissions").iterdir()):
+            if _NUMBERED.fullmatch(path.name):
+                submission = msgspec.json.decode(read_regular(path, _MOST_BYTES), type=Submission)
+                self.submissions[submission.number] = submission
+        for path in sorted((self.path / "requests").iterdir()):
+            if _NUMBERED.fullmatch(path.name):
+                self._read_requests(path)
+        for number in self.submissions:
+            if self.replies_of(number).exists():
+                self._read_replies(number)
+
+    def _read_requests(self, path: Path) -> None:
+        """Read which requests a file has. Half a last line is cut off: a kill has left it, nobody waits."""
+        number, whole = int(path.stem), 0
+        with path.open("rb+") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                whole += len(line)
+                self._note(msgspec.json.decode(line, type=_Named).custom_id, number)
+            file.truncate(whole)
+        self._number = max(self._number, number)
+
+    def _read_replies(self, number: int) -> None:
+        offset = 0
+        with self.replies_of(number).open("rb") as file:
+            for line in file:
+                item = msgspec.json.decode(line, type=_Item).item
+                self._replies[item] = (number, offset, len(line))
+                offset += len(line)
+
+
+class _Named(Struct):
+    custom_id: str
+
+
+class _Item(Struct):
+    item: str
