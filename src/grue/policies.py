@@ -3,7 +3,6 @@
 `messages.py` carries them; nothing here decides.
 """
 
-from os import PathLike
 from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
@@ -475,7 +474,7 @@ class Batching(Struct, frozen=True, kw_only=True):
         retry_failed: Begin turns anew that have failed in an earlier run.
     """
 
-    folder: str | PathLike[str]
+    folder: str
     most_items: int | None = None
     first_look_s: float = 5.0
     look_every_s: float = 300.0

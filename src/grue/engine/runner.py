@@ -499,7 +499,7 @@ class Runner(AsyncToolAccess, Closing):
         if batch is not None:
             if resume_from is not None:
                 raise ValueError("batch= goes on by its folder: leave resume_from= out")
-            batching = batch if isinstance(batch, Batching) else Batching(folder=batch)
+            batching = batch if isinstance(batch, Batching) else Batching(folder=str(batch))
             items: Iterator[BatchItem[TurnOutcome[T]]] = run_waiting(
                 requests,
                 WaitingBatch(

@@ -215,7 +215,7 @@ class _Turns(Generic[T]):
         end = part.end
         if isinstance(end, m.TurnFailed) and not isinstance(end.failure, m.Interrupted):
             if self._batch.batching.retry_failed:
-                path.rename(path.with_suffix(".failed"))
+                self._files.set_aside(number)
                 return None
             return error_for(end)
         if isinstance(end, m.TurnParked):
@@ -455,7 +455,8 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        self._turns.account.ended(index + 1)
+        if not isinstance(item.error, BudgetSpent):  # what that turn has asked stays reserved
+            self._turns.account.ended(index + 1)
         self._asked.pop(index, None)
         self._done[index] = item
 
@@ -476,7 +477,7 @@ class _Rounds(Generic[T]):
             settled = poll.result()
         except BatchRefused as refused:
             raise error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
-        indices = sorted({int(item.split("-")[1]) - 1 for item in settled} & self._waiting)
+        indices = sorted({self._files.turn_of(item) - 1 for item in settled} & self._waiting)
         # A turn whose reply had come before the last process was killed waits for nothing.
         for index in indices or sorted(self._waiting):
             if len(self._running) >= self._concurrency:

@@ -163,12 +163,6 @@ def step(state: TurnState, event: m.TurnEvent) -> Transition:
             return waited(state), ()  # 14
         case Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
             return closed_to_wait(state, server)  # 14
-        case Waiting(turn=turn), _ if (
-            event.server in turn.run.servers
-            if isinstance(event, m.SessionClosed)
-            else not isinstance(event, m.RunTurn | m.TurnForked)
-        ):
-            return state, ()  # 14
         case AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
             return summarised(state, event)  # 9
         case AwaitingApproval(), m.CallsDecided():
@@ -195,9 +189,12 @@ def step(state: TurnState, event: m.TurnEvent) -> Transition:
             return refuse_answer(state, reason)  # 6
         case AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
             return closed(state, server)  # 11
-        case AwaitingClose(turn=turn), m.SessionClosed(server=server) if server in turn.run.servers:
+        case (
+            (AwaitingClose(turn=turn) | Waiting(turn=turn)),
+            m.SessionClosed(server=server),
+        ) if server in turn.run.servers:
             return state, ()  # 11
-        case ((AwaitingClose() | Finished()), _) if not isinstance(event, _UNEXPECTED_AT_THE_END):
+        case ((AwaitingClose() | Waiting() | Finished()), _) if not isinstance(event, _UNEXPECTED_AT_THE_END):
             return state, ()  # 11
         case _, m.TurnForked() if isinstance(state, LiveState):
             return forked(state, event), ()  # 13

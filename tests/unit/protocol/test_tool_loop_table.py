@@ -32,12 +32,14 @@ from turns import (
 from grue.messages import (
     ApprovalPostponed,
     CallsDecided,
+    CompletionPostponed,
     ReplyDropped,
     Resumption,
     ToolsPresumed,
     TurnEvent,
     TurnForked,
     TurnParked,
+    WaitEnded,
 )
 from grue.policies import ContextItem, ContextPolicy, ToolPolicy, ToolRule, TurnLimits
 from grue.protocol.tool_loop import IllegalEvent, step
@@ -60,6 +62,8 @@ SUMMARISED = replace(
 PRESUMED = ToolsPresumed(listings=(listing("a"), listing("b")))
 EARLY = (BEGIN, PRESUMED)
 ONE_ROUND = run("a", limits=TurnLimits(max_tool_iterations=1))
+
+POSTPONED = CompletionPostponed(request=1, item="run-7-1-digest")
 
 LATER = replace(run("a", "b"), when_called=(listing("a"), listing("b")))
 
@@ -92,6 +96,9 @@ STATES: dict[str, TurnState] = {
         "AwaitingReconnect": (*ASKED, calls("a.think"), died(1)),
         "AwaitingVerdict, loop": (*ASKED, text("north")),
         "AwaitingVerdict, repair": (*ASKED, text("north"), REFUSED, text("south")),
+        "Waiting": (*ASKED, POSTPONED),
+        "Waiting, one left": (*ASKED, POSTPONED, closed("a")),
+        "Waiting, without a process": (*ASKED, POSTPONED, closed("a"), closed("b")),
         "AwaitingClose": (*ASKED, text("north"), ACCEPTED),
         "AwaitingClose, one left": (*ASKED, text("north"), ACCEPTED, closed("a")),
         "Finished": (*ASKED, text("north"), ACCEPTED, closed("a"), closed("b")),
@@ -122,6 +129,7 @@ EVENTS: dict[str, Any] = {
     "CompletionReceived text": text("north"),
     "CompletionReceived nothing": text(" "),
     "CompletionFailed": llm_failed(),
+    "CompletionPostponed": POSTPONED,
     "ToolReturned c1": returned(1),
     "ToolReturned c2": returned(2),
     "ToolReturned c3, batch 2": returned(3, batch=2),
@@ -150,6 +158,7 @@ EVENTS: dict[str, Any] = {
     "ToolsChanged a": changed("a"),
     "ToolsChanged b": changed("b"),
     "ToolsChanged stranger": changed("x"),
+    "WaitEnded": WaitEnded(turn=7, request=1),
     "TurnForked": TurnForked(trace="t.jsonl", episode="e", turn=7, at=3),
     "DeadlinePassed": DEADLINE,
     "TurnInterrupted": INTERRUPT,
@@ -385,6 +394,9 @@ LISTED: dict[str, dict[str, str]] = {
         "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
         "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
     },
+    "Waiting": {"SessionClosed a": "Waiting:", "SessionClosed b": "Waiting:"},
+    "Waiting, one left": {"SessionClosed a": "Waiting:", "SessionClosed b": "Waiting: TurnWaits"},
+    "Waiting, without a process": {"SessionClosed a": "Waiting:", "SessionClosed b": "Waiting:"},
     "AwaitingClose": {"SessionClosed a": "AwaitingClose:", "SessionClosed b": "AwaitingClose:"},
     "AwaitingClose, one left": {
         "SessionClosed a": "AwaitingClose:",
@@ -399,11 +411,19 @@ for _name, _row in LISTED.items():
         if _name != "AwaitingTools, last round":  # that one has the server a only
             _row["ToolsChanged b"] = "AwaitingTools:"
 
+# A request to the model may wait for a batch. A later process goes on there, with servers that are not started.
+for _name, _row in LISTED.items():
+    if _name.startswith(("AwaitingCompletion", "AwaitingSummary")):
+        _waits = ": TurnWaits" if _name == "AwaitingCompletion, only" else f": {CLOSE_BOTH}"
+        _row.update({"CompletionPostponed": f"Waiting{_waits}", "WaitEnded": f"{_name.split(',')[0]}:"})
+    if _name.startswith("Waiting"):
+        _row["WaitEnded"] = "AwaitingCompletion:"
+
 # Whatever else arrives once the end is decided is late, and changes nothing.
 for _name, _row in LISTED.items():
-    if _name.startswith(("AwaitingClose", "Finished")):
+    if _name.startswith(("AwaitingClose", "Waiting", "Finished")):
         _late = (event for event in EVENTS if not event.startswith(("RunTurn", "SessionClosed")))
-        _row.update({event: f"{_name.split(',')[0]}:" for event in _late})
+        _row.update({event: f"{_name.split(',')[0]}:" for event in _late if event not in _row})
 
 # What may be presumed is sent right after `RunTurn`. A turn that waits for no session has no use for it.
 for _name, _row in LISTED.items():
@@ -431,8 +451,8 @@ ILLEGAL = [pair for pair in PAIRS if pair not in LEGAL]
 def test_the_table_is_complete() -> None:
     assert {type(state) for state in STATES.values()} == set(get_args(TurnState))
     assert {type(event) for event in EVENTS.values()} == set(get_args(TurnEvent))
-    assert len(get_args(TurnState)) == 13
-    assert len(get_args(TurnEvent)) == 22
+    assert len(get_args(TurnState)) == 14
+    assert len(get_args(TurnEvent)) == 24
     assert STATES.keys() == LISTED.keys()
     assert all(row.keys() <= EVENTS.keys() for row in LISTED.values())
     for name, state in STATES.items():

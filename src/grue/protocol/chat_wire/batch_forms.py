@@ -22,6 +22,9 @@ KEY = "grue_batch"
 """The name in a batch's metadata under which its key stands."""
 
 
+_AGAIN = "To ask it anew, run the same batch with Batching(retry_failed=True)."
+
+
 class BatchState(Struct, frozen=True, kw_only=True):
     """What a provider says of a batch.
 
@@ -68,7 +71,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def fault(self) -> Fault:
         """The failure of a request that has no reply."""
-        return Fault(kind=self.kind, message=self.message, reason=self.reason)
+        return Fault(kind=self.kind, message=self.message, reason=self.reason, remedy=_AGAIN)
 
 
 def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
@@ -203,9 +206,9 @@ class AnthropicBatches:
         """
         read = msgspec.json.decode(line, type=_AnthropicLine)
         match read.result.type:
-            case "succeeded" if read.result.message is not None:
+            case "succeeded" if read.result.message:
                 return Result(item=read.custom_id, status=200, body=read.result.message)
-            case "errored" if read.result.error is not None:
+            case "errored" if read.result.error:
                 error = msgspec.json.decode(read.result.error)
                 inner = error.get("error", error) if isinstance(error, dict) else {}
                 kind = str(inner.get("type", "")) if isinstance(inner, dict) else ""
@@ -233,8 +236,8 @@ _STATUS_OF = {
 
 class _AnthropicResult(Struct):
     type: str
-    message: msgspec.Raw | None = None
-    error: msgspec.Raw | None = None
+    message: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
 
 
 class _AnthropicLine(Struct):

@@ -288,6 +288,7 @@ class Fault(Struct, frozen=True, kw_only=True):
         retry_after_s: The wait that the endpoint asked for, in a header or in its text.
         received: Characters of a streamed reply that had arrived by then; they have been paid for.
         used_up: The whole time of a request (`RetryPolicy.timeout_s`) has passed.
+        remedy: What to do about it; empty: what is done about this reason.
     """
 
     kind: FailureKind
@@ -297,6 +298,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     retry_after_s: float | None = None
     received: int = 0
     used_up: bool = False
+    remedy: str = ""
 
 
 def fault_of_status(
@@ -530,7 +532,7 @@ def describe(
         status=fault.status,
         message=_shown(message),
         overflow=overflow_of(fault.message) if reason == "too_long" else None,
-        remedy=_remedy(fault, reason, base_url, model, profile, key),
+        remedy=fault.remedy or _remedy(fault, reason, base_url, model, profile, key),
         reason=reason,
         retry_after_s=fault.retry_after_s,
     )

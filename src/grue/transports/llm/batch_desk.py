@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 _PIECE = 2**20
 _MOST_LINE = 64 * 2**20
-_DOWNLOADS = 3
+_READS = 3
 """How often results are read that are damaged, or lack a request. What they lack then has failed."""
 
 _SKEW_S = 600.0
@@ -123,7 +123,7 @@ class BatchDesk:
         Raises:
             BatchRefused: The provider does not take it, or has not answered for `Batching.patience_s`.
         """
-        began, tries = time.monotonic(), 0
+        patience = self._patience()
         while True:
             found = await self._found(record) if unsure else None
             if found is not None:
@@ -133,13 +133,11 @@ class BatchDesk:
             answer = await self._create(record)
             if isinstance(answer, Answered) and 200 <= answer.status < 300:
                 return self._folder.keep(replace(record, state="sent", batch_id=self._state_of(answer).id))
-            fault, tries = _fault(answer), tries + 1
+            fault = _fault(answer)
             if isinstance(answer, Answered) and answer.status not in RETRYABLE:
                 self._folder.forget(record)  # nothing of it was asked
                 raise BatchRefused(self._endpoint.describe(fault))
-            if time.monotonic() - began > self._batching.patience_s:
-                raise BatchRefused(self._endpoint.describe(fault))
-            await self._sleep(self._wait_after(fault, tries))
+            await patience.after(fault)
             unsure = True
 
     async def _create(self, record: Submission) -> Answered | Fault:
@@ -181,13 +179,17 @@ class BatchDesk:
             await self._sleep(self._batching.look_every_s)
             batch = await self._state(batch.id)
         ours = self._folder.items_in(record.number)
-        for path in batch.results:
-            async for line in self._lines(path):
-                try:
-                    return self._form.result(line).item in ours
-                except (ValueError, TypeError, AttributeError):
-                    continue
-        return False
+        patience = self._patience()
+        while True:
+            try:
+                for path in batch.results:
+                    async for line in self._lines(path):
+                        result = self._read(line)
+                        if result is not None:
+                            return result.item in ours
+                return False
+            except _BrokenOff as broken:
+                await patience.after(broken.fault)
 
     async def _look(self, record: Submission) -> list[str]:
         if record.state == "sending":
@@ -205,13 +207,12 @@ class BatchDesk:
     async def _fetch(self, record: Submission, state: BatchState, items: frozenset[str]) -> list[str]:
         """Read the results, line by line, and put them on file."""
         draft = self._folder.replies_of(record.number).with_suffix(".part")
-        missing = set(items)
-        for attempt in range(1, _DOWNLOADS + 1):
-            missing = set(items)
-            sound = True
-            with draft.open("wb") as file:
-                for path in state.results:
-                    try:
+        patience, reads = self._patience(), 0
+        while True:
+            missing, sound = set(items), True
+            try:
+                with draft.open("wb") as file:
+                    for path in state.results:
                         async for line in self._lines(path):
                             result = self._read(line)
                             if result is None:
@@ -219,10 +220,11 @@ class BatchDesk:
                             elif result.item in missing:
                                 missing.discard(result.item)
                                 file.write(msgspec.json.encode(result) + b"\n")
-                    except _BrokenOff as broken:
-                        sound = False
-                        await self._sleep(self._wait_after(broken.fault, attempt))
-            if sound and (not missing or state.left):
+            except _BrokenOff as broken:
+                await patience.after(broken.fault)
+                continue
+            reads += 1
+            if reads >= _READS or (sound and (not missing or state.left)):
                 break
         rest = (lost(item, state.left, state.why) for item in sorted(missing))
         settled = self._folder.settle(record, _results(draft, rest))
@@ -296,30 +298,48 @@ class BatchDesk:
         Raises:
             BatchRefused: It is refused, or has failed for `Batching.patience_s`.
         """
-        failing_since: float | None = None
-        tries = 0
+        patience = self._patience()
         while True:
             answer = await call()
             if isinstance(answer, Answered) and 200 <= answer.status < 300:
                 return answer
             fault = _fault(answer)
-            now, tries = time.monotonic(), tries + 1
-            failing_since = now if failing_since is None else failing_since
-            refused = isinstance(answer, Answered) and answer.status not in RETRYABLE
-            if refused or now - failing_since > self._batching.patience_s:
+            if isinstance(answer, Answered) and answer.status not in RETRYABLE:
                 raise BatchRefused(self._endpoint.describe(fault))
-            await self._sleep(self._wait_after(fault, tries))
+            await patience.after(fault)
 
-    def _wait_after(self, fault: Fault, tries: int = 1) -> float:
-        retry = self._endpoint.settings.retry
-        asked = fault.retry_after_s
-        if asked is not None and asked <= retry.max_asked_delay_s:
-            return asked
-        return min(retry.initial_delay_s * retry.exponential_base ** (tries - 1), retry.max_delay_s)
+    def _patience(self) -> "_Patience":
+        return _Patience(self._endpoint, self._batching.patience_s, self._sleep)
 
     def _unreadable(self, what: str, error: Exception) -> BatchRefused:
         fault = Fault(kind="invalid_reply", message=f"{what} cannot be read: {error}")
         return BatchRefused(self._endpoint.describe(fault))
+
+
+class _Patience:
+    """Waits longer after each failure in a row, until it has been too long."""
+
+    def __init__(
+        self, endpoint: LlmEndpoint, patience_s: float, sleep: Callable[[float], Awaitable[object]]
+    ) -> None:
+        self._endpoint = endpoint
+        self._until = time.monotonic() + patience_s
+        self._sleep = sleep
+        self._tries = 0
+
+    async def after(self, fault: Fault) -> None:
+        """Wait after a failure.
+
+        Raises:
+            BatchRefused: It has been too long.
+        """
+        if time.monotonic() > self._until:
+            raise BatchRefused(self._endpoint.describe(fault))
+        retry, wait_s = self._endpoint.settings.retry, fault.retry_after_s
+        if wait_s is None or wait_s > retry.max_asked_delay_s:
+            wait_s = min(retry.initial_delay_s * retry.exponential_base**self._tries, retry.max_delay_s)
+        self._tries += 1
+        await self._sleep(wait_s)
 
 
 class _BrokenOff(Exception):  # noqa: N818 - never leaves this module

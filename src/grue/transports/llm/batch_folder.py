@@ -7,7 +7,8 @@
     DIR/submissions/0001.json    what was sent of that file, written before it is sent and after that
     DIR/replies/0001.jsonl       what became of each request, written once, when the batch has ended
 
-A request's id is made of the run, the turn, the number of the request in its turn and a digest of its body.
+A request's id is made of the run, the turn, the number of the request in it, a digest of its body, and how
+often the turn was begun.
 So a process that asks again what an earlier one has asked finds it here, and asks nothing. Come here for what
 is on disk. This module talks to nobody (`batch_desk.py` does) and decides nothing about turns.
 """
@@ -104,7 +105,7 @@ class BatchFolder:
         self._number = 0
         self._size = self._count = 0
         self._wanted: dict[str, int] = {}
-        self._by_request: dict[str, list[str]] = {}
+        self._by_turn: dict[int, list[str]] = {}
         self._replies: dict[str, tuple[int, int, int]] = {}
         self.submissions: dict[int, Submission] = {}
         try:
@@ -147,17 +148,34 @@ class BatchFolder:
 
     def item_of(self, turn: int, request: int, body: bytes) -> str:
         """Return the id of a request: as an earlier process has asked it, or a new one."""
-        digest = hashlib.sha256(body).hexdigest()[:16]
-        whole = f"{self.manifest.run}-{turn}-{request}-{digest}"
-        if whole in self._wanted:
-            return whole
-        same = self._by_request.get(f"{turn}", ())
-        again = next((item for item in same if item.endswith(digest)), None)
-        if again is not None:
-            return again  # a turn that was interrupted counts its requests anew
+        digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
+        same = [_Item.of(item) for item in reversed(self._by_turn.get(turn, ()))]
+        # A turn that was interrupted counts its requests anew.
+        for each in (item for item in same if item.digest == digest):
+            if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
+                return each.id
         # The same request in another form, which the endpoint took: asking again would pay twice.
-        asked = (item for item in same if item.split("-")[2] == str(request))
-        return next((item for item in asked if self._succeeded(item)), whole)
+        for each in (item for item in same if item.request == request):
+            if self._succeeded(each.id):
+                return each.id
+        return f"{self.manifest.run}-{turn}-{request}-{digest}-{attempt}"
+
+    def set_aside(self, turn: int) -> None:
+        """Put the trace of a turn that has failed aside. Its failed requests are asked anew."""
+        self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
+
+    def turn_of(self, item: str) -> int:
+        """Return the number of the turn that a request belongs to."""
+        return _Item.of(item).turn
+
+    def _attempt(self, turn: int) -> int:
+        attempt = 1
+        while self._failed(turn, attempt).exists():
+            attempt += 1
+        return attempt
+
+    def _failed(self, turn: int, attempt: int) -> Path:
+        return self.path / "turns" / f"{turn:06d}.failed-{attempt}.jsonl"
 
     def is_wanted(self, item: str) -> bool:
         """Whether a request is on file."""
@@ -230,7 +248,7 @@ class BatchFolder:
 
     def _note(self, item: str, number: int) -> None:
         self._wanted[item] = number
-        self._by_request.setdefault(item.split("-")[1], []).append(item)
+        self._by_turn.setdefault(self.turn_of(item), []).append(item)
 
     def _roll(self) -> None:
         if self._open >= 0:
@@ -296,14 +314,30 @@ class BatchFolder:
         offset = 0
         with self.replies_of(number).open("rb") as file:
             for line in file:
-                item = msgspec.json.decode(line, type=_Item).item
+                item = msgspec.json.decode(line, type=_Settled).item
                 self._replies[item] = (number, offset, len(line))
                 offset += len(line)
+
+
+class _Item(Struct, frozen=True):
+    """The id of a request, taken apart."""
+
+    id: str
+    turn: int
+    request: int
+    digest: str
+    attempt: int
+
+    @classmethod
+    def of(cls, item: str) -> "_Item":
+        """Take an id apart."""
+        _, turn, request, digest, attempt = item.split("-")
+        return cls(item, int(turn), int(request), digest, int(attempt))
 
 
 class _Named(Struct):
     custom_id: str
 
 
-class _Item(Struct):
+class _Settled(Struct):
     item: str

@@ -1,0 +1,394 @@
+"""Batches over real HTTP on loopback: what is asked, what waits, what a kill and a failing provider leave."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import waiting_batch
+from msgspec.structs import replace
+from waiting_batch import WIRES, batching, counting, noting, requests, settings
+
+from grue import AnswerSpec, Budget, ContextPolicy, LLMError, Runner, TurnRequest, UserText
+from grue.engine.batch import BatchItem
+from grue.errors import BudgetSpent, MCPConfigError, TraceError
+from grue.messages import TurnWaits
+from grue.policies import TurnLimits
+from grue.testing.llm_faults import rate_limited
+from grue.testing.llm_server import (
+    LlmReply,
+    ScriptedLlmServer,
+    error_reply,
+    hang_up,
+    text_reply,
+    tool_calls_reply,
+)
+from grue.testing.providers.batches import Unanswered
+from grue.tracing.reading import open_episode
+from grue.tracing.replay import replay
+from grue.transports.llm.batch_folder import BatchFolderError
+
+PROGRAM = Path(waiting_batch.__file__)
+
+
+def run(server: ScriptedLlmServer, tmp_path: Path, turns: int = 4, **more: Any) -> list[BatchItem[Any]]:
+    given = {"wire": None, **more}
+    tools = noting(tmp_path / "effects")
+    asked = given.pop("asked", None) or requests(turns)
+    options = given.pop("options", {})
+    model = settings(server.base_url, given.pop("wire"), **given.pop("llm", {}))
+    with Runner(llm=model, servers={"f": tools}, **given) as runner:
+        return list(runner.map(asked, batch=batching(tmp_path / "batch", **options), concurrency=2))
+
+
+def answers(items: list[BatchItem[Any]]) -> list[str]:
+    return [item.outcome.response if item.outcome else type(item.error).__name__ for item in items]
+
+
+def expected(turns: int) -> list[str]:
+    return [f"heard turn {number // 2}" for number in range(turns)]
+
+
+def is_replayed(path: Path) -> bool:
+    return [each.divergence for each in replay(open_episode(path))] == [None]
+
+
+def once(llm: ScriptedLlmServer, requests_: int) -> None:
+    """Nothing was asked twice, in whichever batch, and nothing is missing."""
+    made = Counter(item for items in llm.batches.made.values() for item in items)
+    assert max(made.values()) == 1
+    assert max(llm.batches.asked.values()) == 1
+    assert sum(llm.batches.asked.values()) == requests_
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_turns_with_tool_calls_take_rounds_of_one_batch_each(wire: str, tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        items = run(llm, tmp_path, wire=wire)
+        again = run(llm, tmp_path, wire=wire)
+    assert answers(items) == expected(4)
+    assert [len(batch) for batch in llm.batches.made.values()] == [4, 4]
+    once(llm, 8)
+    assert not any(request.refused for request in llm.requests)
+    # As a turn that is asked at once: the tool was called once, and the texts are those.
+    assert (tmp_path / "effects").read_text().splitlines() == sorted(f"turn {n // 2}" for n in range(4))
+    assert [item.recalled for item in again] == [True] * 4
+    assert answers(again) == expected(4)
+    for number in range(1, 5):
+        path = tmp_path / "batch" / "turns" / f"{number:06d}.jsonl"
+        assert sum(isinstance(each.body, TurnWaits) for each in open_episode(path)) == 2
+        assert is_replayed(path)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_batch_asks_byte_for_byte_what_a_turn_asks_at_once(wire: str, tmp_path: Path) -> None:
+    def asked(batch: bool) -> list[Any]:
+        with ScriptedLlmServer(refusing) as llm:
+            if batch:
+                items = run(llm, tmp_path, wire=wire, asked=[request])
+                answer = items[0].outcome.response if items[0].outcome else items[0].error
+            else:
+                tools = noting(tmp_path / "other")
+                with Runner(llm=settings(llm.base_url, wire), servers={"f": tools}) as runner:
+                    answer = runner.run_turn(request).response
+        assert answer == 7
+        return [each.body for each in llm.requests]
+
+    calls = iter(range(100))
+    replies: list[LlmReply] = []
+
+    def refusing(_: Any) -> LlmReply:
+        # Two calls, an answer that the check refuses, and one that it takes: four requests of three kinds.
+        return replies[next(calls) % 4]
+
+    replies += [
+        tool_calls_reply(("f.note", {"text": "a"}), ids=["call_a"]),
+        tool_calls_reply(("f.note", {"text": "b"}), ids=["call_b"]),
+        text_reply("none"),
+        text_reply("7"),
+    ]
+    request = TurnRequest(system="Count.", user="How many?", answer=AnswerSpec(int))
+    assert asked(batch=True) == asked(batch=False)
+
+
+def test_half_the_price_is_counted_and_the_budget_holds(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        tools = noting(tmp_path / "effects")
+        with Runner(llm=settings(llm.base_url), servers={"f": tools}) as runner:
+            items = list(runner.map(requests(2), batch=batching(tmp_path / "batch")))
+            spent = runner.spent
+    assert answers(items) == expected(2)
+    # 4 replies of 10 and 5 tokens at 2 USD a million, halved.
+    assert spent.usage.cost_usd == pytest.approx(4 * 15 * 1e-6)
+    assert spent.requests == 4
+
+    with ScriptedLlmServer(counting) as llm:
+        limited = Budget(requests=3)
+        items = run(llm, tmp_path / "small", 4, budget=limited)
+        assert sum(isinstance(item.error, BudgetSpent) for item in items) >= 1
+        assert sum(llm.batches.asked.values()) <= 3
+        # What waits goes on with more money, and asks nothing again.
+        rest = run(llm, tmp_path / "small", 4)
+    assert answers(rest) == expected(4)
+    once(llm, 8)
+
+
+FAILURES: dict[Unanswered, tuple[str, str]] = {
+    "expired": ("timed_out", "timeout"),
+    "cancelled": ("refused", "request"),
+    "errored": ("unavailable", "overloaded"),
+    "lost": ("invalid_reply", "reply"),
+}
+
+
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+def test_each_item_that_fails_is_a_typed_failure_of_its_turn(wire: str, tmp_path: Path) -> None:
+    what = [*FAILURES, None]
+
+    def unanswered(item: str) -> Unanswered | None:
+        return what[int(item.split("-")[1]) - 1] if item.split("-")[2] == "1" else None
+
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.unanswered = unanswered
+        items = run(llm, tmp_path, 5, wire=wire)
+        for item, (kind, reason) in zip(items, FAILURES.values(), strict=False):
+            assert isinstance(item.error, LLMError)
+            assert (item.error.kind, item.error.reason) == (kind, reason)
+        assert answers(items)[4] == "heard turn 2"
+        # Another run says the same and asks nothing; told to, it asks those again that have failed.
+        asked = sum(llm.batches.asked.values())
+        assert [type(item.error) for item in run(llm, tmp_path, 5, wire=wire)] == [LLMError] * 4 + [
+            type(None)
+        ]
+        assert sum(llm.batches.asked.values()) == asked
+        llm.batches.faults.unanswered = lambda item: None
+        assert answers(run(llm, tmp_path, 5, wire=wire, options={"retry_failed": True})) == expected(5)
+    once(llm, 10)
+
+
+@pytest.mark.parametrize(
+    ("ends", "reason"), [("expired", "timeout"), ("cancelled", "request"), ("failed", "")]
+)
+def test_a_batch_that_ends_early_fails_what_it_has_not_answered(
+    ends: Any, reason: str, tmp_path: Path
+) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.ends = ends
+        llm.batches.faults.unanswered = lambda item: "lost" if item.split("-")[1] == "2" else None
+        items = run(llm, tmp_path, 2)
+    if ends == "failed":
+        assert [type(item.error) for item in items] == [LLMError, LLMError]
+        assert "the file could not be read" in str(items[0].error)
+        assert not llm.batches.asked
+        return
+    assert answers(items)[0] == "heard turn 0"
+    assert isinstance(items[1].error, LLMError)
+    assert items[1].error.reason == reason
+
+
+@pytest.mark.parametrize("wire", ["chat_completions", "messages"])
+def test_results_that_arrive_damaged_are_read_again(wire: str, tmp_path: Path) -> None:
+    def half(lines: bytes, times: int) -> bytes:
+        return lines[: len(lines) // 2] if times == 1 else lines
+
+    def garbage(lines: bytes, times: int) -> bytes:
+        del times
+        first, *rest = lines.splitlines(keepends=True)
+        return b"".join((b"\x00{garbage\n", *rest, b"[]\n", b'{"custom_id":"foreign"}\n', first[:20]))
+
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.results = half
+        assert answers(run(llm, tmp_path / "half", wire=wire)) == expected(4)
+        llm.batches.faults.results = garbage
+        items = run(llm, tmp_path / "garbage", wire=wire)
+    # Each of the two batches lacks one: its turn has failed, and the others have not.
+    assert sum(isinstance(item.error, LLMError) for item in items) == 2
+    assert sum(item.outcome is not None for item in items) == 2
+
+
+@pytest.mark.parametrize("wire", ["chat_completions", "messages"])
+def test_a_provider_that_stumbles_is_asked_again_and_makes_one_batch(wire: str, tmp_path: Path) -> None:
+    def stumble(method: str, path: str, times: int) -> LlmReply | None:
+        return {1: rate_limited(0), 2: error_reply(503, "busy"), 3: hang_up()}.get(times)
+
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.in_place = stumble
+        # The reply to the first batch that is made is lost: it has to be found again.
+        llm.batches.faults.after = lambda method, path, times: (
+            hang_up() if method == "POST" and path.endswith("batches") and times == 4 else None
+        )
+        assert answers(run(llm, tmp_path, wire=wire)) == expected(4)
+    once(llm, 8)
+
+
+def test_a_refused_key_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.in_place = lambda method, path, times: error_reply(
+            401, "Incorrect API key provided"
+        )
+        with pytest.raises(LLMError) as caught:
+            run(llm, tmp_path)
+        assert caught.value.reason == "key"
+        llm.batches.faults.in_place = lambda method, path, times: None
+        assert answers(run(llm, tmp_path)) == expected(4)
+    once(llm, 8)
+
+
+def test_a_refusal_that_teaches_the_form_is_followed_in_the_next_round(tmp_path: Path) -> None:
+    def learning(request: Any) -> LlmReply:
+        if "temperature" in request.body:
+            return error_reply(
+                400,
+                "Unsupported parameter: 'temperature' is not supported with this model.",
+                code="unsupported_parameter",
+                param="temperature",
+            )
+        return counting(request)
+
+    with ScriptedLlmServer(learning) as llm:
+        items = run(llm, tmp_path, 2, llm={"temperature": 0.5})
+    assert answers(items) == expected(2)
+    assert max(llm.batches.asked.values()) == 1
+
+
+def test_what_no_batch_can_do_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        one = settings(llm.base_url)
+        with (
+            Runner(llm=[one, replace(one, model="other")]) as runner,
+            pytest.raises(MCPConfigError, match="chain"),
+        ):
+            list(runner.map(requests(1), batch=tmp_path / "chain"))
+        with Runner(llm=one) as runner:
+            said = (UserText(text="Hello"),)
+            (item,) = runner.map([replace(requests(1)[0], history=said)], batch=tmp_path / "talk")
+            assert isinstance(item.error, MCPConfigError)
+        assert answers(run(llm, tmp_path, 2)) == expected(2)
+        # Another request in the place of one that was asked, and another model in the same folder.
+        others = [TurnRequest(user="something else"), *requests(2)[1:]]
+        assert isinstance(run(llm, tmp_path, asked=others)[0].error, TraceError)
+        with pytest.raises(BatchFolderError, match="holds requests to m"):
+            run(llm, tmp_path, llm={"model": "n"})
+    once(llm, 4)
+
+
+def test_a_summary_waits_for_a_batch_like_any_request(tmp_path: Path) -> None:
+    def talking(request: Any) -> LlmReply:
+        if any("summar" in str(each).lower() for each in request.messages[-1:]):
+            return text_reply("They have noted much.")
+        if len(llm.requests) < 6:
+            return tool_calls_reply(("f.note", {"text": "x" * 3000}))
+        return text_reply("done")
+
+    with ScriptedLlmServer(talking) as llm:
+        context = ContextPolicy(window_tokens=2500, reply_tokens=200, max_summaries=1)
+        items = run(llm, tmp_path, asked=[TurnRequest(user="note")], context=context)
+    assert answers(items) == ["done"]
+    assert max(llm.batches.asked.values()) == 1
+    assert is_replayed(tmp_path / "batch" / "turns" / "000001.jsonl")
+
+
+def test_the_time_that_a_turn_waits_does_not_count_against_its_limit(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.looks = 60
+        items = run(llm, tmp_path, 1, limits=TurnLimits(turn_timeout_s=60.0))
+        assert answers(items) == expected(1)
+        trace = [*open_episode(tmp_path / "batch" / "turns" / "000001.jsonl")]
+    waits = [each.t for each in trace if isinstance(each.body, TurnWaits)]
+    after = [min(each.t for each in trace if each.t > t) for t in waits]
+    assert max(later - t for t, later in zip(waits, after, strict=True)) < 1.0
+
+
+# --- Kills
+
+
+class Killer:
+    """Kills the program that asks, once at each of some places."""
+
+    def __init__(self, llm: ScriptedLlmServer, places: set[tuple[str, str, str]]) -> None:
+        self.program: subprocess.Popen[str] | None = None
+        self._places = places
+        llm.batches.faults.in_place = self._at("before")
+        llm.batches.faults.after = self._at("after")
+
+    def _at(self, when: str) -> Callable[[str, str, int], LlmReply | None]:
+        def kill(method: str, path: str, times: int) -> LlmReply | None:
+            del times
+            kind = path.removeprefix("/v1/messages").removeprefix("/v1").split("/")
+            place = (when, method, "/".join(part for part in kind if not any(map(str.isdigit, part))))
+            if place not in self._places or self.program is None:
+                return None
+            self._places.discard(place)
+            self.program.kill()
+            self.program.wait()
+            return hang_up() if when == "before" else None
+
+        return kill
+
+
+def program(llm: ScriptedLlmServer, wire: str, folder: Path, turns: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, str(PROGRAM), llm.base_url, wire, str(folder), str(turns)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+@pytest.mark.slow
+def test_a_driver_that_is_killed_anywhere_asks_nothing_twice_and_loses_nothing(
+    wire: str, tmp_path: Path
+) -> None:
+    places = {("before", "POST", "/batches"), ("after", "POST", "/batches"), ("after", "GET", "/batches")}
+    places |= {("before", "GET", "/batches"), ("before", "POST", "/files"), ("after", "POST", "/files")}
+    places |= {("before", "GET", "/files/content"), ("before", "GET", "/batches/results")}
+    (tmp_path / "kill-in-tool").touch()
+    with ScriptedLlmServer(counting) as llm:
+        killer = Killer(llm, places)
+        kills, said = 0, ""
+        for _ in range(20):
+            killer.program = running = program(llm, wire, tmp_path / "batch", 6)
+            said, _ = running.communicate()
+            if running.returncode == 0:
+                break
+            assert running.returncode == -signal.SIGKILL
+            kills += 1
+    assert kills >= (7 if wire == "responses" else 6)
+    answers_ = json.loads(said)
+    # The call that the process was killed in may have had its effect, and is not made again.
+    interrupted = [each for each in answers_ if "interrupted" in each]
+    assert len(interrupted) == 1
+    assert [each for each in answers_ if each not in interrupted] == [
+        each for each, answer in zip(expected(6), answers_, strict=True) if answer not in interrupted
+    ]
+    once(llm, 12)
+    assert Counter((tmp_path / "effects").read_text().splitlines()) == {f"turn {n}": 2 for n in range(3)}
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_at_any_moment_asks_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.looks = 3
+        kills, said = 0, ""
+        while True:
+            running = program(llm, "chat_completions", tmp_path / "batch", 30)
+            try:
+                said, _ = running.communicate(timeout=chance.uniform(0.5, 1.6) if kills < 25 else None)
+                break
+            except subprocess.TimeoutExpired:
+                running.kill()
+                running.communicate()
+                kills += 1
+    answers_ = json.loads(said)
+    wrong = [each for each, right in zip(answers_, expected(30), strict=True) if each != right]
+    assert all("interrupted" in each for each in wrong)
+    assert kills >= 3
+    once(llm, 60)
+    effects = Counter((tmp_path / "effects").read_text().splitlines())
+    assert all(count <= 2 for count in effects.values())
