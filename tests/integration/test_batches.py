@@ -360,14 +360,16 @@ def test_a_driver_that_is_killed_anywhere_asks_nothing_twice_and_loses_nothing(
             kills += 1
     assert kills >= (7 if wire == "responses" else 6)
     answers_ = json.loads(said)
-    # The call that the process was killed in may have had its effect, and is not made again.
+    # The calls that the process was killed in, two at most, may have had their effect. None is made again.
     interrupted = [each for each in answers_ if "interrupted" in each]
-    assert len(interrupted) == 1
+    assert 1 <= len(interrupted) <= 2
     assert [each for each in answers_ if each not in interrupted] == [
         each for each, answer in zip(expected(6), answers_, strict=True) if answer not in interrupted
     ]
     once(llm, 12)
-    assert Counter((tmp_path / "effects").read_text().splitlines()) == {f"turn {n}": 2 for n in range(3)}
+    effects = Counter((tmp_path / "effects").read_text().splitlines())
+    assert 6 - len(interrupted) < sum(effects.values()) <= 6
+    assert max(effects.values()) <= 2
 
 
 @pytest.mark.slow

@@ -151,6 +151,8 @@ class OpenAIBatches:
         read = msgspec.json.decode(line, type=_OpenAILine)
         error = read.error or {}
         if read.response is None:
+            if not error:
+                raise ValueError("a line with neither a reply nor an error")
             expired = error.get("code") == "batch_expired"
             why = str(error.get("message") or "")
             if expired or error.get("code") in ("batch_cancelled", "request_cancelled"):

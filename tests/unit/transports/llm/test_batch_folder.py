@@ -1,0 +1,114 @@
+"""What a folder of waiting requests keeps, and what a kill at any place leaves in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from grue.protocol.chat_wire.batch_forms import OpenAIBatches, Result
+from grue.transports.llm.batch_folder import BatchFolder, BatchFolderError, BatchManifest
+
+MANIFEST = BatchManifest(address="http://127.0.0.1/v1", model="m", wire="responses")
+
+
+@contextmanager
+def folder(path: Path, manifest: BatchManifest = MANIFEST, **more: Any) -> Iterator[BatchFolder]:
+    with BatchFolder(path, manifest, OpenAIBatches(), **more) as files:
+        yield files
+
+
+def ask(files: BatchFolder, turn: int, request: int, body: bytes = b"{}") -> str:
+    item = files.item_of(turn, request, body)
+    if not files.is_wanted(item):
+        files.want(item, "/responses", body)
+    return item
+
+
+def test_a_request_has_the_same_id_in_the_next_process(tmp_path: Path) -> None:
+    with folder(tmp_path) as files:
+        asked = [ask(files, 1, 1), ask(files, 2, 1), ask(files, 1, 2, b'{"more":1}')]
+    with folder(tmp_path) as files:
+        assert [ask(files, 1, 1), ask(files, 2, 1), ask(files, 1, 2, b'{"more":1}')] == asked
+        assert [files.turn_of(item) for item in asked] == [1, 2, 1]
+        assert all(len(item) <= 64 for item in asked)
+    assert len((tmp_path / "requests" / "0001.jsonl").read_bytes().splitlines()) == 3
+
+
+def test_files_grow_to_the_limit_and_are_closed_when_they_are_sent(tmp_path: Path) -> None:
+    with folder(tmp_path, most_items=2) as files:
+        for turn in range(1, 6):
+            ask(files, turn, 1)
+        unsent = [*files.unsent()]
+        assert [(each.number, each.items) for each in unsent] == [(1, 2), (2, 2), (3, 1)]
+        for each in unsent:
+            files.keep(each)
+        ask(files, 6, 1)
+        assert [each.number for each in files.unsent()] == [4]
+
+
+def test_half_a_line_that_a_kill_has_left_is_asked_again(tmp_path: Path) -> None:
+    with folder(tmp_path) as files:
+        first, second = ask(files, 1, 1), ask(files, 2, 1)
+    path = tmp_path / "requests" / "0001.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    with folder(tmp_path) as files:
+        assert files.is_wanted(first)
+        assert not files.is_wanted(second)
+        assert ask(files, 2, 1) == second
+        assert sum(each.items for each in files.unsent()) == 2
+
+
+def settled(files: BatchFolder, *results: Result) -> None:
+    (submission,) = files.unsent()
+    files.settle(files.keep(submission), results)
+
+
+def test_replies_are_read_by_the_next_process_and_not_asked_for_again(tmp_path: Path) -> None:
+    with folder(tmp_path) as files:
+        item = ask(files, 1, 1)
+        assert files.result(item) is None
+        settled(files, Result(item=item, status=200, body=msgspec.Raw(b'{"id":"x"}')))
+    with folder(tmp_path) as files:
+        result = files.result(item)
+        assert result is not None
+        assert bytes(result.body) == b'{"id":"x"}'
+        assert not [*files.unsent()]
+        # The same request in another form, which an earlier process has learned: its reply counts.
+        assert files.item_of(1, 1, b'{"other":"form"}') == item
+        assert files.item_of(1, 2, b'{"other":"form"}') != item
+
+
+def test_a_failed_request_is_asked_anew_only_in_a_turn_that_begins_anew(tmp_path: Path) -> None:
+    with folder(tmp_path) as files:
+        item = ask(files, 1, 1)
+        files.turn(1).write_text("a trace")
+        settled(files, Result(item=item, kind="timed_out", reason="timeout"))
+        assert files.item_of(1, 1, b"{}") == item
+        files.set_aside(1)
+        again = ask(files, 1, 1)
+        assert again != item
+        assert files.item_of(1, 1, b"{}") == again
+        assert not files.turn(1).exists()
+
+
+def test_a_folder_is_for_one_process_and_one_model(tmp_path: Path) -> None:
+    with folder(tmp_path), pytest.raises(BatchFolderError, match="Another process works"), folder(tmp_path):
+        pass
+    with pytest.raises(BatchFolderError, match="not to n"), folder(tmp_path, replace(MANIFEST, model="n")):
+        pass
+    (tmp_path / "batch.json").write_text("{")
+    with pytest.raises(BatchFolderError, match="damaged"), folder(tmp_path):
+        pass
+
+
+def test_a_place_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(BatchFolderError, match="Cannot use the batch folder"),
+        folder(tmp_path / "file" / "x"),
+    ):
+        pass
