@@ -47,7 +47,7 @@ class BatchFaults(Struct, kw_only=True):
     """What goes wrong with batches. It may be changed while the server runs.
 
     Attributes:
-        looks: How often a batch is looked at before it ends; 0: it has ended when it is made.
+        looks: How often a batch is looked at before it is seen to have ended.
         ends: How a batch ends. Requests of one that `expired` or was `cancelled` are answered, unless
             `unanswered` says otherwise; those of one that has `failed` never are.
         why: What the provider says of a batch that has `failed`.
@@ -59,7 +59,7 @@ class BatchFaults(Struct, kw_only=True):
         results: Called with the lines of a file of results, and how often it was read; what is sent.
     """
 
-    looks: int = 1
+    looks: int = 0
     ends: Literal["completed", "expired", "cancelled", "failed"] = "completed"
     why: str = "the file could not be read"
     unanswered: Callable[[str], Unanswered | None] = _never
