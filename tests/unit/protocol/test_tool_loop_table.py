@@ -411,7 +411,7 @@ for _name, _row in LISTED.items():
         if _name != "AwaitingTools, last round":  # that one has the server a only
             _row["ToolsChanged b"] = "AwaitingTools:"
 
-# A request to the model may wait for a batch. A later process goes on there, with servers that are not started.
+# A request to the model may wait for a batch. A later process goes on there, with servers not started.
 for _name, _row in LISTED.items():
     if _name.startswith(("AwaitingCompletion", "AwaitingSummary")):
         _waits = ": TurnWaits" if _name == "AwaitingCompletion, only" else f": {CLOSE_BOTH}"
