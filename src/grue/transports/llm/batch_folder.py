@@ -27,8 +27,7 @@ from msgspec import Struct
 
 from grue.errors import MCPError
 from grue.protocol.chat_wire.batch_forms import BatchForm, Result
-from grue.runtime.safe_open import read_regular
-from grue.runtime.whole_file import replacing, write_whole
+from grue.runtime.files import read_regular, replacing, write_whole
 
 _MOST_BYTES = 2**20
 FORMAT = 1
