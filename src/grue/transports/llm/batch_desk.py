@@ -182,14 +182,18 @@ class BatchDesk:
         patience = self._patience()
         while True:
             try:
-                for path in batch.results:
-                    async for line in self._lines(path):
-                        result = self._read(line)
-                        if result is not None:
-                            return result.item in ours
-                return False
+                return await self._first_item(batch) in ours
             except _BrokenOff as broken:
                 await patience.after(broken.fault)
+
+    async def _first_item(self, batch: BatchState) -> str:
+        """Return the id of the first request in the results of a batch that can be read, or ''."""
+        for path in batch.results:
+            async for line in self._lines(path):
+                result = self._read(line)
+                if result is not None:
+                    return result.item
+        return ""
 
     async def _look(self, record: Submission) -> list[str]:
         if record.state == "sending":
@@ -209,17 +213,9 @@ class BatchDesk:
         draft = self._folder.replies_of(record.number).with_suffix(".part")
         patience, reads = self._patience(), 0
         while True:
-            missing, sound = set(items), True
+            missing = set(items)
             try:
-                with draft.open("wb") as file:
-                    for path in state.results:
-                        async for line in self._lines(path):
-                            result = self._read(line)
-                            if result is None:
-                                sound = False
-                            elif result.item in missing:
-                                missing.discard(result.item)
-                                file.write(msgspec.json.encode(result) + b"\n")
+                sound = await self._read_into(draft, state, missing)
             except _BrokenOff as broken:
                 await patience.after(broken.fault)
                 continue
@@ -230,6 +226,20 @@ class BatchDesk:
         settled = self._folder.settle(record, _results(draft, rest))
         draft.unlink(missing_ok=True)
         return settled
+
+    async def _read_into(self, draft: Path, state: BatchState, missing: set[str]) -> bool:
+        """Write the results into a file; take their ids out of `missing`. Return whether all can be read."""
+        sound = True
+        with draft.open("wb") as file:
+            for path in state.results:
+                async for line in self._lines(path):
+                    result = self._read(line)
+                    if result is None:
+                        sound = False
+                    elif result.item in missing:
+                        missing.discard(result.item)
+                        file.write(msgspec.json.encode(result) + b"\n")
+        return sound
 
     def _read(self, line: bytes) -> Result | None:
         try:
