@@ -245,10 +245,23 @@ def test_r2_2_doctor_finds_a_missing_file(tmp_path: Path) -> None:
     assert "WRONG  The file of MCP servers nowhere.json was not found." in found.stdout
 
 
-def test_doctor_says_that_a_programs_own_settings_are_not_checked(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text("llm = LlmSettings(base_url=..., model=...)\n")
+def test_doctor_checks_what_grue_init_wrote(tmp_path: Path) -> None:
+    grue("init", cwd=tmp_path)
+    found = grue("doctor", "--no-network", cwd=tmp_path, GRUE_API_KEY="", OPENROUTER_API_KEY="")
+    assert "ok     agent.py names anthropic/claude-haiku-5.5 at https://openrouter.ai/api/v1" in found.stdout
+    assert "mind (mcp_config.json): MCP" in found.stdout
+    assert (found.returncode, "Set GRUE_API_KEY or OPENROUTER_API_KEY" in found.stdout) == (1, True)
+    keyed = grue("doctor", "--no-network", cwd=tmp_path, GRUE_API_KEY="k-0123456789abcdef")
+    assert keyed.returncode == 0, keyed.stdout
+
+
+def test_doctor_says_how_to_check_what_a_program_names_beside_the_project(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text('llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")\n')
+    (tmp_path / "other.py").write_text("llm = LlmSettings(base_url=URL, model=name)\nbroken(\n")
+    (tmp_path / "pyproject.toml").write_text('[tool.grue.llm]\nagent_model = "n"\n')
     found = grue("doctor", "--no-network", cwd=tmp_path)
-    assert "agent.py names an endpoint and a model in its own code" in found.stdout
+    assert "To check that: grue doctor --base-url http://127.0.0.1:9/v1 --model m" in found.stdout
+    assert "other.py" not in found.stdout
     named = ("--base-url", "http://127.0.0.1:9/v1", "--model", "m")
     checked = grue("doctor", "--no-network", *named, cwd=tmp_path)
     assert "m at http://127.0.0.1:9/v1" in checked.stdout
@@ -257,5 +270,6 @@ def test_doctor_says_that_a_programs_own_settings_are_not_checked(tmp_path: Path
 
 def test_doctor_says_of_a_file_that_is_not_used(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp_config.json", box=faulty())
+    (tmp_path / "pyproject.toml").write_text("[tool.grue.mcp]\nenabled = false\n")
     found = grue("doctor", "--no-network", cwd=tmp_path)
-    assert "note   mcp_config.json is not used" in found.stdout
+    assert "note   mcp_config.json is not used: pyproject.toml turns MCP off" in found.stdout

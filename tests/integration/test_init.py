@@ -5,11 +5,15 @@ import os
 import pty
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import promises
 import pytest
 from commands import command, environment, grue
 
+from grue.cli import init
 from grue.sandbox.box import Sandbox
 from grue.sandbox.launch import missing_for
 
@@ -64,6 +68,36 @@ def test_what_it_writes_passes_at_once(tmp_path: Path, home: Path) -> None:
         check=False,
     )
     assert linted.returncode == 0, linted.stdout
+
+
+class Ollama(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"object": "list", "data": [{"id": "qwen3:8b"}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_it_finds_out_which_model_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key it is what listens where Ollama does, if something does. It asks nobody."""
+    for name in ("GRUE_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer(("127.0.0.1", 0), Ollama) as server:
+        local = f"http://127.0.0.1:{server.server_port}/v1"
+        monkeypatch.setattr(init, "_LOCAL", local)
+        monkeypatch.setattr(init, "_LOCAL_S", promises.GUARD_S)
+        serving = threading.Thread(target=server.handle_request)
+        serving.start()
+        assert init._found_model() == (local, "qwen3:8b")
+        serving.join()
+        monkeypatch.setenv("OPENROUTER_API_KEY", "k-0123456789abcdef")
+        assert init._found_model() == init._DEFAULT, "a key says which one is meant"
+    monkeypatch.delenv("OPENROUTER_API_KEY")
+    assert init._found_model() == init._DEFAULT, "nothing listens any more"
 
 
 def test_servers_of_another_host_come_without_their_secrets(tmp_path: Path, home: Path) -> None:

@@ -1,5 +1,6 @@
 """`grue doctor`: check everything that an episode needs, and print what is wrong and how to fix it."""
 
+import ast
 import importlib
 import importlib.metadata
 import os
@@ -10,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import anyio
 
@@ -18,10 +19,10 @@ from grue import __version__
 from grue import messages as m
 from grue.cli.doctor_boot import before_start, boot_lines
 from grue.cli.doctor_boxes import boxes
-from grue.cli.doctor_llm import look_at_llm
+from grue.cli.doctor_llm import look_at_llm, names_an_endpoint
 from grue.cli.finding import Finding, Verdict
 from grue.cli.login import stored_login
-from grue.cli.project import BUNDLED, PROJECT_FILE, KnownServers, declines_mcp, known_servers, project_tables
+from grue.cli.project import BUNDLED, PROJECT_FILE, KnownServers, known_servers, project_tables
 from grue.cli.saying import say, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.settings import GameConfiguration
@@ -29,6 +30,7 @@ from grue.config.wiring import turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosts.zork.games.interpreters import choose_interpreter
+from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
 from grue.tool_sessions.environment import is_own_key, visible_keys
@@ -80,9 +82,13 @@ def _findings(
         config = GameConfiguration.of_project()
         config.ask(base_url, model)
         yield _project(config)
-        if base_url is None and model is None:
-            yield from _programs()
-        known = known_servers(config, mcp_config)
+        asked = base_url is not None or model is not None
+        named = asked or names_an_endpoint(config)
+        if not asked:
+            for finding in _named_llm(config, chosen=named):
+                named = True
+                yield finding
+        known = known_servers(config, mcp_config, unasked=True)
     except MCPConfigError as error:
         yield Finding("WRONG", str(error))
         return
@@ -93,7 +99,7 @@ def _findings(
     yield from _node(known)
     yield from _servers(known, config, network=network)
     yield from _listing_cache()
-    yield from look_at_llm(config, network=network)
+    yield from look_at_llm(config, network=network, named=named)
     yield from _interpreters()
 
 
@@ -119,16 +125,48 @@ def _project(config: GameConfiguration) -> Finding:
     return Finding("ok", f"{PROJECT_FILE}: MCP is {mcp}")
 
 
-def _programs() -> Iterator[Finding]:
-    """Say that a program's own endpoint and model are not checked."""
+class _Named(NamedTuple):
+    """A program that names its endpoint and its model, as `grue init` writes it."""
+
+    path: Path
+    base_url: str
+    model: str
+
+
+def _programs() -> Iterator[_Named]:
+    """Yield the programs of this folder that write both down. They are read, not run."""
     for path in sorted(Path().glob("[!t]*.py"))[:_MOST_PROGRAMS]:
-        with suppress(OSError):
-            if "LlmSettings(" in path.read_text(encoding="utf-8", errors="replace")[:_MOST_CHARS]:
-                yield Finding(
-                    "note",
-                    f"{shown_path(path)} names an endpoint and a model in its own code. To check those:"
-                    " grue doctor --base-url URL --model NAME",
-                )
+        with suppress(OSError, SyntaxError, ValueError, RecursionError):
+            text = path.read_text(encoding="utf-8", errors="replace")[:_MOST_CHARS]
+            if "LlmSettings(" in text:
+                yield from _settings_in(path, ast.parse(text))
+
+
+def _settings_in(path: Path, program: ast.Module) -> Iterator[_Named]:
+    for node in ast.walk(program):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "LlmSettings":
+            given = {each.arg: getattr(each.value, "value", None) for each in node.keywords}
+            url, model = given.get("base_url"), given.get("model")
+            if isinstance(url, str) and isinstance(model, str):
+                yield _Named(path, url, model)
+
+
+def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
+    """Check what a program names, if nothing else names an endpoint; say of others how to check them.
+
+    Args:
+        config: The settings, which take over what the first program names.
+        chosen: The project or the command line names an endpoint.
+    """
+    for named in dict.fromkeys(_programs()):
+        what = f"{shown_path(named.path)} names {printable(named.model)} at {shown_endpoint(named.base_url)}"
+        if chosen:
+            how = f"grue doctor --base-url {shlex.quote(named.base_url)} --model {shlex.quote(named.model)}"
+            yield Finding("note", f"{what}. To check that: {how}")
+        else:
+            config.ask(named.base_url, named.model)
+            yield Finding("ok", f"{what}: checked below")
+            chosen = True
 
 
 def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Finding]:
@@ -138,7 +176,7 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
     elif known.source != BUNDLED:
         yield Finding("ok", f"{known.source}: {counted(count, 'server')}")
     elif mcp_config is None and Path(DEFAULT_FILE_NAME).is_file():
-        why = f"{PROJECT_FILE} turns MCP off" if declines_mcp() else f"{PROJECT_FILE} does not turn MCP on"
+        why = f"{PROJECT_FILE} turns MCP off"
         yield Finding("note", f"{DEFAULT_FILE_NAME} is not used: {why}. Try it with --mcp-config.")
     for warning in known.warnings:
         yield Finding("note", warning)

@@ -55,12 +55,13 @@ the model's own has none; with Ollama a model that is marked "tools"."""
 _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at all"}
 
 
-def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding]:
+def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Iterator[Finding]:
     """Yield the findings about the configured endpoint.
 
     Args:
         config: The settings.
         network: Also send requests to the endpoint.
+        named: Somebody has named this endpoint: the project, a program or the command line.
     """
     url = shown_endpoint(config.client_base_url)
     try:
@@ -69,7 +70,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding
     except MCPConfigError as error:
         yield Finding("WRONG", str(error))
         return
-    if not settings.api_key and not _names_an_endpoint(config):
+    if not settings.api_key and not named:
         yield Finding("note", "No LLM is configured. grue play --offline works without one.")
     elif not settings.api_key and needs_key(config.client_base_url):
         names = " or ".join(key_names(config.client_base_url))
@@ -80,7 +81,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding
         yield from _asked(endpoint)
 
 
-def _names_an_endpoint(config: GameConfiguration) -> bool:
+def names_an_endpoint(config: GameConfiguration) -> bool:
     """Return whether the project has settings for the model, or names another endpoint than the default."""
     project = project_tables()
     return (

@@ -6,14 +6,17 @@ A file that exists is never written to. What is copied from another host holds n
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import httpx
 import typer
 
 from grue.cli.saying import GRUE, say, shown_path
@@ -24,6 +27,7 @@ from grue.runtime.files import write_whole
 from grue.runtime.safe_text import printable
 from grue.sandbox.box import Sandbox
 from grue.sandbox.launch import missing_for
+from grue.transports.llm.endpoint import key_names
 
 AGENT = '''"""Answer a question with the tools of the servers in mcp_config.json.
 
@@ -92,6 +96,27 @@ def test_the_configuration_of_servers_is_valid():
 '''
 
 
+_DEFAULT = ("https://openrouter.ai/api/v1", "anthropic/claude-haiku-5.5")
+_LOCAL = "http://127.0.0.1:11434/v1"
+"""Where Ollama listens."""
+_LOCAL_S = 0.5
+
+
+def _found_model() -> tuple[str, str]:
+    """Return the endpoint and the model to begin with: without a key, those of this machine, if it has any.
+
+    Nobody is asked: agent.py says both, and is easily changed.
+    """
+    if any(os.environ.get(name) for name in key_names(_DEFAULT[0])):
+        return _DEFAULT
+    with suppress(httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
+        listed = httpx.get(f"{_LOCAL}/models", timeout=_LOCAL_S, trust_env=False).json()
+        model = listed["data"][0]["id"]
+        if isinstance(model, str) and re.fullmatch(r"[\w.:/@-]{1,100}", model):
+            return _LOCAL, model
+    return _DEFAULT
+
+
 def start_project(folder: Path, sources: Sequence[Path]) -> None:
     """Write the files of a new project into a folder, and print what was written and what to do next.
 
@@ -108,7 +133,10 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
     configuration = {"mcpServers": {name: copy.entry for name, copy in servers.items()}}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "agent.py", AGENT)
+        url, model = _found_model()
+        agent = AGENT.replace(_DEFAULT[0], url).replace(_DEFAULT[1], model)
+        if _write(folder / "agent.py", agent):
+            say(f"         with {model} at {url}")
         _write(folder / "test_agent.py", TEST)
         added = _write(folder / DEFAULT_FILE_NAME, json.dumps(configuration, indent=2) + "\n")
     except OSError as error:
@@ -186,5 +214,6 @@ def _say_what_is_next(folder: Path) -> None:
     if find_spec("pytest") is None:
         say("  pip install pytest             # the test needs it")
     say("  python -m pytest               # passes without a network and without a key")
+    say(f"  {f'{GRUE} doctor':30} # checks the model, its key and the servers")
     say(f"  {f'{GRUE} tools':30} # what the configured servers offer")
     say('  python agent.py "A question"   # with the endpoint and the model that agent.py names')

@@ -84,6 +84,14 @@ def test_a_line_without_an_answer_is_told_and_the_next_one_is_answered(run: CliR
     assert "There is no command /fly." in done.stderr
 
 
+def test_a_mistyped_command_fails_nothing_and_names_the_nearest(run: CliRunner) -> None:
+    done = chat(run, "--offline", "--no-mcp", said="/tolls\nthink about lamps\n")
+    assert done.exit_code == 0, done.output
+    assert "There is no command /tolls. Did you mean /tools?" in done.stderr
+    result = json.loads(next(Path("runs").iterdir()).joinpath("result.json").read_text())
+    assert result["reason"] == "ended"
+
+
 def test_what_every_line_would_meet_ends_it(run: CliRunner) -> None:
     with ScriptedLlmServer([error_reply(401, "bad key")]) as llm:
         done = chat(run, "--base-url", llm.base_url, "--model", "m", "--no-mcp", said="a\nb\nc\n")

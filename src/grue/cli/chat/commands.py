@@ -1,5 +1,6 @@
 """The commands of a chat: lines that begin with a slash."""
 
+import difflib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -69,7 +70,9 @@ class ChatCommands:
         if name == "/quit":
             return False
         if name not in self._run:
-            raise UnknownCommand(f"There is no command {printable(name, 40)}. /help lists them.")
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            meant = f" Did you mean {near[0]}?" if near else ""
+            raise UnknownCommand(f"There is no command {printable(name, 40)}.{meant} /help lists them.")
         self._run[name](rest.strip())
         return True
 

@@ -106,7 +106,7 @@ class ChatProgram:
     Attributes:
         talk: The conversation. Set it before `run`.
         reader: Where input comes from; by default the lines of standard input.
-        failed: An input had no answer, or was no command.
+        failed: An input had no answer.
     """
 
     def __init__(self, screen: Screen, redaction: Redaction, here: Path) -> None:
@@ -151,7 +151,9 @@ class ChatProgram:
                 self._screen.end(None)
                 self._screen.tell(Line("(Ctrl-D or /quit leaves.)", DIM))
             except UnknownCommand as error:
-                self._fail(str(error))
+                # Nothing was asked, so nothing has failed.
+                self._screen.end(None)
+                self._screen.tell(lines.complaint(str(error)))
             except MCPError as error:
                 self._fail(str(error))
                 if self._is_final(error):

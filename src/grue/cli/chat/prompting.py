@@ -33,6 +33,13 @@ _SHORTEST = 2
 _LOCAL_MODES = 3
 """Index of the local modes in the list that `tcgetattr` returns."""
 
+_USABLE = {
+    0: termios.ICRNL,
+    1: termios.OPOST,
+    _LOCAL_MODES: termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN,
+}
+"""What a terminal has on between programs: by index in that list."""
+
 _MAX_HISTORY_BYTES = 2**20
 _STYLE = Style.from_dict(
     {
@@ -52,6 +59,11 @@ def typing_ahead_hidden() -> Iterator[None]:
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
+    # A chat that was killed could not put the terminal right: it shows nothing that is typed, or is in raw
+    # mode. Nobody has a terminal like that on purpose when a program starts, so this one leaves it usable.
+    for modes, wanted in _USABLE.items():
+        before[modes] |= wanted
+    termios.tcsetattr(descriptor, termios.TCSANOW, before)
     hidden = termios.tcgetattr(descriptor)
     hidden[_LOCAL_MODES] &= ~termios.ECHO
     termios.tcsetattr(descriptor, termios.TCSANOW, hidden)

@@ -1,5 +1,8 @@
 """The prompt at a terminal: keys, completion, history."""
 
+import os
+import termios
+import tty
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from grue.cli.chat import prompting
-from grue.cli.chat.prompting import ChatCompleter, PromptReader
+from grue.cli.chat.prompting import ChatCompleter, PromptReader, typing_ahead_hidden
 from grue.runtime.secrets.redaction import Redaction
 
 TOOLS = ["mcp.cave.look", "mcp.cave.dig", "mcp.files.read"]
@@ -128,3 +131,22 @@ def test_paths_are_completed_after_save(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("")
     made = ChatCompleter(list).get_completions(Document(f"/save {tmp_path}/no"), CompleteEvent())
     assert [each.text for each in made] == ["tes.md"]
+
+
+def test_a_terminal_that_a_killed_chat_has_left_is_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without echo, and in raw mode, if it was killed at its prompt."""
+    main, terminal = os.openpty()
+    try:
+        tty.setraw(terminal)
+        with open(terminal, closefd=False) as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            with typing_ahead_hidden():
+                during = termios.tcgetattr(terminal)
+            after = termios.tcgetattr(terminal)
+        assert during[3] & (termios.ECHO | termios.ICANON) == termios.ICANON
+        for wanted in (termios.ECHO, termios.ICANON, termios.ISIG):
+            assert after[3] & wanted
+        assert after[1] & termios.OPOST
+    finally:
+        os.close(main)
+        os.close(terminal)
