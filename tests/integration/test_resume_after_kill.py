@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pytest
 from killable_episodes import Episode, Kill, Stage, alive_of, turns_over
@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from grue.errors import TraceError
 from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed, Remembered
-from grue.messages import RequestCompletion, RunTurn, TurnCompleted
+from grue.messages import RequestCompletion, RunTurn, SessionOpened, TurnCompleted
 from grue.testing import replay
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, json_reply, tool_calls_reply
@@ -41,9 +41,10 @@ pytestmark = [
 ]
 
 SEED = int(os.environ.get("GRUE_KILL_SEED", "20"))
-INSTANTS, TURNS, STAGES = 50, 6, 2
+INSTANTS, TURNS, STAGES = int(os.environ.get("GRUE_KILL_INSTANTS", "50")), 6, 2
 THOUGHT = {"thought": "Which way?", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
 SAME = ("commands", "score", "max_score", "turns", "deaths", "fallbacks", "tool_calls", "reason", "detail")
+Start: TypeAlias = Literal["before", "when_called"] | None
 PLAYBOOK = playbook_for("The House", 7)
 
 
@@ -66,8 +67,11 @@ class Whole(Struct, frozen=True):
 class Theatre:
     """Where episodes are played, killed and resumed, several at once, and their requests counted."""
 
-    def __init__(self, folder: Path, server: ScriptedLlmServer, stages: Sequence[Stage]) -> None:
+    def __init__(
+        self, folder: Path, server: ScriptedLlmServer, stages: Sequence[Stage], start: Start = None
+    ) -> None:
         self._folder = folder
+        self._start = start
         self._server = server
         self._free: SimpleQueue[Stage] = SimpleQueue()
         for stage in stages:
@@ -85,7 +89,11 @@ class Theatre:
     def episode(self, name: str) -> Episode:
         """A new episode; `name` is its model's, by which its requests are told from others'."""
         return Episode(
-            folder=str(self._folder / name), base_url=self._server.base_url, model=name, turns=TURNS
+            folder=str(self._folder / name),
+            base_url=self._server.base_url,
+            model=name,
+            turns=TURNS,
+            start=self._start,
         )
 
     def paid(self, episode: Episode) -> Counter[int]:
@@ -96,14 +104,17 @@ class Theatre:
             if request.body.get("model") == episode.model
         )
 
-    def whole(self) -> Whole:
+    def whole(self, name: str = "whole") -> Whole:
         """Play without being disturbed."""
-        episode = self.episode("whole")
+        episode = self.episode(name)
         with self.stage() as stage:
             assert not stage.play(episode).error
         trace = read_episode(Path(episode.folder))
         last = next(e.seq for e in trace.envelopes if isinstance(e.body, RunTurn) and e.body.turn == TURNS)
         kinds = [type(e.body).__name__ for e in trace.envelopes if e.seq >= last]
+        started = [e.body.server for e in trace.envelopes if isinstance(e.body, SessionOpened)]
+        if self._start and name == "whole":
+            assert len(started) == TURNS // 3, "only turns that think start the server"
         return Whole(
             result_of(episode),
             history_of(trace),
@@ -224,15 +235,19 @@ def compare(
     assert replay(episode.folder) == sum(runs.values())
 
 
-@pytest.fixture(scope="module")
-def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
+@pytest.fixture(scope="module", params=[None, "when_called"])
+def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
     folder = tmp_path_factory.mktemp("killed")
     with (
         assert_nothing_left(),
         ScriptedLlmServer(script) as server,
         contextlib.ExitStack() as stages,
     ):
-        yield Theatre(folder, server, [stages.enter_context(Stage(folder)) for _ in range(STAGES)])
+        cast = [stages.enter_context(Stage(folder)) for _ in range(STAGES)]
+        theatre = Theatre(folder, server, cast, request.param)
+        if request.param:
+            theatre.whole("known")  # so that the server's list is
+        yield theatre
 
 
 @pytest.fixture(scope="module")

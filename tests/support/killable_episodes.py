@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -46,6 +46,7 @@ class Episode(Struct, frozen=True, kw_only=True):
     model: str
     turns: int
     seed: int = 7
+    start: Literal["before", "when_called"] | None = None
 
 
 class Ended(Struct, frozen=True, kw_only=True):
@@ -183,6 +184,7 @@ def _play(episode: Episode, kill: Kill, to_tell: int, *, resume: bool) -> None:
         seed=episode.seed,
         run_dir=Path(episode.folder),
         output="quiet",
+        start=episode.start,
     )
     play.play_episode(PlayOptions(resume=Path(episode.folder), output="quiet") if resume else options)
 
