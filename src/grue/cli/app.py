@@ -269,6 +269,10 @@ def chat(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="In a pipe: print only answers and errors.")
     ] = False,
+    learn: Annotated[
+        str | None,
+        typer.Option(metavar="SERVER", help="Run this server without a box, and print the one it needs."),
+    ] = None,
 ) -> None:
     """Chat with an agent that has MCP tools. In a pipe: a line in, an answer out."""
     with plain_errors():
@@ -290,6 +294,7 @@ def chat(
             turn_timeout_s=turn_timeout,
             resume=resume,
             quiet=quiet,
+            learn=learn,
         )
         if not run_chat(options):
             raise typer.Exit(FAILED)

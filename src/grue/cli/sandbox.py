@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,7 +24,7 @@ from grue.sandbox.launch import boxed, missing_for
 from grue.sandbox.learning import Watch, watching
 from grue.sandbox.places import places_of
 from grue.sandbox.seatbelt import SCRATCH, profile
-from grue.tool_sessions.server_specs import StdioServer
+from grue.tool_sessions.server_specs import McpServer, StdioServer
 from grue.tracing.reading import open_episode
 
 
@@ -110,9 +110,7 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
     Raises:
         MCPConfigError: There is no such server, or a trace cannot be read.
     """
-    server = _named(_started(path), name)
-    watch = Watch()
-    watched = replace(server, sandbox=watching(watch))
+    watched, learned = watched_server(_started(path), name)
     count = failed = 0
     with ToolClient({name: watched}) as client:
         client.connect(name)
@@ -126,10 +124,25 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
                 continue
             failed += result.is_error
             say(printable(f"{tool}: {result.error_message if result.is_error else 'answered'}"), err=True)
-    box = watch.proposal(cwd=str(Path(server.cwd or "").absolute()))
     say(f"{count} calls, {failed} failed. The box that would have sufficed:", err=True)
-    say(json.dumps({"sandbox": _table(box)}, indent=2, ensure_ascii=True))
+    say(learned())
     return failed == 0
+
+
+def watched_server(servers: Mapping[str, McpServer], name: str) -> tuple[StdioServer, Callable[[], str]]:
+    """Return a server that is watched and not limited, and what returns the box that it needs, as JSON.
+
+    Raises:
+        MCPConfigError: There is no such server to start.
+    """
+    server = _named(_only_started(servers), name)
+    watch = Watch()
+
+    def learned() -> str:
+        box = watch.proposal(cwd=str(Path(server.cwd or "").absolute()))
+        return json.dumps({"sandbox": _table(box)}, indent=2, ensure_ascii=True)
+
+    return replace(server, sandbox=watching(watch)), learned
 
 
 def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
@@ -175,7 +188,11 @@ def _show(
 
 def _started(mcp_config: Path | None) -> dict[str, StdioServer]:
     known = known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
-    return {name: each for name, each in known.servers.items() if isinstance(each, StdioServer)}
+    return _only_started(known.servers)
+
+
+def _only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
+    return {name: each for name, each in servers.items() if isinstance(each, StdioServer)}
 
 
 def _named(servers: dict[str, StdioServer], name: str) -> StdioServer:

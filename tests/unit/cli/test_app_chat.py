@@ -2,9 +2,11 @@
 
 import builtins
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import boxes
 import pytest
 from typer.testing import CliRunner
 
@@ -158,3 +160,26 @@ def test_its_facts_are_shown_as_it_words_them(run: CliRunner) -> None:
     assert "turn 1, from byte" in shown
     assert "turn 1 is no longer part of the conversation" in shown
     assert run.invoke(app, ["trace", "stats", "run"]).exit_code == 0
+
+
+@boxes.needs_hosts
+def test_a_server_is_watched_while_a_person_chats_and_its_box_is_proposed(
+    run: CliRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "kept").mkdir()
+    program = """
+from grue.hosts.servers import think
+open("kept/thoughts", "w").close()
+think.main([])"""
+    entry = {"command": sys.executable, "args": ["-c", program], "sandbox": "pure"}
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {"mind": entry}}))
+    said = f"call mcp.mind.think {THINK}\n"
+    done = chat(run, "--offline", "--quiet", "--learn", "mind", said=said)
+    assert done.exit_code == 0, done.output
+    shown = done.output[done.output.index("{\n") :]
+    assert (
+        json.loads(shown) == {"sandbox": {"preset": "pure", "write": ["kept"]}}
+        or str(tmp_path / "kept") in shown
+    )
+    unknown = chat(run, "--offline", "--learn", "absent")
+    assert "There is no preset and no server absent to start" in unknown.output.replace("'", "")

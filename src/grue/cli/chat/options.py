@@ -21,6 +21,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
         resume: The run folder to resume, with the options of its first run.
         started_in: The folder in which it was started; `None`: the working directory.
         quiet: Print only the answers.
+        learn: The server that is watched; the box that it needs is printed at the end.
     """
 
     offline: bool = False
@@ -35,6 +36,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     resume: Path | None = None
     started_in: Path | None = None
     quiet: bool = False
+    learn: str | None = None
 
 
 _RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions", "ask", "turn_timeout_s")

@@ -80,6 +80,10 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                 talk.finish("failed" if isinstance(error, MCPError) else "interrupted")
             raise
         talk.finish("failed" if program.failed else "ended")
+        if wiring.learned is not None:
+            screen.tell(Line(f"The box that would have sufficed for {options.learn}:", DIM))
+            for row in wiring.learned().splitlines():
+                screen.tell(Line(row))
         if not options.quiet:
             screen.tell(Line(f"To go on: {GRUE} chat --resume {where}", DIM))
     return not program.failed or at_terminal

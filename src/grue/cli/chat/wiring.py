@@ -1,12 +1,14 @@
 """The model, the tool servers and the policy of a chat, from its options and the project's settings."""
 
 import sys
+from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.cli.chat.options import ChatOptions
 from grue.cli.project import BUNDLED, known_servers
+from grue.cli.sandbox import watched_server
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
 from grue.hosts.agent_loop.names import prefixed_policy
@@ -24,6 +26,7 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
         endpoint: The model's endpoint.
         servers: The MCP servers, by name.
         notes: Sentences about settings that have no effect.
+        learned: Returns the box that the watched server needs, as text; `None`: none is watched.
     """
 
     endpoint: LlmEndpoint
@@ -35,6 +38,7 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
     budget: Budget
     start: StartWhen = DEFAULT_START
     notes: tuple[str, ...] = ()
+    learned: Callable[[], str] | None = None
 
 
 def wire_chat(options: ChatOptions) -> ChatWiring:
@@ -56,6 +60,10 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
         if options.mcp_config is not None:
             config.mcp_config_file = str(options.mcp_config.absolute())
         lock = None if known.source == BUNDLED else tool_lock(config)
+    learned = None
+    if options.learn is not None:
+        watched, learned = watched_server(servers, options.learn)
+        servers = {**servers, options.learn: watched}
     return ChatWiring(
         endpoint=_endpoint(options, config),
         servers=servers,
@@ -66,6 +74,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
         budget=episode_budget(config),
         start=config.mcp_start,
         notes=notes,
+        learned=learned,
     )
 
 
