@@ -581,10 +581,16 @@ def _remedy(
             )
         case "address":
             return f"Check the model name '{model}' and the base URL, which usually ends in /v1."
+        case "tools" if re.search(r"--(?:enable-auto-tool-choice|jinja)\b", fault.message):
+            return "Start the server with the options that its words name, or turn MCP off."
         case "tools":
             return f"Choose a model that can call tools instead of '{model}', or turn MCP off."
         case "content":
             return "The provider's moderation refused what was sent: change it, or choose another model."
+        case "too_long" if _MORE_THAN_A_MINUTE.search(fault.message):
+            return "Set a ContextPolicy, send less, or ask the provider for more tokens a minute."
+        case "too_long" if fault.status == 413 and not is_too_long(fault.message):
+            return "Send less, above all fewer images, or raise the limit of the proxy before the endpoint."
         case "too_long":
             return "Set a ContextPolicy, send less, or choose a model with a larger context window."
         case "request":

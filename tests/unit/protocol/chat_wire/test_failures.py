@@ -137,6 +137,23 @@ def test_a_429_about_money_is_final_and_says_so() -> None:
         ),
         (Fault(kind="refused", status=403, message="no"), "https://x/v1", "Allow the key's account what"),
         (
+            Fault(kind="refused", status=413, message="Too Large"),
+            "https://x/v1",
+            "raise the limit of the proxy",
+        ),
+        (
+            Fault(
+                kind="refused", status=413, message="Request too large for x on TPM: Limit 9, Requested 12"
+            ),
+            "https://x/v1",
+            "ask the provider for more tokens a minute",
+        ),
+        (
+            Fault(kind="refused", status=400, message="auto tool choice requires --enable-auto-tool-choice"),
+            "https://x/v1",
+            "Start the server with the options",
+        ),
+        (
             Fault(kind="refused", status=403, message="Your input was flagged"),
             "https://x/v1",
             "The provider's moderation refused what was sent",
