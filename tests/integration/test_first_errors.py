@@ -99,6 +99,7 @@ def changed() -> None:
         client.call("tools.echo", {}, check=True, definition=replace(echo, description="What it did before."))
 
 
+CUT = text_reply("[1, 2", finish_reason="length")
 FILTERED = text_reply("", finish_reason="content_filter")
 
 # What the user did: (class, how, what is wrong, where, what to do). The last is empty where the tool's author
@@ -157,6 +158,10 @@ FIRST: dict[str, tuple[str, Callable[[], object], str, str, str]] = {
             ),
         ),
         *("valid integer", r"turn 1: Input", r"fallback="),
+    ),
+    "gets an answer that is cut": (
+        *("AnswerError", lambda: turn(CUT, CUT, request=TurnRequest(system="s", user="u", answer=list[int]))),
+        *("cut at the length limit", "turn 1", "Raise max_tokens"),
     ),
     "has a reply stopped by a filter": (
         *("AnswerStopped", lambda: turn(FILTERED, FILTERED, FILTERED)),

@@ -14,6 +14,7 @@ from grue.errors import (
     TurnTimedOut,
 )
 from grue.policies import TURN_TIMEOUT_S
+from grue.protocol.turn.tools import CUT
 from grue.runtime.trace.file import writers_of
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.failures import failure_text
@@ -59,6 +60,7 @@ def error_for(end: m.TurnFailed) -> MCPError:
             return AnswerStopped(text, raw=raw, finish_reason=stopped)
         case m.NoAnswer(reason=reason, raw=raw):
             text = f"The model gave no acceptable answer in turn {end.turn}: {reason}"
+            text += "\nRaise max_tokens, or ask for less." if reason.startswith(CUT.partition("{")[0]) else ""
             text += "\nIts last reply is in `raw`. AnswerSpec.of(..., fallback=...) gives a value instead."
             return AnswerError(text, raw=raw)
         case m.Interrupted(reason=reason):
