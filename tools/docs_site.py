@@ -73,6 +73,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 _NOT_FOR_AGENTS = (
     "performance.md",
     "requirements.md",
+    "mended.md",
     "provider-errors.md",
     "compatibility.md",
     "changelog.md",

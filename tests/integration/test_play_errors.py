@@ -54,6 +54,12 @@ def says(played: object, status: int, *texts: str) -> None:
     assert len(stderr.strip().splitlines()) <= 12, "a sentence or two, and the facts"
 
 
+def test_the_bundled_server_is_named_with_the_way_to_have_none(tmp_path: Path) -> None:
+    played = grue("play", "--offline", "--turns", "1", cwd=tmp_path)
+    says(played, 0, "the bundled one, 'mind', is used. For none: --no-mcp")
+    assert "For none" not in grue("play", "--offline", "--turns", "1", "--no-mcp", cwd=tmp_path).stderr
+
+
 def test_r14_4_without_mcp_the_install_command_is_named(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--turns", "1", cwd=tmp_path, before=WITHOUT_MCP)
     says(played, 2, "pip install 'mcp>=2.3,<3'")
