@@ -272,7 +272,8 @@ _NAME = re.compile(
 )
 _REFUSAL = re.compile(
     r"unsupported|(?:not|n.t) support|unknown|unrecognized|unexpected|unavailable"
-    r"|not (be )?(permitted|allowed)|deprecated|cannot|can't|does not|no longer|invalid|extra|must|only",
+    r"|not (be )?(permitted|allowed)|deprecated|cannot|can't|does not|no longer|invalid|extra|must|only"
+    r"|input should be",
     re.IGNORECASE,
 )
 _UNKNOWN = re.compile(
@@ -284,16 +285,18 @@ _UNKNOWN = re.compile(
 
 _RENAMED = re.compile(r"max_tokens\W[^\n]{0,120}max_completion_tokens", re.IGNORECASE)
 _TOO_MANY = re.compile(
-    r"max(?:imum)?_?(?:completion_|output_)?tokens\b[^\n]{0,120}?"
-    r"(?:>|at most|less than or equal to|<=|maximum(?: of)?)\D{0,40}([1-9]\d{1,6})",
+    r"max(?:imum)?[_ ]?(?:new_|completion_|output_?)?tokens\b[^\n]{0,120}?"
+    r"(?:>|at most|less than or equal to|<=|maximum(?: of)?|limit of|\[\d, ?|between \d and|\(inclusive\) to)"
+    r"\D{0,40}([1-9]\d{1,6})( \(exclusive)?",
     re.IGNORECASE,
 )
 _FORMAT = re.compile(
     r"response_?format|json_schema|json_object|output_config(?!\.effort)|output[_ ]format"
-    r"|structured output|text\.format",
+    r"|structured output|text\.format|json mode|response mime type",
     re.IGNORECASE,
 )
 _ROLE = re.compile(r"\brole\b|'(developer|system)'", re.IGNORECASE)
+_NO_INSTRUCTION = re.compile(r"(?:developer|system) instruction is not enabled", re.IGNORECASE)
 _ORDER = re.compile(r"unexpected role 'user' after role 'tool'", re.IGNORECASE)
 _ELSEWHERE = re.compile(r"v1/responses", re.IGNORECASE)
 _OF_REASONING = {
@@ -388,7 +391,7 @@ def _max_tokens(profile: WireProfile, words: str) -> WireProfile | None:
     most = _TOO_MANY.search(words)
     if most is None or profile.max_output_tokens is not None:
         return None
-    return replace(profile, max_output_tokens=int(most[1]))
+    return replace(profile, max_output_tokens=int(most[1]) - (1 if most[2] else 0))
 
 
 def _cache_markers(profile: WireProfile, words: str) -> WireProfile | None:
@@ -405,7 +408,9 @@ def _answer_format(profile: WireProfile, words: str) -> WireProfile | None:
 
 
 def _system_role(profile: WireProfile, words: str) -> WireProfile | None:
-    if not _ROLE.search(words) or not _REFUSAL.search(words) or profile.system_role not in words:
+    if _NO_INSTRUCTION.search(words):
+        return replace(profile, system_role="user")
+    if not _ROLE.search(words) or not _REFUSAL.search(words) or profile.system_role not in words.lower():
         return None
     return replace(profile, system_role="system" if profile.system_role == "developer" else "user")
 

@@ -70,6 +70,20 @@ LESSONS: list[tuple[WireProfile, str, dict[str, Any]]] = [
         "`max_tokens` must be less than or equal to `8192`, the maximum value for `max_tokens`",
         {"max_output_tokens": 8192},
     ),
+    *(
+        (GENERIC, words, {"max_output_tokens": 8192})
+        for words in (
+            "Invalid max_tokens value, the valid range of max_tokens is [1, 8192]",
+            "Range of max_tokens should be [1, 8192]",
+            "max_completion_tokens value must be between 1 and 8192",
+            "The maximum tokens you requested exceeds the model limit of 8192.",
+            "maxOutputTokens value of 99999 but the range is from 1 (inclusive) to 8193 (exclusive).",
+        )
+    ),
+    (OPENAI_CHAT, "Developer instruction is not enabled for models/x", {"system_role": "user"}),
+    (GENERIC, "System role not supported", {"system_role": "user"}),
+    (GENERIC, "response_format.type: Input should be 'text'", {"response_format": "json_object"}),
+    (GENERIC, "json mode cannot be combined with tool calling", {"response_format": "json_object"}),
     (
         OPENROUTER,
         "messages.0.content.0.cache_control: Extra inputs are not permitted",
