@@ -63,6 +63,8 @@ from grue.engine.outside_turns.own_calls import decisions_about as decisions_abo
 from grue.engine.outside_turns.own_calls import judge_calls as judge_calls
 from grue.engine.outside_turns.owned_session import OwnedSession as OwnedSession
 from grue.engine.outside_turns.owned_session import SessionWiring as SessionWiring
+from grue.engine.served_skills import ServedSkill as ServedSkill
+from grue.engine.served_skills import ServedSkills as ServedSkills
 from grue.engine.skills import USE_SKILL as USE_SKILL
 from grue.engine.skills import Grant as Grant
 from grue.engine.skills import Skill as Skill

@@ -67,6 +67,8 @@ NEXT = (
     "http-invalid-tool-headers",
     "json-schema-ref-no-deref",
     "json-schema-2020-12-preservation",
+    *(f"sep-2640-client-{kind}" for kind in ("no-prefetch", "verify-digest", "verify-size")),
+    "sep-2640-client-verify-frontmatter",
 )
 """The scenarios that the suite's newest prerelease has in addition, and that pass."""
 
@@ -78,10 +80,6 @@ NEXT_NOT_PASSED = {
     "auth/dpop-nonce": "the SDK has no proof of possession (RFC 9449)",
     "auth/wif-jwt-bearer": "the SDK sends an assertion by this grant for cross-app access only, not one of a"
     " workload",
-    **{
-        f"sep-2640-client-{kind}": "it judges skills that servers deliver, an extension that grue has not"
-        for kind in ("no-prefetch", "verify-digest", "verify-size", "verify-frontmatter")
-    },
 }
 
 CHECKS = {

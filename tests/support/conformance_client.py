@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from grue.config.skill_file import SKILL_FILE
 from grue.engine.outside_turns.tool_client import ToolClient
+from grue.engine.served_skills import list_skills, read_file
 from grue.messages import JsonObject, ServerFailure, ToolCallResult, ToolDefinition
 from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
 from grue.tool_sessions.oauth_settings import OAuth
@@ -24,6 +26,7 @@ from grue.transports.mcp.login import log_in
 
 _METADATA_URL = "https://conformance-test.local/client-metadata.json"
 _LOGINS = 3
+SCENARIO = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
 
 
 async def accept_with_defaults(request: ElicitationRequest) -> JsonObject | Declined:
@@ -100,7 +103,23 @@ def calls_succeed(server: HttpServer) -> bool | str:
             if "wants the scopes" in (result.error_message or ""):
                 return (result.error_message or "").split("'")[1]
             failed = failed or result.is_error
+        if SCENARIO.startswith("sep-2640"):
+            failed = not uses_skills(client) or failed
     return not failed
+
+
+def uses_skills(client: ToolClient) -> bool:
+    """List the skills and, unless the scenario is about that, load each with its files, as a host does."""
+    skills, problems = list_skills(client, "suite")
+    print(skills, problems)
+    for skill in () if SCENARIO.endswith("no-prefetch") else skills:
+        try:
+            for path in (SKILL_FILE, *(each for each in skill.files if each != SKILL_FILE)):
+                print(read_file(client, skill, path))
+        except ValueError as error:
+            print(error)
+            return False
+    return bool(skills) and not problems
 
 
 def wanted_scope(remedy: str) -> str:

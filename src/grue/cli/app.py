@@ -453,6 +453,24 @@ def tools(
 
 
 @app.command()
+def skills(
+    agent: Annotated[
+        Path, typer.Argument(metavar="AGENT.yaml", help="The agent whose servers are asked.")
+    ] = Path("agent.yaml"),
+    approve: Annotated[
+        bool, typer.Option("--approve", help="Approve what is listed: write mcp_skills.lock.")
+    ] = False,
+) -> None:
+    """List the skills that the servers of an agent deliver, and whether they are approved."""
+    with plain_errors():
+        from grue.cli.skills import list_served_skills
+
+        take_interrupts()
+        if not list_served_skills(agent, approve=approve):
+            raise typer.Exit(FAILED)
+
+
+@app.command()
 def call(
     name: Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="The tool.")],
     arguments: Annotated[

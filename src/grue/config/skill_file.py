@@ -4,12 +4,22 @@ A `SKILL.md` begins with front matter between two lines `---`: YAML with `name` 
 `allowed-tools`, and keys that are ignored here. Markdown follows.
 """
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, TypeGuard
 
 from msgspec import Struct
 
-from grue.config.documents import parse_yaml
+from grue.config.documents import (
+    YamlDocument,
+    converted,
+    parse_json,
+    parse_yaml,
+    read_config_text,
+    replace_file,
+)
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.runtime.files import read_regular
 
@@ -70,16 +80,10 @@ def read_skill(path: Path) -> Skill:
         MCPConfigError: It is malformed; the error names the line.
         MissingDependencyError: The package `pyyaml` is absent.
     """
-    lines = _text(path).splitlines()
-    if not lines or lines[0].strip() != "---":
-        raise _malformed(path, 1, "a skill begins with '---', then its name and description")
-    end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
-    if end is None:
-        raise _malformed(path, len(lines), "the front matter is not closed by a line '---'")
-    front = parse_yaml("\n".join(lines[1:end]), path, first_line=2)
+    front, text = front_matter(_text(path), path)
     table = front.value if isinstance(front.value, dict) else {}
     name, description = table.get("name", path.parent.name), table.get("description")
-    if not isinstance(name, str) or len(name) > 64 or not _NAME.fullmatch(name):
+    if not is_skill_name(name):
         raise _malformed(
             path,
             front.line(("name",)) if "name" in table else 2,
@@ -92,9 +96,64 @@ def read_skill(path: Path) -> Skill:
         name=name,
         description=" ".join(description.split()),
         folder=path.parent,
-        text="\n".join(lines[end + 1 :]).strip(),
+        text=text,
         allowed=_allowed(table.get("allowed-tools"), path, front.line(("allowed-tools",))),
     )
+
+
+def is_skill_name(name: object) -> TypeGuard[str]:
+    """Return whether a value is a name that a skill may have."""
+    return isinstance(name, str) and len(name) <= 64 and _NAME.fullmatch(name) is not None
+
+
+def front_matter(text: str, path: Path) -> tuple[YamlDocument, str]:
+    """Return the front matter of a `SKILL.md`, and the Markdown after it.
+
+    Raises:
+        MCPConfigError: There is none, or it is not YAML; the error names the line.
+        MissingDependencyError: The package `pyyaml` is absent.
+    """
+    lines = text.splitlines()
+    if not lines or lines[0].strip() != "---":
+        raise _malformed(path, 1, "a skill begins with '---', then its name and description")
+    end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
+    if end is None:
+        raise _malformed(path, len(lines), "the front matter is not closed by a line '---'")
+    front = parse_yaml("\n".join(lines[1:end]), path, first_line=2)
+    return front, "\n".join(lines[end + 1 :]).strip()
+
+
+LOCK_FILE = "mcp_skills.lock"
+"""The approved skills of servers; it stands beside `agent.yaml`."""
+
+
+class _SkillLock(Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    servers: dict[str, dict[str, str]]
+
+
+def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
+    """Return the approved digests, by server and the address of the skill; empty: there is no file.
+
+    Raises:
+        MCPConfigError: The file cannot be read, or is not such a lock.
+    """
+    if not path.exists():
+        return {}
+    document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
+    return converted(
+        document, _SkillLock, "a lock of skills", "approve the skills again with: grue skills --approve"
+    ).servers
+
+
+def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> None:
+    """Write the approved digests, as `read_skill_lock` returns them.
+
+    Raises:
+        MCPConfigError: The file cannot be written.
+    """
+    document = {"version": 1, "servers": servers}
+    replace_file(path, json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def _files(folder: Path) -> list[Path]:

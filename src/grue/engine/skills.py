@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from grue.config.skill_file import AllowedTool, Skill, read_skill, read_skills
 from grue.engine.actions import AGENT, ActionType
+from grue.engine.served_skills import ServedSkills
 from grue.policies import ToolAnnotations
 from grue.tool_sessions.confined_folder import ConfinedFolder
 
@@ -57,6 +58,12 @@ class Skills:
 
     def __init__(self, folder: Path | None) -> None:
         self.by_name, self.problems = ({}, []) if folder is None else read_skills(folder)
+        self._served: ServedSkills | None = None
+
+    def serve(self, served: ServedSkills) -> None:
+        """Offer the approved skills of servers beside those of the folder."""
+        self._served = served
+        self.by_name |= served.as_skills()
 
     def text(self, name: str, file: str = "") -> str:
         """Return the Markdown of a skill, with the names of the files beside it; or the text of one of them.
@@ -71,6 +78,8 @@ class Skills:
         skill = self.by_name.get(name)
         if skill is None:
             raise ValueError(f"There is no skill {name!r}; there are {', '.join(self.by_name) or 'none'}.")
+        if self._served is not None and name in self._served.by_name:
+            return self._served.text(name, file)
         files = ConfinedFolder(skill.folder)
         if file:
             return files.read(file)

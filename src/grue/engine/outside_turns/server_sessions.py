@@ -64,6 +64,7 @@ _PAGED = {
     "prompts/list": "prompts",
     "resources/list": "resources",
     "resources/templates/list": "resourceTemplates",
+    "skills/list": "skills",
     "tools/list": "tools",
 }
 """Requests with several pages, and the member of a page that has its items."""
@@ -601,7 +602,7 @@ class ToolAccess(ABC):
 
         Args:
             server: The server's name.
-            method: `prompts/list`, `resources/list`, `resources/templates/list` or `tools/list`.
+            method: `prompts/list`, `resources/list`, `resources/templates/list`, `skills/list`, `tools/list`.
             params: Parameters besides the cursor.
             timeout_s: Limit for each page; `None`: `limits.tool_call_timeout_s`.
 

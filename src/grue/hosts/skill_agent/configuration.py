@@ -3,6 +3,7 @@
 To add a setting, add a field to `AgentConfig` or `RunLimits`, and its key to one of the tables below.
 """
 
+from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -78,6 +79,7 @@ class AgentConfig(Struct, kw_only=True):
         policy: Which actions are carried out, asked about or denied. The agent's own are `agent.write_file`
             and so on, those of MCP servers `server.tool`.
         skills: The folder of skills; `None`: there are none.
+        skill_servers: The servers whose own skills are offered, if they are approved.
         restrict_tools: Whether a skill's `allowed-tools` are the only ones while it is in use.
         workspace: The folder in which files are read and written.
         instructions: Added to the prompt.
@@ -97,6 +99,7 @@ class AgentConfig(Struct, kw_only=True):
     retries: int = 1
     policy: ToolPolicy = ToolPolicy()
     skills: Path | None = None
+    skill_servers: tuple[str, ...] = ()
     restrict_tools: bool = False
     workspace: Path = field(default_factory=Path)
     instructions: str = ""
@@ -120,7 +123,8 @@ class _McpTable(ServersTable, kw_only=True, forbid_unknown_fields=True):
 
 
 class _SkillsTable(Struct, kw_only=True, forbid_unknown_fields=True):
-    folder: str
+    folder: str | None = None
+    servers: list[str] = []
     restrict_tools: bool = False
 
 
@@ -142,6 +146,16 @@ class _AgentTable(Struct, kw_only=True, forbid_unknown_fields=True):
     shell: _ShellTable | None = None
     instructions: str = ""
     task: str = ""
+
+
+def _skill_servers(document: YamlDocument, table: _AgentTable, servers: Collection[str]) -> tuple[str, ...]:
+    wanted = () if table.skills is None else tuple(table.skills.servers)
+    for number, name in enumerate(wanted):
+        if name not in servers:
+            known = ", ".join(servers) or "none"
+            problem = f"skills.servers: there is no MCP server {name!r}. Known: {known}."
+            raise document.error(("skills", "servers", number), problem)
+    return wanted
 
 
 def load_config(path: str | PathLike[str]) -> AgentConfig:
@@ -174,7 +188,8 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
         on_step_failure=table.on_step_failure,
         retries=table.retries,
         policy=policy_of(document, ("policy",), table.policy),
-        skills=None if skills is None else folder / skills.folder,
+        skills=None if skills is None or skills.folder is None else folder / skills.folder,
+        skill_servers=_skill_servers(document, table, servers),
         restrict_tools=skills is not None and skills.restrict_tools,
         workspace=folder / table.workspace,
         instructions=table.instructions,

@@ -209,6 +209,24 @@ class McpManager:
             result = failed.result
         return _result(tool, result)
 
+    def request(self, server: str, method: str, params: Mapping[str, object] | None = None) -> m.JsonObject:
+        """Send a server any other request, such as `resources/read`, and return its raw result.
+
+        Raises:
+            MCPRequestError: The server refused it, did not answer in time, or has died.
+            MCPError: The manager is not connected, or there is no such server.
+        """
+        return self._client().request(server, method, params)
+
+    def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
+        """Return the items of all pages of a listing, such as `skills/list`. Raises as `request` does."""
+        return self._client().request_all(server, method)
+
+    def _client(self) -> ToolClient:
+        if self._connected is None:
+            raise MCPError("The McpManager is not connected: call connect_all() first.")
+        return self._connected.client
+
     def close_all(self) -> None:
         """Close every session and wait until the server processes have ended. A second call does nothing.
 

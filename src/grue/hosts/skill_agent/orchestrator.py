@@ -37,6 +37,7 @@ from grue.hosting import (
     McpServersConnected,
     McpServersDisconnected,
     RunFolder,
+    ServedSkills,
     Skills,
     StepExecutionResult,
     unmatched_patterns,
@@ -215,6 +216,7 @@ class Orchestrator:
         end = RunEnd("interrupted", "interrupted by Ctrl-C")
         try:
             run.manager = self._connect(run)
+            _offer_served_skills(run)
             _note_unmatched(run)
             expires_at = None if past is None or past.asked is None else past.asked.expires_at
             earlier = () if past is None or past.asked is None else past.asked.decisions
@@ -254,6 +256,19 @@ class Orchestrator:
         names = tuple(tool.name for tool in tools)
         run.note(McpServersConnected(servers=manager.servers, tools=names, tool_count=len(names)))
         return manager
+
+
+def _offer_served_skills(run: Run) -> None:
+    """Offer the approved skills of the servers that the configuration names, as far as they are connected."""
+    wanted = run.config.skill_servers
+    if run.manager is None or not wanted:
+        return
+    folder = Path() if run.config.path is None else run.config.path.parent
+    servers = [name for name in wanted if name in run.manager.servers]
+    served = ServedSkills(run.manager, servers, folder)
+    run.skills.serve(served)
+    for problem in served.problems:
+        run.note(SkillProblem(problem=problem))
 
 
 def _conversation(run: Run, past: RunPast | None) -> Conversation:

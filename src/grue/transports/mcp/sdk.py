@@ -55,6 +55,8 @@ _MAX_CONCURRENT = 8
 _TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is the most at the same time"
 
 TASKS = "io.modelcontextprotocol/tasks"
+SKILLS = "io.modelcontextprotocol/skills"
+"""Skills are asked for by requests of their own (`grue.engine.served_skills`)."""
 
 _DECLINED = -1
 """The error code that the specification uses for a request that the user declines."""
@@ -104,7 +106,7 @@ class Link:
             client_info=types.Implementation(name="grue", version=__version__),
             logging_callback=self._log,
             message_handler=self._receive_notification,
-            extensions={TASKS: {}},
+            extensions={TASKS: {}, SKILLS: {}},
             result_claims={TASKS: (_TASK_CLAIM,)},
             **self._callbacks(),
         )

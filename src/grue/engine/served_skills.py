@@ -1,0 +1,281 @@
+"""Skills that MCP servers deliver: the extension `io.modelcontextprotocol/skills` (SEP-2640).
+
+A server lists its skills with their front matter, and the digest and size of each file. The files are
+resources. They are read when the model asks for them, and never before: not when a server is connected,
+listed or approved. What is read is compared with what was listed, and what differs is not used.
+
+A skill is text of a server's that a model will follow. So a person approves it, and the approval counts for
+the digest of its entry: if one byte of one file changes, it has to be approved again. Its `allowed-tools`
+grant nothing, because the server has written them.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from grue import messages as m
+from grue.config.skill_file import (
+    LOCK_FILE,
+    SKILL_FILE,
+    Skill,
+    front_matter,
+    is_skill_name,
+    read_skill_lock,
+    write_skill_lock,
+)
+from grue.errors import MCPConfigError, MCPError
+from grue.runtime.safe_text import printable
+
+LIST, GET = "skills/list", "skills/get"
+MOST_FILES, MOST_BYTES = 512, 16 << 20
+"""The limits of the specification, for one skill."""
+_MOST_SKILLS = 200
+_MOST_READ = 1 << 20
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class AsksServers(Protocol):
+    """What sends requests to connected servers: a `ToolClient`, a `Runner`, or an `McpManager`."""
+
+    def request(self, server: str, method: str, params: Mapping[str, object] | None = None) -> m.JsonObject:
+        """Send a request and return the result."""
+        ...
+
+    def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
+        """Return the items of all pages of a listing."""
+        ...
+
+
+class SkillResource(Struct, frozen=True):
+    """A file of a skill, as its server lists it."""
+
+    uri: str
+    digest: str
+    size: int
+
+
+class ServedSkill(Struct, frozen=True, kw_only=True):
+    """A skill that a server lists.
+
+    Attributes:
+        server: The server.
+        uri: The address of its `SKILL.md`.
+        front: Its front matter, as listed.
+        files: All its files by their paths in the skill, `SKILL.md` included.
+    """
+
+    server: str
+    uri: str
+    front: m.JsonObject
+    files: dict[str, SkillResource]
+
+    @property
+    def name(self) -> str:
+        """Its name for the model: the server's, a slash, and its own. No local skill has such a name."""
+        return f"{self.server}/{self.front['name']}"
+
+    @property
+    def digest(self) -> str:
+        """What an approval is about: all of its entry, and so every byte of every file."""
+        files = sorted((each.uri, each.digest, each.size) for each in self.files.values())
+        entry = json.dumps([self.uri, self.front, files], sort_keys=True)
+        return f"sha256:{hashlib.sha256(entry.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list[str]]:
+    """Return the skills that a server lists, and a sentence for each entry that is not usable. Reads no file.
+
+    Raises:
+        MCPError: The server does not list skills, or does not answer.
+    """
+    skills: dict[str, ServedSkill] = {}
+    problems = []
+    for entry in asks.request_all(server, LIST)[:_MOST_SKILLS]:
+        try:
+            skill = _skill_of(server, entry)
+        except ValueError as error:
+            problems.append(f"The server {printable(server)} lists a skill that cannot be used: {error}.")
+            continue
+        if skill.name in skills:
+            problems.append(f"The server {printable(server)} lists the skill {skill.name} twice.")
+        skills.setdefault(skill.name, skill)
+    return list(skills.values()), problems
+
+
+def get_skill(asks: AsksServers, server: str, uri: str) -> ServedSkill:
+    """Return the entry of one skill, by the address of its `SKILL.md`. Reads no file.
+
+    Raises:
+        MCPError: The server knows no such skill, or its entry cannot be used.
+    """
+    entry = asks.request(server, GET, {"uri": uri}).get("skill")
+    try:
+        skill = _skill_of(server, entry if isinstance(entry, dict) else {})
+    except ValueError as error:
+        raise MCPError(f"The server {server!r} describes a skill that cannot be used: {error}.") from error
+    if skill.uri != uri:
+        raise MCPError(f"The server {server!r} was asked for one skill and has answered with another.")
+    return skill
+
+
+def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> str:
+    """Read a file of a skill, and return it if it is what the entry says. Nothing else is fetched.
+
+    Raises:
+        ValueError: There is no such file, or it is not what was listed. The text is a sentence for the model.
+        MCPError: The server does not answer.
+    """
+    listed = skill.files.get(path)
+    if listed is None:
+        raise ValueError(f"The skill {skill.name} has no file {path!r}; it has {', '.join(skill.files)}.")
+    if listed.size > _MOST_READ:
+        raise ValueError(f"The file {path!r} of the skill {skill.name} is too long to read.")
+    content = _content(asks.request(skill.server, "resources/read", {"uri": listed.uri}), listed.uri)
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    if len(content) != listed.size or digest != listed.digest:
+        raise ValueError(f"The file {path!r} of the skill {skill.name} is not what its server has listed.")
+    try:
+        text = content.decode("utf-8")
+        if path != SKILL_FILE:
+            return text
+        front, body = front_matter(text, Path(SKILL_FILE))
+    except (UnicodeDecodeError, MCPConfigError) as error:
+        raise ValueError(f"The file {path!r} of the skill {skill.name} cannot be read as text.") from error
+    if front.value != skill.front:
+        raise ValueError(f"The skill {skill.name} begins otherwise than its server has listed.")
+    return body
+
+
+class ServedSkills:
+    """The approved skills of some servers.
+
+    Args:
+        asks: What reaches the servers.
+        servers: The servers whose skills are wanted; no other is asked.
+        folder: The folder with `mcp_skills.lock`, which has what was approved.
+
+    Attributes:
+        by_name: The approved skills.
+        waiting: Those that are not approved, or have changed since.
+        problems: A sentence for each skill or server that cannot be used.
+
+    Raises:
+        MCPConfigError: The lock cannot be used.
+    """
+
+    def __init__(self, asks: AsksServers, servers: Collection[str], folder: Path) -> None:
+        self._asks, self._lock = asks, folder / LOCK_FILE
+        approved = read_skill_lock(self._lock)
+        self.by_name: dict[str, ServedSkill] = {}
+        self.waiting: list[ServedSkill] = []
+        self.problems: list[str] = []
+        for server in servers:
+            try:
+                listed, problems = list_skills(asks, server)
+            except MCPError as error:
+                self.problems.append(f"The skills of the server {server} cannot be listed: {error}")
+                continue
+            self.problems += problems
+            for skill in listed:
+                known = approved.get(server, {}).get(skill.uri)
+                if known == skill.digest:
+                    self.by_name[skill.name] = skill
+                    continue
+                self.waiting.append(skill)
+                state = "is not approved" if known is None else "has changed since it was approved"
+                self.problems.append(f"The skill {skill.name} {state}: grue skills --approve")
+
+    def approve(self) -> None:
+        """Write the skills that wait into the lock, as they are listed now. Reads no file of theirs.
+
+        Raises:
+            MCPConfigError: The lock cannot be used or written.
+        """
+        approved = read_skill_lock(self._lock)
+        for skill in self.waiting:
+            approved.setdefault(skill.server, {})[skill.uri] = skill.digest
+        write_skill_lock(self._lock, approved)
+
+    def as_skills(self) -> dict[str, Skill]:
+        """Return the approved ones as other skills are; their texts are not read, and they allow no tools."""
+        return {
+            name: Skill(
+                name=name,
+                description=" ".join(str(skill.front["description"]).split()),
+                folder=Path(),
+                text="",
+            )
+            for name, skill in self.by_name.items()
+        }
+
+    def text(self, name: str, file: str = "") -> str:
+        """Read the text of an approved skill, with the names of the files beside it; or one of them.
+
+        Raises:
+            ValueError: It is not there, or is not what was approved. The text is a sentence for the model.
+        """
+        skill = self.by_name[name]
+        try:
+            text = read_file(self._asks, skill, file or SKILL_FILE)
+        except MCPError as error:
+            raise ValueError(f"The skill {name} could not be read: {error}") from error
+        beside = [path for path in skill.files if path != SKILL_FILE]
+        return text if file or not beside else f"{text}\n\nFiles of this skill: {', '.join(beside)}"
+
+
+def _skill_of(server: str, entry: Mapping[str, Any]) -> ServedSkill:
+    uri, front, resources = entry.get("uri"), entry.get("frontmatter"), entry.get("resources")
+    if not isinstance(uri, str) or not uri.isprintable() or not uri.endswith(f"/{SKILL_FILE}"):
+        raise ValueError(f"it has no address that ends in /{SKILL_FILE}")
+    shown = printable(uri, 200)
+    name = front.get("name") if isinstance(front, dict) else None
+    description = front.get("description") if isinstance(front, dict) else None
+    if not isinstance(front, dict) or not is_skill_name(name) or uri.split("/")[-2] != name:
+        raise ValueError(f"the name of {shown} is not the last part of its address")
+    if not isinstance(description, str) or not 0 < len(description.strip()) <= 1024:
+        raise ValueError(f"{shown} has no description of 1 to 1024 characters")
+    if not isinstance(resources, list) or not 0 < len(resources) <= MOST_FILES:
+        raise ValueError(f"{shown} has no list of at most {MOST_FILES} files with their digests")
+    files = {}
+    for each in resources:
+        resource = _resource_of(each, shown)
+        path = resource.uri.removeprefix(uri.removesuffix(SKILL_FILE))
+        inside = path != resource.uri and path.isprintable() and "\\" not in path
+        if not inside or any(part in ("", ".", "..") for part in path.split("/")) or path in files:
+            raise ValueError(f"{shown} lists {printable(resource.uri, 200)}, which is not a file of it")
+        files[path] = resource
+    if SKILL_FILE not in files or files[SKILL_FILE].uri != uri:
+        raise ValueError(f"{shown} does not list itself")
+    if sum(each.size for each in files.values()) > MOST_BYTES:
+        raise ValueError(f"{shown} is larger than {MOST_BYTES >> 20} MiB")
+    return ServedSkill(server=server, uri=uri, front=front, files=files)
+
+
+def _resource_of(value: object, shown: str) -> SkillResource:
+    if isinstance(value, dict):
+        uri, digest, size = value.get("uri"), value.get("digest"), value.get("size")
+        hashed = isinstance(digest, str) and _DIGEST.fullmatch(digest)
+        if isinstance(uri, str) and hashed and type(size) is int and size >= 0:
+            return SkillResource(uri, str(digest), size)
+    raise ValueError(f"{shown} lists a file without address, digest or size")
+
+
+def _content(answer: Mapping[str, Any], uri: str) -> bytes:
+    contents = answer.get("contents")
+    found = contents[0] if isinstance(contents, list) and len(contents) == 1 else None
+    if isinstance(found, dict) and found.get("uri") == uri:
+        try:
+            if isinstance(text := found.get("text"), str):
+                return text.encode()
+            if isinstance(blob := found.get("blob"), str):
+                return base64.b64decode(blob, validate=True)
+        except (UnicodeEncodeError, binascii.Error):
+            pass
+    raise ValueError("The server has answered with something else than the file.")
