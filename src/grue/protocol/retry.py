@@ -18,23 +18,30 @@ from grue.policies import FailureKind
 _UNREACHABLE_DELAY_S = 0.5
 
 _UNIT_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "mi": 60.0, "h": 3600.0, "d": 86400.0}
-_AMOUNT = re.compile(r"(\d{1,9}(?:\.\d{1,12})?) ?(ms|milli|mi|[smhd])", re.IGNORECASE)
+_UNIT_S |= {"秒": 1.0, "分": 60.0, "小": 3600.0}
+_AMOUNT = re.compile(r"(\d{1,9}(?:\.\d{1,18})?) ?(ms|milli|mi|[smhd秒分小])", re.IGNORECASE)
 _DURATION = (
-    r"((?:\d{1,9}(?:\.\d{1,12})? ?"
-    r"(?:milliseconds?|ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d)[ ,]{0,2}){1,4})(?![a-z])"
+    r"((?:\d{1,9}(?:\.\d{1,18})? ?"
+    r"(?:milliseconds?|ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d)[ ,]{0,2}(?:and )?){1,4})"
+    r"(?![a-z])"
 )
 _NAMED_WAIT = re.compile(
-    r"(?:again|retry|retrying|wait|available|resets?)(?: your request)?(?: in| after| for)?(?: about)? ?:? ?"
-    rf'{_DURATION}|"retry_?delay" ?: ?"{_DURATION}',
+    r"(?:again|retry|retrying|wait|available|allowed|resets?)(?: your request)?"
+    rf'(?:[ _](?:in|after|for|at least))?(?: about)? ?:? ?~?{_DURATION}|"retry_?delay" ?: ?"{_DURATION}'
+    r"|(\d{1,6} ?(?:秒钟?|分钟|小时))(?:之?后|再)",
     re.IGNORECASE,
 )
 _CLOCK_WAIT = re.compile(
-    r"(?:again|replenished|resets?) (?:in|after) (?:(\d{1,3})\.)?(\d{1,2}):(\d{2}):(\d{2})\b", re.IGNORECASE
+    r"(?:again|retry|replenished|resets?) (?:in|after) (?:(\d{1,3})\.)?(\d{1,2}):(\d{2}):(\d{2})\b",
+    re.IGNORECASE,
 )
 """Azure's gateway counts as a clock does: days, hours, minutes and seconds."""
 
+_DRAFTED = re.compile(
+    r"\b(?:r|remaining) ?= ?0\b[^,\n]{0,20}[;,] ?(?:t|reset) ?= ?(\d{1,9})\b", re.IGNORECASE
+)
 _NUMBERED_WAIT = re.compile(
-    r'"(?:estimated_time|retry_?after(?:_s|_?seconds)?)" ?: ?"?(\d{1,6}(?:\.\d{1,9})?)"?\s*[,}]',
+    r'"(?:estimated_time|retry_?after(?:_s|_?seconds|(_?ms))?)" ?: ?"?(\d{1,8}(?:\.\d{1,18})?)"?\s*[,}]',
     re.IGNORECASE,
 )
 
@@ -147,8 +154,11 @@ def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
         for name, value in headers.items()
         if "ratelimit" in name
         and "reset" in name
-        and _number(headers.get(name.replace("reset", "remaining"))) == 0
+        and _number(headers.get(name.removesuffix("-after").replace("reset", "remaining"))) == 0
     ]
+    # The IETF's draft, in its older and newer form: `limit=9, remaining=0, reset=12` and `"all";r=0;t=12`.
+    drafted = _DRAFTED.search(headers.get("ratelimit", ""))
+    spent.append(float(drafted[1]) if drafted else None)
     return max((wait for wait in spent if wait is not None), default=None)
 
 
@@ -162,7 +172,7 @@ def wait_in(words: str) -> float | None:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
     numbered = _NUMBERED_WAIT.search(words)
-    return float(numbered[1]) if numbered else None
+    return float(numbered[2]) / (1000 if numbered[1] else 1) if numbered else None
 
 
 def _seconds(duration: str) -> float:
@@ -187,7 +197,7 @@ def _until(value: str, now: float) -> float | None:
 
 def _number(text: str | None) -> float | None:
     text = (text or "").strip()
-    return float(text) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,9})?", text) else None
+    return float(text) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,18})?", text) else None
 
 
 def retry_after(header: str | None, now: float) -> float | None:
@@ -200,8 +210,10 @@ def retry_after(header: str | None, now: float) -> float | None:
     if header is None:
         return None
     text = header.strip()
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,18})?", text):
         return float(text)
+    if re.fullmatch(_DURATION, text, re.IGNORECASE):
+        return _seconds(text)
     try:
         from email.utils import parsedate_to_datetime  # few endpoints name a date, and it takes 6 ms
 
