@@ -33,7 +33,7 @@ from grue.fleet.broker_server import BrokerServer
 from grue.fleet.folder import FleetFolder
 from grue.hosting import GameConfiguration, RetrySettings
 from grue.hosts.zork.client import LLMClient
-from grue.transports.llm.request_gate import set_request_gate
+from grue.transports.llm.exchange import set_request_gate
 
 PROCESSES, THREADS, A_SECOND = 4, 16, 20
 FIRST_S = 10.0

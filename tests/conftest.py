@@ -265,7 +265,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, 
     """The event loop of asynchronous tests; with `@pytest.mark.virtual_time`, one with a virtual clock."""
     if request.node.get_closest_marker("virtual_time") is None:
         return "asyncio"
-    from grue.testing.virtual_time import VirtualTimeLoop
+    from grue.testing.actor_harness import VirtualTimeLoop
 
     return "asyncio", {"loop_factory": VirtualTimeLoop}
 

@@ -58,13 +58,13 @@ from grue.runtime.processes.limits import ProcessLimits as ProcessLimits
 from grue.runtime.trace.file import TraceWriter as TraceWriter
 from grue.runtime.trace.recorder import Recorder as Recorder
 from grue.sandbox.box import Sandbox as Sandbox
+from grue.tool_sessions.function_parameters import ToolContext as ToolContext
 from grue.tool_sessions.function_tools import FunctionTools as FunctionTools
-from grue.tool_sessions.server_options import ServerOptions as ServerOptions
+from grue.tool_sessions.function_tools import tool as tool
 from grue.tool_sessions.server_specs import HttpServer as HttpServer
+from grue.tool_sessions.server_specs import ServerOptions as ServerOptions
 from grue.tool_sessions.server_specs import StdioServer as StdioServer
 from grue.tool_sessions.shell_tool import ShellTool as ShellTool
-from grue.tool_sessions.tool_context import ToolContext as ToolContext
-from grue.tool_sessions.tool_decorator import tool as tool
 from grue.transports.llm.endpoint import LlmSettings as LlmSettings
 
 __version__: str

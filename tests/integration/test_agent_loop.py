@@ -24,9 +24,9 @@ from grue.messages import (
     SessionPrewarmed,
     ToolReturned,
 )
+from grue.testing.actor_harness import TraceWatch
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
-from grue.testing.trace_watch import TraceWatch
 
 DEADLINE_S = 150
 

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grue import AnswerSpec, ContextPolicy, Conversation, Runner
-from grue.hosts.zork.agent import SYSTEM_PROMPT
-from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.agent import SYSTEM_PROMPT, AgentResponse
 from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.games.house import HouseGame
-from grue.hosts.zork.response import AgentResponse
+from grue.hosts.zork.orchestrator import Move, context_text
 from grue.messages import RewriteHistory
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder

@@ -10,8 +10,8 @@ from commands import environment, python
 
 from grue import LlmSettings, Recorder, Runner, TraceWriter, TurnRequest
 from grue.messages import AskApproval, CallsDecided, CallTools, TurnCompleted
+from grue.testing.actor_harness import TraceWatch
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
-from grue.testing.trace_watch import TraceWatch
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLE = DOCS / "examples" / "frame_loop.py"

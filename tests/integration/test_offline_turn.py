@@ -8,10 +8,9 @@ from grue.actors.llm import LlmActor, LlmEndpoint, LlmSettings
 from grue.engine.runner import Runner, TurnRequest
 from grue.errors import LLMError
 from grue.hosts.servers import think
-from grue.hosts.zork.agent import SYSTEM_PROMPT
-from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.agent import SYSTEM_PROMPT, answer_spec
 from grue.hosts.zork.games.house import HouseGame
-from grue.hosts.zork.response import answer_spec
+from grue.hosts.zork.orchestrator import Move, context_text
 from grue.messages import CompletionReceived
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.leftovers import assert_nothing_left

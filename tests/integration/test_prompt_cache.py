@@ -13,10 +13,9 @@ from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.messages import OfferChanged, ToolDefinition
 from grue.protocol.chat_wire.formats import WireName
 from grue.testing import assert_prefix_stable
+from grue.testing.actor_harness import TraceWatch
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
-from grue.testing.trace_watch import TraceWatch
-from grue.tool_sessions.connection import Listing
-from grue.tool_sessions.wrapped_connection import WrappedConnection
+from grue.tool_sessions.connection import Listing, WrappedConnection
 
 SCHEMA = {
     "at": {"type": "string", "description": "Where."},

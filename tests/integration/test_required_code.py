@@ -15,9 +15,9 @@ from grue.config.settings import GameConfiguration
 from grue.errors import MCPError, MCPServerStartupError, MCPToolCallError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.bundled import bundled_server
+from grue.hosts.zork.chat_messages import FunctionCall, LLMResponse, ToolCall
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.manager import MCPManager
-from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
 from grue.messages import ToolCallResult
 from grue.testing.doubles import MockLLMClient, MockMCPManager
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply

@@ -24,8 +24,8 @@ from grue.errors import MCPError
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, error_reply, text_reply, tool_calls_reply
 from grue.tool_sessions.server_specs import StdioServer
+from grue.tracing.observers.events import LoggerObserver
 from grue.tracing.observers.otel import OtelObserver
-from grue.tracing.observers.python_log import LoggerObserver
 from grue.tracing.observers.run_folder import RunFolder
 from grue.transports.llm.endpoint import LlmSettings
 

@@ -33,8 +33,8 @@ from grue.messages import (
     TurnCompleted,
 )
 from grue.runtime.trace.recorder import Recorder
+from grue.testing.actor_harness import TraceWatch
 from grue.testing.leftovers import assert_nothing_left
-from grue.testing.trace_watch import TraceWatch
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

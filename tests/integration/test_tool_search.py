@@ -22,8 +22,8 @@ from grue import (
 from grue.messages import ToolCalled
 from grue.protocol.chat_wire.formats import WireName
 from grue.testing import assert_prefix_stable, replay
+from grue.testing.actor_harness import TraceWatch
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
-from grue.testing.trace_watch import TraceWatch
 from grue.tool_sessions.tool_search import ToolIndex
 from grue.tracing.counts import count_episode
 from grue.tracing.reading import open_episode

@@ -10,7 +10,7 @@ from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.messages import ToolsUnseen
 from grue.protocol.chat_wire.formats import WireName
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, completion, tool_calls_reply
-from grue.tracing.observers.python_log import LoggerObserver
+from grue.tracing.observers.events import LoggerObserver
 from grue.tracing.reading import open_episode
 from grue.tracing.replay import replay
 

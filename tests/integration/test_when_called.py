@@ -53,7 +53,7 @@ from grue.testing import assert_prefix_stable, replay
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tool_sessions.connection import SeenListing
-from grue.transports.mcp.listing_cache import ListingCache
+from grue.transports.mcp.listing import ListingCache
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

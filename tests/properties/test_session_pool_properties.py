@@ -19,7 +19,7 @@ from turns import failure
 
 from grue.messages import JsonObject, ServerName, ToolCallResult, ToolDefinition
 from grue.runtime.trace.recorder import Recorder
-from grue.testing.virtual_time import run_in_virtual_time
+from grue.testing.actor_harness import run_in_virtual_time
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed
 from grue.tool_sessions.session_pool import LeasedConnection, SessionPool, Sessions

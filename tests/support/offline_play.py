@@ -5,11 +5,9 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from grue.hosts.servers import think
-from grue.hosts.zork.agent import SYSTEM_PROMPT
-from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.agent import SYSTEM_PROMPT, AgentResponse, playable
 from grue.hosts.zork.games.game import Game
-from grue.hosts.zork.orchestrator import Memories
-from grue.hosts.zork.response import AgentResponse, playable
+from grue.hosts.zork.orchestrator import Memories, Move, context_text
 from grue.testing.offline.chat_request import decode_body, read_request
 from grue.testing.offline.playbook import Playbook
 from grue.testing.offline.script import Reply, reply

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from grue.tool_sessions.server_options import ServerOptions
-from grue.tool_sessions.server_specs import HttpServer, StdioServer
+from grue.tool_sessions.server_specs import HttpServer, ServerOptions, StdioServer
 
 DEADLINE_S = 40.0
 """What a test may take at most; the longest takes three seconds."""

@@ -21,8 +21,8 @@ from grue import (
 from grue.messages import CompletionReceived, RequestCompletion, ToolCall, ToolSupportChecked, Usage
 from grue.runtime.actor import Actor, Mailbox, Note
 from grue.runtime.trace.recorder import Envelope
+from grue.testing.actor_harness import run_in_virtual_time
 from grue.testing.fake_tools import FakeToolServer
-from grue.testing.virtual_time import run_in_virtual_time
 
 HANG = object()
 CRASH = object()

@@ -17,8 +17,7 @@ from judge import Findings
 from msgspec.structs import replace
 
 from grue import ApprovalQuestion, LlmSettings, Runner, ToolPolicy, ToolRule, TurnRequest
-from grue.config.skill_file import AllowedTool, Skill
-from grue.engine.skills import granted
+from grue.engine.skills import AllowedTool, Skill, granted
 from grue.errors import MCPError
 from grue.hosting import ConnectionStatus, Listing, OwnCall, ask_about, judge_calls
 from grue.messages import (

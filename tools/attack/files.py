@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from grue import LlmSettings, Runner, TurnRequest
 from grue.cli.app import app
 from grue.config import tool_lock_file
-from grue.config.env_file import read_env_file
+from grue.config.interpolation import read_env_file
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.errors import GameError, MCPError
 from grue.hosts.zork.games.commands import sanitise_command

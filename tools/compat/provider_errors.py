@@ -32,8 +32,7 @@ from grue.protocol.turn.completion_attempts import (
     Unsent,
     attempt_step,
 )
-from grue.transports.llm.connections import Connection
-from grue.transports.llm.exchange import Streamed, exchange
+from grue.transports.llm.exchange import Connection, Streamed, exchange
 
 Row = dict[str, Any]
 

@@ -33,13 +33,12 @@ from grue.hosts.zork.games.interpreters import choose_interpreter
 from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
-from grue.tool_sessions.environment import is_own_key, visible_keys
 from grue.tool_sessions.failures import failure_text
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, is_own_key, visible_keys
 from grue.tracing.facts import counted
-from grue.transports.mcp.listing_cache import ListingCache
-from grue.transports.mcp.node_version import node_too_old
-from grue.transports.mcp.oauth_faults import AuthorizationRefused
+from grue.transports.mcp.http_faults import AuthorizationRefused
+from grue.transports.mcp.launchers import node_too_old
+from grue.transports.mcp.listing import ListingCache
 from grue.transports.mcp.sdk_version import require_mcp
 
 _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")

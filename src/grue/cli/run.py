@@ -19,11 +19,10 @@ from grue.cli.backends import Backends
 from grue.cli.live import LiveView
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
-from grue.cli.recorded_options import started_options
+from grue.cli.play_options import started_options
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
-from grue.engine.action_facts import ActionsPlanned, StepEnded
-from grue.engine.actions import StepExecutionResult
+from grue.engine.actions import ActionsPlanned, StepEnded, StepExecutionResult
 from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError
 from grue.hosting import McpServersConnected, ToolServer

@@ -33,8 +33,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from grue.config.documents import Document, KeyPath, nearest, parse_json, read_config_text
-from grue.config.env_file import read_env_file
-from grue.config.interpolation import Scope, expand
+from grue.config.interpolation import Scope, expand, read_env_file
 from grue.config.server_auth import (
     AuthConfig,
     auth_of_other_hosts,
@@ -46,9 +45,14 @@ from grue.errors import ConfigProblem, MCPConfigError
 from grue.policies import StartWhen
 from grue.runtime.files import write_whole
 from grue.sandbox.box import Sandbox, sandbox_of
-from grue.tool_sessions.environment import InheritEnv
-from grue.tool_sessions.server_options import ServerOptions
-from grue.tool_sessions.server_specs import HttpServer, HttpTransport, McpServer, StdioServer
+from grue.tool_sessions.server_specs import (
+    HttpServer,
+    HttpTransport,
+    InheritEnv,
+    McpServer,
+    ServerOptions,
+    StdioServer,
+)
 
 DEFAULT_FILE_NAME = "mcp_config.json"
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")

@@ -33,9 +33,8 @@ from grue.runtime.loops.host_code import HostCodeFailed, host_code
 from grue.runtime.safe_text import printable, shown_whole
 from grue.runtime.trace.file import TraceWriter, writers_of
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.tool_sessions.connection import Connect, Listing, ToolConnection
+from grue.tool_sessions.connection import Connect, Listing, ToolConnection, WrappedConnection
 from grue.tool_sessions.failures import ToolRefusedError
-from grue.tool_sessions.wrapped_connection import WrappedConnection
 
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"

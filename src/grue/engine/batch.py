@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine.answers import AnswerCheck, AnswerSpec
-from grue.engine.episode import Episode
+from grue.engine.current_episode import Episode
 from grue.engine.turn import EpisodeMemory, HostTurn, TurnSettings
 from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
 from grue.errors import MCPError

@@ -1,25 +1,242 @@
 """The event loop that a runner's work runs in: a new one, the caller's, or the episode's.
 
-What an episode's loop keeps open is in `episode.py`.
+An `Episode` has one event loop, and the connections and sessions that stay open between its turns. The loop's
+thread is in `runtime/loops/loop_thread.py`, the pool of sessions in `tool_sessions/session_pool.py`.
 """
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import wait
+from typing import TypeAlias, TypeVar, cast, get_args
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+from msgspec.structs import replace
 
 from grue.actors.sampling import CurrentSampler
-from grue.engine.episode import Episode, Work
 from grue.engine.turn_actors import TurnResources
-from grue.runtime.loops.interrupts import refuse_reentry
-from grue.runtime.loops.loop_thread import Call
-from grue.runtime.loops.sync_edge import run_blocking
+from grue.errors import MCPConfigError, MCPError
+from grue.policies import DEFAULT_START, Keep, Start, StartAhead, StartWhen, starts_ahead
+from grue.runtime.loops.interrupts import INTERRUPT_GRACE_S, defer_interrupts, refuse_reentry
+from grue.runtime.loops.loop_thread import Call, EpisodeLoop
+from grue.runtime.loops.sync_edge import run_blocking, warn_if_blocking
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Recorder
-from grue.tool_sessions.session_pool import Sessions
+from grue.tool_sessions.session_pool import SessionPool, Sessions
 from grue.transports.llm.endpoint import LlmEndpoint
 
 T = TypeVar("T")
+
+
+Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
+"""Something to run as a turn, given the processes and sessions that it may use."""
+
+
+class Episode:
+    """An event loop in a background thread, with open connections to the model and a pool of sessions.
+
+    Its turns run one at a time (or `at_once`), whichever threads submit them. It does not refer to the runner
+    that uses it, so that a lost runner can be garbage collected, and its episode can then be ended.
+
+    Args:
+        endpoint: Its connections stay open; `None`: the host has a model of its own.
+        recorder: Records what the pool's sessions do outside turns.
+        sessions: Where a turn's sessions come from; `fresh`: there is no pool.
+        at_once: Number of turns that may run in parallel. Each of these slots has a pool of its own.
+
+    Attributes:
+        resources: The processes of its turns, and the sessions of its first slot.
+        expects_turns: Whether turns may be submitted that are not known yet. If not, sessions are prewarmed
+            only for those that wait.
+        users: Number of calls that use it now. `CurrentEpisode` counts them.
+    """
+
+    def __init__(
+        self,
+        endpoint: LlmEndpoint | None,
+        recorder: Recorder,
+        sessions: Sessions = "fresh",
+        *,
+        at_once: int = 1,
+    ) -> None:
+        self._registry = ProcessRegistry()
+        self.resources = TurnResources(registry=self._registry, sampling=CurrentSampler())
+        self.users = 0
+        self.expects_turns = True
+        self._slots: list[TurnResources] = []
+        self._pools: list[SessionPool] = []
+        self._endpoint = endpoint
+        self._recorder = recorder
+        self._sessions = sessions
+        self._at_once = at_once
+        self._free_turns: anyio.CapacityLimiter
+        self._loop = EpisodeLoop(
+            self._open,
+            on_exit=self._registry.kill_leftovers,
+            force_kill=self._registry.kill_now,
+        )
+
+    def call(self, work: Work[T]) -> T:
+        """Run a turn and return its result, blocking. Ctrl-C cancels it within seconds.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed. A second press kills all processes of the episode.
+            MCPError: The caller is a turn of the same episode, which would wait for itself.
+        """
+        self._loop.loop_thread.refuse_waiting()
+        warn_if_blocking("Runner.run_turn_async")
+        with defer_interrupts():
+            return self.submit(work).wait(force_kill=self._registry.kill_now)
+
+    async def call_async(self, work: Work[T]) -> T:
+        """Run a turn and return its result. The caller's own event loop goes on meanwhile.
+
+        Cancellation cancels the turn and waits for its clean-up, for at most `INTERRUPT_GRACE_S`.
+        """
+        self._loop.loop_thread.refuse_waiting()
+        return await self._result(self.submit(work))
+
+    async def _result(self, call: Call[T]) -> T:
+        try:
+            await self._watch(call)
+        except RuntimeError as error:
+            call.interrupt()
+            raise MCPError(f"The turn was cancelled: no thread could wait for it ({error}).") from error
+        return call.result()
+
+    async def _watch(self, call: Call[T]) -> None:
+        # The thread only waits. With a limiter of its own it does not take one of the worker threads that the
+        # caller's event loop has for other work.
+        thread = anyio.CapacityLimiter(1)
+        try:
+            await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True, limiter=thread)
+        except anyio.get_cancelled_exc_class():
+            call.interrupt()
+            thread = anyio.CapacityLimiter(1)
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(wait, [call], INTERRUPT_GRACE_S, limiter=thread)
+            raise
+
+    def submit(self, work: Work[T]) -> Call[T]:
+        """Start a turn as soon as fewer than `at_once` are running. Return at once."""
+        return self._loop.submit(lambda: self._in_turn(work))
+
+    def beside(self, work: Work[T]) -> T:
+        """Run something that is not a turn and does not wait for turns, blocking. Ctrl-C cancels it.
+
+        Raises:
+            MCPError: The caller is a turn of the same episode.
+        """
+        self._loop.loop_thread.refuse_waiting()
+        with defer_interrupts():
+            return self._loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
+
+    async def beside_async(self, work: Work[T]) -> T:
+        """Run something as `beside` does. The caller's own event loop goes on meanwhile."""
+        self._loop.loop_thread.refuse_waiting()
+        return await self._result(self._loop.submit(lambda: work(self.resources)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is closed or has failed. It then accepts no further turn."""
+        return self._loop.is_over
+
+    def close(self) -> None:
+        """Cancel its turns and end its sessions and its loop, within seconds. A second call does nothing."""
+        self._loop.close()
+
+    def abandon(self) -> None:
+        """As `close`, but return at once. For finalizers, which must not wait."""
+        self._loop.end()
+
+    async def _in_turn(self, work: Work[T]) -> T:
+        async with self._free_turns:
+            slot = self._slots.pop()
+            try:
+                return await work(slot)
+            finally:
+                self._slots.append(slot)
+
+    def _expects_turn(self, pool: SessionPool) -> bool:
+        """Return whether a turn is to come for which no slot but that of `pool` has sessions."""
+        if self.expects_turns:
+            return True
+        others = sum(each is not pool and each.has_spares for each in self._pools)
+        return self._free_turns.statistics().tasks_waiting > others
+
+    @contextlib.asynccontextmanager
+    async def _open(self, group: TaskGroup) -> AsyncIterator[None]:
+        self._slots = [self.resources] * self._at_once
+        if self._sessions != "fresh":
+            self._slots = [self._with_pool(group) for _ in self._slots]
+            self.resources = self._slots[0]
+        self._free_turns = anyio.CapacityLimiter(self._at_once)
+        async with contextlib.AsyncExitStack() as stack:
+            if self._endpoint is not None:
+                await stack.enter_async_context(self._endpoint)
+            yield
+
+    def _with_pool(self, group: TaskGroup) -> TurnResources:
+        pool = SessionPool(group, self._recorder, self._sessions, self._expects_turn)
+        self._pools.append(pool)
+        return replace(self.resources, pool=pool, sampling=CurrentSampler())
+
+
+def starts_of(keep: Keep, start: Start) -> tuple[Sessions, StartWhen]:
+    """Return where a turn's sessions come from, and when a server starts for which there is none.
+
+    Raises:
+        MCPConfigError: The arguments are invalid, or contradict each other; the text has the right form.
+    """
+    if keep not in get_args(Keep):
+        known = ", ".join(f'"{each}"' for each in get_args(Keep))
+        raise MCPConfigError(f"keep= is one of {known}, not {keep!r:.60}.")
+    ahead, when = _moments(start)
+    if ahead is None:
+        return "kept" if keep == "sessions" else "fresh", when
+    if when == "when_called":
+        raise MCPConfigError(
+            f'start=("{ahead}", "when_called"): nothing is started ahead of a server that starts when it is'
+            ' called. Write start="when_called"; or write it for single servers, in their options.'
+        )
+    if keep == "sessions":
+        raise MCPConfigError(
+            f'keep="sessions" with start="{ahead}": a session that is kept needs no other one for the next'
+            f' turn. Write keep="sessions", or keep="loop", start="{ahead}".'
+        )
+    if ahead == "after_turn" and keep == "nothing":
+        raise MCPConfigError(
+            'start="after_turn" needs keep="loop": with keep="nothing" no process outlives a turn.'
+        )
+    return "ahead" if ahead == "after_turn" else "beside", when
+
+
+def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
+    pair = start if isinstance(start, tuple) else (start,)
+    match pair:
+        case (ahead, when) if ahead in get_args(StartAhead) and when in get_args(StartWhen):
+            return ahead, when
+        case (ahead,) if ahead in get_args(StartAhead):
+            return cast("StartAhead", ahead), DEFAULT_START
+        case (when,) if when in get_args(StartWhen):
+            return None, cast("StartWhen", when)
+        case _:
+            known = ", ".join(f'"{each}"' for each in (*get_args(StartWhen), *get_args(StartAhead)))
+            raise MCPConfigError(
+                f'start= is one of {known}, or a pair such as ("after_turn", "beside"), not {start!r:.60}.'
+            )
+
+
+def with_default(start: Start | None, when: StartWhen) -> Start:
+    """Return `start`, with `when` for what it leaves open: a file says it."""
+    if start is None:
+        return when
+    if isinstance(start, tuple) or not starts_ahead(start) or when == "when_called":
+        return start
+    return cast("StartAhead", start), when
 
 
 class CurrentEpisode:

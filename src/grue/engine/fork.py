@@ -25,7 +25,7 @@ from grue.actors.llm import LentConversation
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
 from grue.engine.answers import AnswerSpec, spec_of
-from grue.engine.conversations.earlier_results import EarlierResults
+from grue.engine.conversations.kept_conversation import EarlierResults
 from grue.engine.conversations.recorded_conversation import said_before
 from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
 from grue.engine.tool_servers import usable_servers

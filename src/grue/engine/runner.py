@@ -16,20 +16,24 @@ from typing import Any, Self, TypeVar
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.actors.llm import LlmFactory
 from grue.engine.answers import AnswerSpec
 from grue.engine.approval import Approval, Approve, Parking
-from grue.engine.argument_checks import refuse_other_kinds, settings_or_default
 from grue.engine.batch import Batch, BatchItem, CompletedTurns, run_batch, with_bar
 from grue.engine.conversations.conversation import Conversation
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.engine.conversations.resume import ResumeRequest, resumed_run
-from grue.engine.current_episode import CurrentEpisode
-from grue.engine.episode import Episode, starts_of, with_default
+from grue.engine.current_episode import CurrentEpisode, Episode, starts_of, with_default
 from grue.engine.fork import ForkedRun, ForkRequest
-from grue.engine.llm_factories import LlmFactory
 from grue.engine.outside_turns.server_sessions import AsyncToolAccess, OutsideTurns, SessionWork
-from grue.engine.presumed_listings import PresumedListings
-from grue.engine.tool_servers import load_sessions, starting, usable_policy
+from grue.engine.tool_servers import (
+    PresumedListings,
+    load_sessions,
+    refuse_other_kinds,
+    settings_or_default,
+    starting,
+    usable_policy,
+)
 from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnHandle, TurnSettings
 from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from grue import messages as m
-from grue.config.skill_file import (
+from grue.engine.skills import (
     LOCK_FILE,
     SKILL_FILE,
     Skill,

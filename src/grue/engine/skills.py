@@ -8,19 +8,201 @@ approved in advance: pass `Grant.approved` to `grue.hosting.judge_calls`, so tha
 apply to them. A `deny` stays. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, since
 the rules of a policy do not look at arguments. A bare name, such as `Read`, means an action of the host. A
 tool of a server is allowed only by an entry that names the server: a server chooses the names of its tools.
+
+A `SKILL.md` begins with front matter between two lines `---`: YAML with `name` and `description`, perhaps
+`allowed-tools`, and keys that are ignored here. Markdown follows.
 """
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, TypeGuard
 
 from msgspec import Struct
 
-from grue.config.skill_file import AllowedTool, Skill, read_skill, read_skills
+from grue.config.documents import (
+    YamlDocument,
+    converted,
+    parse_json,
+    parse_yaml,
+    read_config_text,
+    replace_file,
+)
 from grue.engine.actions import AGENT, ActionType
 from grue.engine.served_skills import ServedSkills
+from grue.errors import MCPConfigError, MissingDependencyError
 from grue.policies import ToolAnnotations
+from grue.runtime.files import read_regular
 from grue.tool_sessions.confined_folder import ConfinedFolder
+
+SKILL_FILE = "SKILL.md"
+_MOST_SKILLS = 200
+_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_ENTRY = re.compile(r"([^\s,()]+)(\([^)]*\))?")
+
+
+class AllowedTool(Struct, frozen=True):
+    """An entry of `allowed-tools`, such as `Read` or `Bash(git:*)`; `limited`: it has such a pattern."""
+
+    name: str
+    limited: bool
+
+
+class Skill(Struct, frozen=True, kw_only=True):
+    """A skill. `allowed` is `None` if its front matter has no `allowed-tools`."""
+
+    name: str
+    description: str
+    folder: Path
+    text: str
+    allowed: tuple[AllowedTool, ...] | None = None
+
+
+def read_skills(folder: Path) -> tuple[dict[str, Skill], list[str]]:
+    """Read the skills of a folder: its subfolders that have a `SKILL.md`, which may be links.
+
+    Returns:
+        The skills by name, and a sentence with file and line for each that is left out.
+
+    Raises:
+        MCPConfigError: The folder cannot be read, or has more than 200 skills.
+        MissingDependencyError: The package `pyyaml` is absent.
+    """
+    skills: dict[str, Skill] = {}
+    problems: list[str] = []
+    for path in _files(folder):
+        try:
+            skill = read_skill(path)
+        except MissingDependencyError:
+            raise
+        except MCPConfigError as error:
+            problems.append(str(error))
+            continue
+        if skill.name in skills:
+            other = skills[skill.name].folder
+            problems.append(f"{path}, line 2: the skill {skill.name!r} is in {other} already.")
+        skills.setdefault(skill.name, skill)
+    return skills, problems
+
+
+def read_skill(path: Path) -> Skill:
+    """Read a `SKILL.md`.
+
+    Raises:
+        MCPConfigError: It is malformed; the error names the line.
+        MissingDependencyError: The package `pyyaml` is absent.
+    """
+    front, text = front_matter(_text(path), path)
+    table = front.value if isinstance(front.value, dict) else {}
+    name, description = table.get("name", path.parent.name), table.get("description")
+    if not is_skill_name(name):
+        raise _malformed(
+            path,
+            front.line(("name",)) if "name" in table else 2,
+            "name should be of lower-case letters, digits and single hyphens, at most 64",
+        )
+    if not isinstance(description, str) or not 0 < len(description.strip()) <= 1024:
+        line = front.line(("description",)) if "description" in table else 2
+        raise _malformed(path, line, "description should be a text of 1 to 1024 characters")
+    return Skill(
+        name=name,
+        description=" ".join(description.split()),
+        folder=path.parent,
+        text=text,
+        allowed=_allowed(table.get("allowed-tools"), path, front.line(("allowed-tools",))),
+    )
+
+
+def is_skill_name(name: object) -> TypeGuard[str]:
+    """Return whether a value is a name that a skill may have."""
+    return isinstance(name, str) and len(name) <= 64 and _NAME.fullmatch(name) is not None
+
+
+def front_matter(text: str, path: Path) -> tuple[YamlDocument, str]:
+    """Return the front matter of a `SKILL.md`, and the Markdown after it.
+
+    Raises:
+        MCPConfigError: There is none, or it is not YAML; the error names the line.
+        MissingDependencyError: The package `pyyaml` is absent.
+    """
+    lines = text.splitlines()
+    if not lines or lines[0].strip() != "---":
+        raise _malformed(path, 1, "a skill begins with '---', then its name and description")
+    end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
+    if end is None:
+        raise _malformed(path, len(lines), "the front matter is not closed by a line '---'")
+    front = parse_yaml("\n".join(lines[1:end]), path, first_line=2)
+    return front, "\n".join(lines[end + 1 :]).strip()
+
+
+LOCK_FILE = "mcp_skills.lock"
+"""The approved skills of servers; it stands beside `agent.yaml`."""
+
+
+class _SkillLock(Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    servers: dict[str, dict[str, str]]
+
+
+def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
+    """Return the approved digests, by server and the address of the skill; empty: there is no file.
+
+    Raises:
+        MCPConfigError: The file cannot be read, or is not such a lock.
+    """
+    if not path.exists():
+        return {}
+    document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
+    return converted(
+        document, _SkillLock, "a lock of skills", "approve the skills again with: grue skills --approve"
+    ).servers
+
+
+def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> None:
+    """Write the approved digests, as `read_skill_lock` returns them.
+
+    Raises:
+        MCPConfigError: The file cannot be written.
+    """
+    document = {"version": 1, "servers": servers}
+    replace_file(path, json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        found = sorted(path / SKILL_FILE for path in folder.iterdir() if (path / SKILL_FILE).exists())
+    except OSError as error:
+        raise MCPConfigError(f"The folder of skills {folder} cannot be read: {error.strerror}.") from error
+    if len(found) > _MOST_SKILLS:
+        raise MCPConfigError(f"The folder of skills {folder} has more than {_MOST_SKILLS} skills.")
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_regular(path, 2**20).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _malformed(
+            path, error.object[: error.start].count(b"\n") + 1, "it is not UTF-8 text"
+        ) from error
+    except OSError as error:
+        raise _malformed(path, 1, f"it cannot be read: {error.strerror}") from error
+
+
+def _allowed(value: object, path: Path, line: int) -> tuple[AllowedTool, ...] | None:
+    if value is None:
+        return None
+    texts = value if isinstance(value, list) else [value]
+    found = [match for text in texts if isinstance(text, str) for match in _ENTRY.finditer(text)]
+    if not all(isinstance(text, str) for text in texts):
+        raise _malformed(path, line, "allowed-tools should be names with spaces between them, or a list")
+    return tuple(AllowedTool(match[1], match[2] is not None) for match in found)
+
+
+def _malformed(path: Path, line: int, problem: str) -> MCPConfigError:
+    return MCPConfigError(f"{path}, line {line}: {problem}.", path=str(path), line=line)
+
 
 __all__ = [
     "USE_SKILL",

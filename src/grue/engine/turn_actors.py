@@ -16,11 +16,11 @@ from grue import messages as m
 from grue.actors.agent import AgentActor
 from grue.actors.approval import ApprovalActor
 from grue.actors.built_in import AnswersCall, BuiltInTools
+from grue.actors.llm import EndpointActors, LlmFactory
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.engine.answers import AnswerCheck
-from grue.engine.conversations.earlier_results import EarlierResults
-from grue.engine.llm_factories import EndpointActors, LlmFactory
+from grue.engine.conversations.kept_conversation import EarlierResults
 from grue.engine.wiring import Wiring, connect_fresh
 from grue.protocol.tools.built_in import SERVER
 from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled, Proven, Settled
@@ -461,7 +461,7 @@ class TurnActors:
         unsaved = [] if self._wiring.presumed is None else self._wiring.presumed.unsaved()
         if not unsaved:
             return
-        from grue.transports.mcp.listing_cache import ListingCache  # few programs need it
+        from grue.transports.mcp.listing import ListingCache  # few programs need it
 
         def save() -> None:
             for server, seen in unsaved:

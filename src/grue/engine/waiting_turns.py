@@ -26,12 +26,11 @@ from grue import messages as m
 from grue.actors.llm import LentConversation
 from grue.engine.approval import Parking
 from grue.engine.batch import BatchItem, CompletedTurns, as_ours
-from grue.engine.conversations.recorded_turn import RecordedTurn, Waited, read_turns
+from grue.engine.conversations.recorded_conversation import RecordedTurn, Waited, read_turns
 from grue.engine.conversations.resume import ResumedRun, ResumeRequest, resumed_turn
-from grue.engine.episode import Episode
-from grue.engine.turn import EpisodeMemory, HostTurn, TurnPostponed, TurnSettings
+from grue.engine.current_episode import Episode
+from grue.engine.turn import EpisodeMemory, HostTurn, TurnPostponed, TurnSettings, error_for, pending_error
 from grue.engine.turn_actors import GoesOn, TurnResources
-from grue.engine.turn_errors import error_for, pending_error
 from grue.engine.turn_request import TurnOutcome, TurnRequest, refuse_another_kind
 from grue.engine.wiring import TurnsUnderWay
 from grue.errors import BudgetSpent, MCPConfigError, MCPError, TraceError

@@ -16,13 +16,17 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.actors.llm import LentConversation
+from grue.actors.llm import EndpointActors, LendingFactory, LentConversation, LlmFactory
 from grue.engine.approval import Approval
-from grue.engine.argument_checks import check_fields
 from grue.engine.conversations.kept_conversation import KeptConversation
-from grue.engine.llm_factories import EndpointActors, LendingFactory, LlmFactory
-from grue.engine.presumed_listings import PresumedListings
-from grue.engine.tool_servers import connect_to, hide_secrets, pinning, usable_servers
+from grue.engine.tool_servers import (
+    PresumedListings,
+    check_fields,
+    connect_to,
+    hide_secrets,
+    pinning,
+    usable_servers,
+)
 from grue.errors import ConversationError, MCPConfigError, NothingToResume, TraceError
 from grue.policies import OnToolDrift
 from grue.protocol.chat_wire.failures import shown_endpoint

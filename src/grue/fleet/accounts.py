@@ -19,7 +19,7 @@ from grue.errors import FleetError
 from grue.fleet.broker import Amount, Broker, Granted, Limits, NotYet, Refused, spent_so_far
 from grue.fleet.folder import LEDGER, FleetFolder
 from grue.fleet.server_places import ServerPlaces
-from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
+from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 _TOO_MANY_S = 30.0
 """How long an episode that holds all the places that it is said to need waits for another one."""

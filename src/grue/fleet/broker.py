@@ -27,7 +27,7 @@ from msgspec import Struct, field
 from grue.errors import FleetError
 from grue.fleet.server_places import ServerCap
 from grue.protocol.turn.prices import Price, price_of
-from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
+from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 SLOW_START = 2.0
 _MARGIN = 0.95

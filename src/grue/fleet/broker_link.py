@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from grue.fleet.broker_server import Ask, AskPlace, Leave, Reply, Settle
 from grue.runtime.processes.server_gate import ServerPlace
-from grue.transports.llm.request_gate import Permit, RequestOutcome, WantedRequest
+from grue.transports.llm.exchange import Permit, RequestOutcome, WantedRequest
 
 GONE = "the fleet's broker is gone, so nothing may start"
 

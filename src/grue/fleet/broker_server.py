@@ -27,7 +27,7 @@ from msgspec import Struct
 from grue.fleet.accounts import Accounts
 from grue.fleet.broker import Amount, Limits, Refused
 from grue.fleet.folder import FleetFolder
-from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
+from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 MOST_LINE_BYTES = 65_536
 _HERE = ""

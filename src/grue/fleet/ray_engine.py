@@ -28,7 +28,7 @@ from grue.fleet.broker_link import GONE
 from grue.fleet.engine import Costs, Ended, Lost
 from grue.fleet.folder import FleetFolder
 from grue.runtime.processes.server_gate import ServerPlace, set_server_gate
-from grue.transports.llm.request_gate import Permit, RequestOutcome, WantedRequest, set_request_gate
+from grue.transports.llm.exchange import Permit, RequestOutcome, WantedRequest, set_request_gate
 
 _LOOK_S = 0.1
 _COSTS_EVERY_S = 1.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from grue.fleet.broker import Amount
 from grue.protocol.turn.prices import Price, price_of
-from grue.transports.llm.request_gate import (
+from grue.transports.llm.exchange import (
     Permit,
     RequestGate,
     RequestOutcome,

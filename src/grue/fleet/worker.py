@@ -136,7 +136,7 @@ def _begin(place: Place) -> None:
     """Connect to the broker, and see to it that this process ends when the driver is gone."""
     from grue.fleet.broker_link import BrokerLink
     from grue.runtime.processes.server_gate import set_server_gate
-    from grue.transports.llm.request_gate import set_request_gate
+    from grue.transports.llm.exchange import set_request_gate
 
     sys.path[:] = place.path
     os.chdir(place.folder)

@@ -1,7 +1,7 @@
 """The turn as a pure state machine: `step(state, event) -> (state, commands)`.
 
-`step` is the table of the machine; its parts stand beside it, in `turn/sessions.py`, `turn/presuming.py`,
-`turn/asking.py`, `turn/replies.py`, `turn/tools.py` and `turn/end.py`. They only decide: they do no I/O,
+`step` is the table of the machine; its parts stand beside it, in `turn/sessions.py`, `turn/asking.py`,
+`turn/tools.py` and `turn/end.py`. They only decide: they do no I/O,
 read no clock and do not log. The agent actor feeds events to `step` and carries out its commands. The rules:
 
 1.  Each tool call of a reply gets exactly one tool message, in the order of the calls, before the next
@@ -10,7 +10,7 @@ read no clock and do not log. The agent actor feeds events to `step` and carries
     batch, and the next run when every call of it is settled. A call to an unknown tool or with unreadable
     arguments is answered here and is not sent to any server.
     Before that, the policy judges the reply as a whole: a denied call is answered here, and if a call has to
-    be approved, none is sent before a person has decided on all of them (`turn/approval.py`). Calls that the
+    be approved, none is sent before a person has decided on all of them (`turn/tools.py`). Calls that the
     policy calls parallel may run at the same time, each at another server.
 3.  After a timeout the session skips the other calls of the batch, and this machine skips the runs that are
     not yet sent; calls under way at other servers finish. The loop goes on, unless the policy forces the
@@ -33,13 +33,13 @@ read no clock and do not log. The agent actor feeds events to `step` and carries
     conversation; if none comes, the turn goes on without it.
 10. With presumed tools (`ToolsPresumed`) the first request is sent while the sessions open. Nothing follows
     from its reply before all of them have reported. A reply that calls tools which are not as presumed is
-    dropped (`turn/presuming.py`), at most one a turn.
+    dropped (`turn/sessions.py`), at most one a turn.
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption can arrive in any state and ends the turn. Events that arrive after that are ignored. So is
     a second `SessionClosed`: a session that is cancelled reports its close without being asked.
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
     it, after all calls of that reply have been decided on. Its calls are sent when it has listed its tools
-    (`turn/starting.py`).
+    (`turn/tools.py`).
 
 13. A fork of a recorded turn gets the recorded events again, up to the fork, and its commands are not carried
     out until then. `TurnForked` replaces limits, policies and tools from there on.

@@ -2,7 +2,7 @@
 
 ```python
 from grue.testing.actor_harness import ActorHarness
-from grue.testing.virtual_time import virtual_time
+from grue.testing.actor_harness import virtual_time
 
 @virtual_time
 async def test_it_heats_until_the_room_is_warm() -> None:
@@ -30,22 +30,65 @@ assert thermostat.sent == [Measured(celsius=16.0)]
 
 `ActorHarness.channel` makes one. It is a real `Mailbox` without a reader, so it records, fills up and closes
 as one does.
+
+An event loop with a virtual clock, in which actors wait hours within milliseconds.
+
+```python
+@virtual_time
+async def test_it_gives_up_after_an_hour() -> None:
+    with pytest.raises(AskTimedOut):
+        await mailbox.ask(Question(), sender="test", timeout_s=3600)
+```
+
+The clock stands still while any task can run. When all tasks wait, it jumps to the next timer: a sleep, a
+time limit, a deadline. So nothing waits in real time, and the same test gives the same times in each run.
+Everything that asks the event loop for the time sees the virtual clock: `anyio.current_time`, `sleep`,
+`fail_after`, `move_on_after`, deadlines of cancel scopes.
+
+When all tasks wait and there is no timer, nothing can ever happen again. The loop then raises `Deadlock`,
+which says where each task waits. In real time such a test would hang.
+
+The clock is for actors. A process, a socket or a pipe takes real time, so the loop refuses to wait for one.
+Work in threads takes real time as well; the loop waits for it and its clock stands still meanwhile.
+
+Assertions about the messages of a trace: what happened, in which order, what never did, and why.
+
+```python
+watch = TraceWatch()
+runner = Runner(llm=..., servers=..., recorder=watch.recorder)
+runner.run_turn(request)
+watch.happened(ToolTimedOut, call_id="call_1")
+watch.in_order(OpenSession, SessionOpened, TurnCompleted)
+watch.never(McpDisabled)
+watch.caused_by(ToolReturned, CallTools)
+```
+
+A failed assertion shows the messages of the trace, one line each.
 """
 
+import asyncio
+import functools
+import selectors
 import sys
+import threading
+import time
 from collections import deque
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import Struct
 
 from grue.errors import ActorCrashed
 from grue.runtime.actor import BOUND, Actor, AskTimedOut, Mailbox, MailboxClosed, Supervisor, Tap, reply
-from grue.runtime.trace.recorder import Envelope
-from grue.testing.trace_watch import TraceWatch
-from grue.testing.virtual_time import virtual_loop
+from grue.runtime.safe_text import printable
+from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.tracing.message_words import summarize
+from grue.tracing.reading import read_episode
 
 M = TypeVar("M")
 
@@ -338,3 +381,327 @@ class ActorHarness:
         crash, self._crash = self._crash, None
         if crash is not None:
             raise crash
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREAD_LIMIT_S = 30.0
+_LOOK_EVERY_S = 0.02
+_REAL_TIME = (
+    "Virtual time cannot wait for a process, a pipe or a socket, which take real time. Use a fake in their"
+    " place, or run this test in real time."
+)
+_LIBRARIES = ("/asyncio/", "/anyio/")
+
+
+class Deadlock(AssertionError):  # noqa: N818 - a state, named as the field names it
+    """All tasks wait, and nothing is left that could wake one of them."""
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer when all tasks wait.
+
+    `virtual_time` and `run_in_virtual_time` use it. For a test runner of your own, it is a `loop_factory`:
+    with anyio's pytest plugin, let the fixture `anyio_backend` return
+    `("asyncio", {"loop_factory": VirtualTimeLoop})`.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._waiting_for_idle: list[asyncio.Future[None]] = []
+        self._threads_before = frozenset(threading.enumerate())
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        """Return the virtual time in seconds; a new loop starts at 0."""
+        return self._now
+
+    async def idle(self) -> None:
+        """Wait until all other tasks wait, without letting time pass."""
+        waiter: asyncio.Future[None] = self.create_future()
+        self._waiting_for_idle.append(waiter)
+        await waiter
+
+    async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to start a process.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        del args, kwargs
+        raise RuntimeError(_REAL_TIME)
+
+    subprocess_shell = subprocess_exec
+
+    def jump(self, timeout_s: float | None) -> None:
+        """Wake those who wait for idleness, or else let `timeout_s` seconds pass. The selector calls this.
+
+        Raises:
+            Deadlock: There is no timer.
+        """
+        waiting, self._waiting_for_idle = self._waiting_for_idle, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        if waiting:
+            return
+        if timeout_s is None:
+            raise Deadlock(_deadlock_text(self))
+        self._now += timeout_s
+
+    def threads_at_work(self) -> list[threading.Thread]:
+        """Return the threads that the loop's tasks have started and that still work."""
+        started = (each for each in threading.enumerate() if each not in self._threads_before)
+        return [each for each in started if not _is_idle_worker(each)]
+
+
+class _JumpingSelector(selectors.BaseSelector):
+    """The loop's selector. Where a real one would block, it lets the loop's clock jump."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self._loop = loop
+        self._real = selectors.DefaultSelector()
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        # The first one is the pipe by which other threads wake the loop.
+        if self._real.get_map():
+            raise RuntimeError(_REAL_TIME)
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = self._real.select(0)
+        if found or (timeout is not None and timeout <= 0):
+            return found
+        limit = time.monotonic() + _THREAD_LIMIT_S
+        while threads := self._loop.threads_at_work():
+            if found := self._real.select(_LOOK_EVERY_S):
+                return found
+            if time.monotonic() > limit:
+                names = ", ".join(each.name for each in threads)
+                raise Deadlock(f"All tasks wait, and a thread works for {_THREAD_LIMIT_S:g} s: {names}.")
+        # A thread may have woken the loop just before it ended.
+        if found := self._real.select(0):
+            return found
+        self._loop.jump(timeout)
+        return []
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._real.get_map()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+def run_in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine function in a new event loop with a virtual clock, and return its result.
+
+    Raises:
+        Deadlock: All tasks wait, and there is no timer.
+    """
+    return anyio.run(main, backend="asyncio", backend_options={"loop_factory": VirtualTimeLoop})
+
+
+def virtual_time(test: Callable[P, Awaitable[T]]) -> Callable[P, T]:
+    """Make a plain function of a coroutine function: a call runs it in virtual time.
+
+    A test with this decorator needs no plugin for asynchronous tests. Fixtures work as usual.
+
+    Raises:
+        Deadlock: All tasks wait, and there is no timer.
+    """
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run_in_virtual_time(functools.partial(test, *args, **kwargs))
+
+    return run
+
+
+def virtual_loop() -> VirtualTimeLoop:
+    """Return the running loop.
+
+    Raises:
+        RuntimeError: It has no virtual clock.
+    """
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualTimeLoop):
+        raise RuntimeError("This needs virtual time: decorate the test with @virtual_time.")
+    return loop
+
+
+def _is_idle_worker(thread: threading.Thread) -> bool:
+    """Return whether a thread is one of anyio's, which stay for a while after their work."""
+    queue = getattr(thread, "queue", None)
+    return queue is not None and getattr(queue, "unfinished_tasks", 1) == 0
+
+
+def _deadlock_text(loop: asyncio.AbstractEventLoop) -> str:
+    lines = [f"  {task.get_name()}: {_place(task)}" for task in asyncio.all_tasks(loop)]
+    return "\n".join(["All tasks wait, and nothing can wake them:", *sorted(lines)])
+
+
+def _place(task: "asyncio.Task[Any]") -> str:
+    """Return the line at which a task waits, in the code that is not part of the libraries."""
+    frames = list(_frames(task.get_coro()))
+    ours = [each for each in frames if not any(name in each.f_code.co_filename for name in _LIBRARIES)]
+    if not (ours or frames):
+        return "has not begun"
+    frame = (ours or frames)[-1]
+    file = frame.f_code.co_filename.rsplit("/", 1)[-1]
+    return f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})"
+
+
+def _frames(awaited: Any) -> Iterator[FrameType]:
+    """Yield the frames of a waiting coroutine, outermost first."""
+    while awaited is not None:
+        for kind in ("cr", "gi", "ag"):
+            frame = getattr(awaited, f"{kind}_frame", None)
+            if frame is not None:
+                yield frame
+                awaited = getattr(awaited, f"{kind}_await" if kind != "gi" else "gi_yieldfrom", None)
+                break
+        else:
+            return
+
+
+_MOST_SHOWN = 60
+_MOST_CHARS = 100
+
+
+class TraceWatch:
+    """The messages of one or more turns, and assertions about them.
+
+    Args:
+        clock: Seconds, for the times of the messages; `None`: the system's clocks.
+
+    Attributes:
+        recorder: Give it to a `Runner`; everything that it records is watched. It writes no file.
+        envelopes: The messages so far, in order.
+
+    Source: L18
+    """
+
+    def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
+        self.envelopes: list[Envelope[Any]] = []
+        self.recorder = Recorder() if clock is None else Recorder(clock=clock, wall_clock=clock)
+        self.recorder.add(self._keep)
+
+    @classmethod
+    def of(cls, path: str | PathLike[str]) -> Self:
+        """Return the messages of a trace file.
+
+        Raises:
+            TraceError: The file cannot be read.
+        """
+        watch = cls()
+        watch.envelopes.extend(read_episode(Path(path)).envelopes)
+        return watch
+
+    def bodies(self, *kinds: type) -> list[Any]:
+        """Return the messages of these kinds, in order; all of them without kinds."""
+        return [each.body for each in self.envelopes if not kinds or isinstance(each.body, kinds)]
+
+    def happened(self, kind: type, *, times: int | None = None, **fields: Any) -> Any:
+        """Assert that a message of this kind was recorded, and return the first one.
+
+        Args:
+            kind: A class of `grue.messages` or `grue.tracing.facts`, or of your own messages and facts.
+            times: How often; `None`: at least once.
+            fields: Values that the message's fields must have.
+
+        Raises:
+            AssertionError: It was not; the text shows the messages of this kind, or all of them.
+        """
+        found = [body for body in self.bodies(kind) if _has(body, fields)]
+        if (times is None and not found) or (times is not None and len(found) != times):
+            wanted = "at least once" if times is None else f"{times} times"
+            raise self._failure(f"{_described(kind, fields)} happened {len(found)} times, not {wanted}", kind)
+        return found[0] if found else None
+
+    def never(self, kind: type, **fields: Any) -> None:
+        """Assert that no message of this kind, with these fields, was recorded.
+
+        Raises:
+            AssertionError: One was; the text shows them.
+        """
+        found = [body for body in self.bodies(kind) if _has(body, fields)]
+        if found:
+            raise self._failure(f"{_described(kind, fields)} happened {len(found)} times, not never", kind)
+
+    def in_order(self, *wanted: object) -> None:
+        """Assert that these messages were recorded in this order; others may lie between them.
+
+        Args:
+            wanted: Kinds of messages, or whole messages.
+
+        Raises:
+            AssertionError: They were not; the text names the first that is missing.
+        """
+        position = 0
+        for index, each in enumerate(wanted):
+            while position < len(self.envelopes) and not _is(self.envelopes[position].body, each):
+                position += 1
+            if position == len(self.envelopes):
+                earlier = ", ".join(map(_name, wanted[:index])) or "the beginning"
+                raise self._failure(f"no {_name(each)} after {earlier}")
+            position += 1
+
+    def caused_by(self, kind: type, cause: type) -> None:
+        """Assert that each message of `kind` was caused by one of `cause`, at once or through others.
+
+        Raises:
+            AssertionError: One was not, or there is no message of `kind`.
+        """
+        by_number = {each.seq: each for each in self.envelopes}
+        found = [each for each in self.envelopes if isinstance(each.body, kind)]
+        if not found:
+            raise self._failure(f"{kind.__name__} did not happen")
+        for envelope in found:
+            chain = [envelope]
+            while chain[-1].cause in by_number:
+                chain.append(by_number[chain[-1].cause])
+            if not any(isinstance(each.body, cause) for each in chain[1:]):
+                causes = " <- ".join(f"{each.seq} {type(each.body).__name__}" for each in chain)
+                raise self._failure(f"{kind.__name__} was not caused by {cause.__name__}, but {causes}")
+
+    def _keep(self, envelope: Envelope[Any], line: bytes) -> None:
+        del line
+        self.envelopes.append(envelope)
+
+    def _failure(self, text: str, kind: type | None = None) -> AssertionError:
+        shown = [each for each in self.envelopes if kind and isinstance(each.body, kind)] or self.envelopes
+        lines = [_line(each) for each in shown[:_MOST_SHOWN]]
+        if len(shown) > _MOST_SHOWN:
+            lines.append(f"... and {len(shown) - _MOST_SHOWN} more")
+        return AssertionError("\n".join([f"{text}. The trace:", *(lines or ["(no messages)"])]))
+
+
+def _is(body: object, wanted: object) -> bool:
+    return isinstance(body, wanted) if isinstance(wanted, type) else body == wanted
+
+
+def _name(wanted: object) -> str:
+    return wanted.__name__ if isinstance(wanted, type) else printable(repr(wanted), _MOST_CHARS)
+
+
+def _has(body: object, fields: dict[str, Any]) -> bool:
+    return all(getattr(body, name, _has) == value for name, value in fields.items())
+
+
+def _described(kind: type, fields: dict[str, Any]) -> str:
+    given = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    return f"{kind.__name__}({given})" if given else kind.__name__
+
+
+def _line(envelope: Envelope[Any]) -> str:
+    body = envelope.body
+    # A reply to an ask may be a plain value.
+    words = ascii(summarize(body))[1:-1] if isinstance(body, Struct) else ascii(body)
+    words, name = words[:_MOST_CHARS], type(body).__name__
+    return (
+        f"{envelope.seq:>5}  turn {envelope.turn}  {envelope.sender} -> {envelope.receiver}  {name}  {words}"
+    )

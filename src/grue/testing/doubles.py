@@ -28,7 +28,7 @@ from typing import Any
 
 from grue import messages as m
 from grue.errors import MCPError
-from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
+from grue.hosts.zork.chat_messages import FunctionCall, LLMResponse, ToolCall
 from grue.protocol.chat_wire.profiles import supports_tool_calling
 from grue.protocol.tools import results as tool_results
 

@@ -50,8 +50,7 @@ from grue.testing.llm_replies import (
     tool_calls_reply,
 )
 from grue.testing.providers.batches import ScriptedBatches
-from grue.testing.providers.chat_rules import ProviderRules
-from grue.testing.providers.chat_shapes import Json
+from grue.testing.providers.chat_rules import Json, ProviderRules
 from grue.testing.providers.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
 
 _FRAME_TOKENS = 4

@@ -4,26 +4,39 @@ msgspec reads most types: numbers, texts, lists, enums, dates, Structs, dataclas
 pydantic reads a parameter that mentions it (a model, `Annotated[..., Field(...)]`), and one that msgspec
 cannot read, such as a union of two dataclasses. It is imported only then, because the import takes a tenth of
 a second.
+
+Descriptions are read from the function's docstring, in the three forms in use: Google (`Args:` and indented
+`name (type): text`), NumPy (`Parameters` over dashes and `name : type` over indented text) and Sphinx
+(`:param type name: text`). Anything else is part of the description. It never raises: from a docstring in
+another form it reads no parameter descriptions.
 """
 
+import asyncio
+import contextlib
 import copy
 import dataclasses
 import functools
 import inspect
+import re
+import threading
+import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType, NoneType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from grue import messages as m
-from grue.errors import MCPConfigError
-from grue.tool_sessions.invalid_arguments import InvalidArgumentsError
-from grue.tool_sessions.tool_context import ToolContext
+from grue.errors import MCPConfigError, MCPError
+from grue.policies import NoticeKind
+from grue.runtime.safe_text import beginning, plain_text
+from grue.tool_sessions.host_tools import InvalidArgumentsError
 
 if TYPE_CHECKING:
     from grue.tool_sessions.pydantic_parameters import PydanticParameter
+
 
 _PYDANTIC = frozenset(("pydantic", "pydantic_core", "pydantic_settings", "annotated_types"))
 _DEEPEST = 20
@@ -216,3 +229,259 @@ def _default(value: object) -> object:
     except TypeError:  # JSON cannot express it: use it, but do not show it in the schema
         return msgspec.field(default_factory=lambda: value)
     return value
+
+
+_NOTICE_CHARS = 500
+_MAX_NOTICES = 500
+"""Most notices of one call. A function that reports in a tight loop would fill the trace."""
+
+ContextNotify: TypeAlias = Callable[[NoticeKind, str], None]
+
+
+class ToolCancelled(MCPError):  # noqa: N818 - named as the event, like the other cancellations
+    """Raised by `ToolContext.raise_if_cancelled`; the call's result is no longer wanted."""
+
+
+class ToolContext:
+    """One call of a function tool: its time limit, whether it was cancelled, and where it reports progress.
+
+    Give a function a parameter of this type, with any name. The model does not see the parameter. All methods
+    can be called from the function's own thread.
+
+    ```python
+    @tool
+    def dig(depth_m: int, context: ToolContext) -> str:
+        for metre in range(depth_m):
+            context.raise_if_cancelled()
+            context.progress(metre, depth_m)
+            ...
+    ```
+
+    A coroutine function is cancelled at its time limit like any task. A plain function runs in a thread, and
+    Python cannot stop a thread: it should look at `cancelled` from time to time, or wait with `wait`.
+
+    Attributes:
+        server: The server's name.
+        tool: The tool's bare name.
+    """
+
+    def __init__(self, server: m.ServerName, tool: str, timeout_s: float, notify: ContextNotify) -> None:
+        self.server = server
+        self.tool = tool
+        self._deadline = time.monotonic() + timeout_s
+        self._notify = notify
+        self._notices = 0
+        self._over = False
+        self._cancelled = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the call has timed out or was cancelled, so that its result is dropped."""
+        return self._cancelled.is_set()
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the call's time limit; 0 once it has passed."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `ToolCancelled` if the call has timed out or was cancelled."""
+        if self.cancelled:
+            raise ToolCancelled(f"The call of {self.server}.{self.tool} was cancelled.")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep, but wake up at once if the call is cancelled. For plain functions; it blocks the thread.
+
+        Returns:
+            Whether the call was cancelled.
+        """
+        return self._cancelled.wait(timeout_s)
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Report how far the call is. It is shown as a server's own progress is.
+
+        Args:
+            done: The part that is done, in any unit.
+            total: The whole, in the same unit; `None`: unknown.
+            message: What is being done now.
+        """
+        share = f"{done:g}" if total is None else f"{done:g}/{total:g}"
+        self._send("progress", f"{share} {message}" if message else share)
+
+    def log(self, text: str) -> None:
+        """Write a line to the trace. It is shown as a server's log messages are."""
+        self._send("log", text)
+
+    def _send(self, kind: NoticeKind, text: str) -> None:
+        shown = plain_text(beginning(text, _NOTICE_CHARS))[:_NOTICE_CHARS]
+        if threading.get_ident() == self._loop_thread:
+            self._deliver(kind, shown)
+        elif not self.cancelled:
+            # The loop delivers these in order, and before the function's result, which takes the same way.
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._deliver, kind, shown)
+
+    def _deliver(self, kind: NoticeKind, text: str) -> None:
+        if self._over:
+            return  # a thread that was abandoned; the call has been answered
+        self._notices += 1
+        if self._notices < _MAX_NOTICES:
+            self._notify(kind, text)
+        elif self._notices == _MAX_NOTICES:
+            self._notify(
+                "too_large", f"{self.tool}: more than {_MAX_NOTICES} notices; further ones are left out"
+            )
+
+    def _end(self, *, cancelled: bool) -> None:
+        """End the call, in the event loop. Later notices are dropped."""
+        self._over = True
+        if cancelled:
+            self._cancelled.set()
+
+
+_PARAMETERS = frozenset(
+    (
+        "args",
+        "arguments",
+        "params",
+        "parameters",
+        "keyword args",
+        "keyword arguments",
+        "keyword parameters",
+        "other parameters",
+    )
+)
+_OTHERS = frozenset(
+    (
+        "attributes",
+        "example",
+        "examples",
+        "note",
+        "notes",
+        "raises",
+        "references",
+        "return",
+        "returns",
+        "see also",
+        "source",
+        "todo",
+        "warning",
+        "warnings",
+        "warns",
+        "yield",
+        "yields",
+    )
+)
+_UNDERLINE = re.compile(r"-{3,}\s*")
+_FIELD = re.compile(r":(?P<field>[a-z]+)(?:\s+(?P<about>[^:\n]+))?:(?:\s+(?P<text>.*)|\s*)")
+_PARAMETER_FIELDS = frozenset(("param", "parameter", "arg", "argument", "key", "keyword"))
+_FIELDS = _PARAMETER_FIELDS | {"raise", "raises", "except", "return", "returns", "rtype", "type", "yields"}
+_ITEM = re.compile(r"\*{0,2}(?P<name>\w+)\s*(?:\((?:[^()]|\([^()]*\))*\))?\s*:(?:\s+(?P<text>.*)|\s*)")
+_NAMES = re.compile(r"(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
+
+
+class Docs(Struct, frozen=True):
+    """The parts of a docstring.
+
+    Attributes:
+        description: The text before the first section.
+        parameters: The description of each parameter that has one, in one line.
+    """
+
+    description: str
+    parameters: Mapping[str, str]
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the description, in one line."""
+        return _one_line(self.description.split("\n\n")[0])
+
+
+def read_docstring(docstring: str | None) -> Docs:
+    """Read a docstring; `None` is an empty one."""
+    lines = inspect.cleandoc(docstring or "").splitlines()
+    description: list[str] = []
+    parameters: dict[str, str] = {}
+    position = next((at for at in range(len(lines)) if _begins_section(lines, at)), len(lines))
+    description = lines[:position]
+    while position < len(lines):
+        end = next((at for at in range(position + 1, len(lines)) if _begins_section(lines, at)), len(lines))
+        for name, text in _items(lines[position:end]):
+            parameters.setdefault(name, text)
+        position = end
+    return Docs("\n".join(description).strip(), {name: text for name, text in parameters.items() if text})
+
+
+def _begins_section(lines: list[str], at: int) -> bool:
+    line = lines[at]
+    if _heading(line) or _is_underlined(lines, at):
+        return True
+    field = _FIELD.fullmatch(line)
+    return field is not None and field["field"] in _FIELDS
+
+
+def _heading(line: str) -> str:
+    """Return the name of the Google section that a line begins; empty if it begins none."""
+    name = line.rstrip().removesuffix(":").lower()
+    known = name in _PARAMETERS or name in _OTHERS
+    return name if known and line.rstrip().endswith(":") else ""
+
+
+def _is_underlined(lines: list[str], at: int) -> bool:
+    below = lines[at + 1] if at + 1 < len(lines) else ""
+    return lines[at].strip().lower() in _PARAMETERS | _OTHERS and _UNDERLINE.fullmatch(below) is not None
+
+
+def _items(section: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the parameters that a section describes; none if it is about something else."""
+    head = section[0]
+    field = _FIELD.fullmatch(head)
+    if field is not None and field["field"] in _FIELDS:
+        if field["field"] in _PARAMETER_FIELDS and field["about"]:
+            # `:param int steps: text` has the type before the name.
+            name = field["about"].split()[-1].lstrip("*")
+            yield name, _one_line(" ".join((field["text"] or "", *section[1:])))
+    elif _heading(head) in _PARAMETERS:
+        yield from _google_items(section[1:])
+    elif _is_underlined(section, 0) and head.strip().lower() in _PARAMETERS:
+        yield from _numpy_items(section[2:])
+
+
+def _google_items(block: list[str]) -> Iterator[tuple[str, str]]:
+    base = next((_indent(line) for line in block if line.strip()), 0)
+    name, texts = "", list[str]()
+    for line in block:
+        if line.strip() and _indent(line) < base:
+            break  # text after the section that no heading begins
+        item = _ITEM.fullmatch(line.strip()) if _indent(line) == base else None
+        if item is None:
+            texts.append(line)
+            continue
+        if name:
+            yield name, _one_line(" ".join(texts))
+        name, texts = item["name"], [item["text"] or ""]
+    if name:
+        yield name, _one_line(" ".join(texts))
+
+
+def _numpy_items(block: list[str]) -> Iterator[tuple[str, str]]:
+    names, texts = list[str](), list[str]()
+    for line in block:
+        item = _NAMES.fullmatch(line.rstrip()) if line.strip() and not _indent(line) else None
+        if item is None:
+            texts.append(line)
+            continue
+        yield from ((name, _one_line(" ".join(texts))) for name in names)
+        names = [name.strip().lstrip("*") for name in item["names"].split(",")]
+        texts = []
+    yield from ((name, _one_line(" ".join(texts))) for name in names)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

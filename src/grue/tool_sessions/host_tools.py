@@ -59,3 +59,7 @@ class HostCommands:
 
 ToolServer: TypeAlias = McpServer | HostFunctions | HostCommands | Connect
 """A server process, a server at a URL, functions of the host, or a factory of the host's own connections."""
+
+
+class InvalidArgumentsError(Exception):
+    """The arguments of a call do not match the parameters; the text is for the model."""

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
 
-from grue.tool_sessions.invalid_arguments import InvalidArgumentsError
+from grue.tool_sessions.host_tools import InvalidArgumentsError
 
 _MAX_FAULTS = 5
 _UNREADABLE = (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError)

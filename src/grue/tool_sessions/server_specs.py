@@ -1,15 +1,19 @@
 """The address of a tool server, as data: a program to start (`StdioServer`) or a URL (`HttpServer`).
 
 No text made here may show a secret of an environment, an argument, a URL or a header.
+
+`InheritEnv` says which variables a server process inherits, and which of them are keys. Decision 013 has the
+reasons.
 """
 
 import os
 import re
 from base64 import b64encode
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import PurePath
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
@@ -18,11 +22,187 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
+from grue.policies import StartAhead, StartWhen
+from grue.runtime.secrets.secret_forms import MIN_CHARS, looks_secret
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
-from grue.tool_sessions.environment import InheritEnv, inherited
+from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.redaction import Redactor, secrets_of_arguments
-from grue.tool_sessions.server_options import ServerOptions
+
+InheritEnv: TypeAlias = Literal["all", "no_keys", "safe", "none"]
+"""`all`: everything. `no_keys`: everything except the keys that grue uses for models and observers. `safe`:
+what programs commonly need. `none`: nothing.
+
+Source: R3.2
+"""
+
+OWN_KEYS = frozenset(
+    (
+        "GRUE_API_KEY",
+        "ANTHROPIC_API_KEY",
+        "DEEPSEEK_API_KEY",
+        "GEMINI_API_KEY",
+        "GROQ_API_KEY",
+        "MISTRAL_API_KEY",
+        "OPENAI_API_KEY",
+        "OPENROUTER_API_KEY",
+        "XAI_API_KEY",
+        "LANGFUSE_PUBLIC_KEY",
+        "LANGFUSE_SECRET_KEY",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+    )
+)
+"""The variables whose values grue itself uses, for model endpoints and observers. It has the key of every
+provider in the table of endpoints (`chat_wire/profiles.py`), because grue uses whichever fits."""
+
+_SAFE = frozenset(("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"))
+_SAFE_PREFIX = "LC_"
+_SHELL_FUNCTION = "()"
+
+
+def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
+    """Return the part of the host's environment that a server gets.
+
+    Args:
+        environ: The host's environment.
+        how: Which part. With `no_keys`, a variable that holds the same value as one of grue's keys is left
+            out too, whatever its name is.
+
+    Raises:
+        MCPConfigError: `how` is not one of `InheritEnv`.
+    """
+    match how:
+        case "all":
+            return dict(environ)
+        case "no_keys":
+            keys, values = OWN_KEYS, _own_values(environ)
+            return {
+                name: value
+                for name, value in environ.items()
+                if name not in keys and value.strip() not in values
+            }
+        case "safe":
+            return {name: value for name, value in environ.items() if _is_safe(name, value)}
+        case "none":
+            return {}
+        case _:
+            raise MCPConfigError(f"inherit_env is one of {', '.join(get_args(InheritEnv))}, not {how!r}.")
+
+
+def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the variables that hold a key, sorted.
+
+    A variable holds a key if its name looks like a key's, or if its value equals one of grue's own keys.
+
+    Args:
+        environment: What a process would get.
+        host: The host's environment.
+    """
+    keys, values = OWN_KEYS, _own_values(host)
+    return tuple(
+        sorted(
+            name
+            for name, value in environment.items()
+            if value.strip() and (name in keys or looks_secret(name) or value.strip() in values)
+        )
+    )
+
+
+def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
+    """Return whether a variable holds one of grue's own keys."""
+    return name in OWN_KEYS or environment[name].strip() in _own_values(host)
+
+
+def _own_values(environ: Mapping[str, str]) -> set[str]:
+    found = {environ[name].strip() for name in OWN_KEYS if name in environ}
+    return {value for value in found if len(value) >= MIN_CHARS}
+
+
+def _is_safe(name: str, value: str) -> bool:
+    # An exported shell function is code that a shell started by the server would run.
+    return (name in _SAFE or name.startswith(_SAFE_PREFIX)) and not value.startswith(_SHELL_FUNCTION)
+
+
+class ServerOptions(Struct, frozen=True, kw_only=True):
+    """Time limits and tool choices of one server.
+
+    A turn has a time limit for calls too; the smaller of the two applies.
+
+    Attributes:
+        call_timeout_s: Time limit of one tool call; `None`: the turn's.
+        startup_timeout_s: Time limit from spawning to the listing; `None`: the turn's. It replaces the
+            turn's, also if it is longer.
+        startup_timeout_place: Where that limit can be written, in words, for the advice after a slow start.
+            A configuration file sets it.
+        exit_grace_s: How long a server process may take to exit after its input was closed, before it gets
+            SIGTERM; `None`: as the runner's `ProcessLimits` say, 2 s by default.
+        include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
+        exclude: Names or patterns of the tools not to offer. It wins over `include`.
+        required: Whether the first connect of an episode has to succeed. `True`: a failure ends the turn with
+            an error. `False`: the episode goes on without the server. `None`: the turn's `FailurePolicy`.
+        check_arguments: Whether a call that the tool's input schema refuses is answered with an error instead
+            of being sent. Switch it off for a server whose schemas are wrong.
+        start: When it starts, one of `StartWhen`; `None`: as the runner's `start` says.
+        roots: `file://` URIs of the folders that the server may work in; `None`: it is not given any.
+    """
+
+    call_timeout_s: float | None = None
+    startup_timeout_s: float | None = None
+    startup_timeout_place: str = "startup_timeout_s in the ServerOptions of this server"
+    exit_grace_s: float | None = None
+    include: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    roots: tuple[str, ...] | None = None
+    required: bool | None = None
+    check_arguments: bool = True
+    start: StartWhen | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a `start` that there is not."""
+        if self.start in (None, *get_args(StartWhen)):
+            return
+        if self.start in get_args(StartAhead):
+            raise MCPConfigError(
+                f'start="{self.start}" is for all servers of a runner: write Runner(start="{self.start}").'
+            )
+        known = ", ".join(f'"{each}"' for each in get_args(StartWhen))
+        raise MCPConfigError(f"The start of a server is one of {known}, not {self.start!r:.60}.")
+
+    def __eq__(self, other: object) -> bool:
+        """Compare everything but the place: options are the same wherever they are written."""
+        return isinstance(other, ServerOptions) and self._effective() == other._effective()
+
+    def __hash__(self) -> int:
+        return hash(self._effective())
+
+    def _effective(self) -> tuple[object, ...]:
+        names = (name for name in self.__struct_fields__ if name != "startup_timeout_place")
+        return tuple(getattr(self, name) for name in names)
+
+    def call_limit(self, timeout_s: float) -> float:
+        """Return the smaller of the caller's `timeout_s` and the server's limit for a call."""
+        return timeout_s if self.call_timeout_s is None else min(timeout_s, self.call_timeout_s)
+
+    def select(self, tools: tuple[m.ToolDefinition, ...], notify: Notify) -> tuple[m.ToolDefinition, ...]:
+        """Return the tools to offer, in the order of the listing.
+
+        An entry of `include` or `exclude` that matches no tool is reported as a `bad_tool` notice, because
+        it is misspelt or the server has changed.
+        """
+        names = [tool.tool for tool in tools]
+        entries = [("include", each) for each in self.include or ()]
+        entries += [("exclude", each) for each in self.exclude]
+        for key, pattern in entries:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                notify("bad_tool", f"tools.{key} has {pattern!r}, and the server lists no such tool")
+        return tuple(tool for tool in tools if self.offers(tool.tool))
+
+    def offers(self, tool: str) -> bool:
+        """Return whether to offer the tool with this bare name."""
+        wanted = self.include is None or any(fnmatchcase(tool, pattern) for pattern in self.include)
+        return wanted and not any(fnmatchcase(tool, pattern) for pattern in self.exclude)
+
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")

@@ -27,10 +27,9 @@ from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.runtime.safe_text import plain_text
 from grue.sandbox.box import Sandbox, sandbox_of
-from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools
+from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools, tool
 from grue.tool_sessions.host_tools import HostCommands
 from grue.tool_sessions.redaction import Redactor
-from grue.tool_sessions.tool_decorator import tool
 
 _SHELL = "/bin/sh"
 _NUL_WITHIN = 8192

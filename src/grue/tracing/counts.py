@@ -20,12 +20,13 @@ from grue.protocol.tools.built_in import named_call
 from grue.runtime.trace.format import PAYLOADS
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
-from grue.tracing.phases import PhaseClock, Phases
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.stats import (
     Durations,
     EpisodeStats,
     ModelStats,
+    PhaseClock,
+    Phases,
     ServerStats,
     SlowTurn,
     ToolStats,

@@ -32,10 +32,8 @@ from grue.errors import MCPConfigError, TraceError
 from grue.tracing.facts import EpisodeEnded
 from grue.tracing.marks import HUMAN, MOST_REASON, Mark, place_of_marks, read_marks, write_mark
 from grue.tracing.overview import Overview
-from grue.tracing.page_feed import EpisodePage, PageFeed, Piece
-from grue.tracing.page_file import embedded, page_parts
-from grue.tracing.page_media import ImageTable
-from grue.tracing.page_turns import PageTurn
+from grue.tracing.page_feed import EpisodePage, PageFeed, PageTurn, Piece
+from grue.tracing.page_file import ImageTable, embedded, page_parts
 from grue.tracing.reading import EpisodeReader, open_episode
 from grue.tracing.viewer import SCRIPTS, STYLE
 

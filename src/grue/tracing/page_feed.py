@@ -4,26 +4,285 @@ The messages are in pieces, so that the page can show the first ones while it re
 
 The page of a finished trace, the comparison of two, and the page that follows a trace all read from a
 `PageFeed`.
+
+A turn has a digest: where its time went, and what went wrong in it. A span says how long a step took, in
+which actor, and how it ended. `steps` decides what begins and ends. A span whose end is not recorded ends
+with the trace, with its turn, or where the host was killed.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
+from grue import messages
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.format import TraceHeader
-from grue.tracing.digests import DigestWriter
-from grue.tracing.facts import Severity
+from grue.tracing.facts import Fact, Severity
 from grue.tracing.message_words import kind_of, mark_of, severity_of, summarize
 from grue.tracing.overview import Overview
-from grue.tracing.page_media import ImageTable
-from grue.tracing.page_turns import PageTurn, TurnTotals
+from grue.tracing.page_file import ImageTable
 from grue.tracing.prompt_cache import CachedPrompts, told
-from grue.tracing.reading import NOTES, EpisodeEnvelope
-from grue.tracing.spans import Span, SpanFinder
+from grue.tracing.reading import NOTES, EpisodeBody, EpisodeEnvelope
+from grue.tracing.steps import Step, StepBegan, StepEnded, StepTracker
 from grue.tracing.story import Passage, StoryTeller
+from grue.tracing.turn_slices import turn_of
+
+SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "tool", "teardown", "host"]
+"""The kind of a span: a whole turn, a whole session, a part of either, or the pause before a retry."""
+
+
+class Span(Struct, frozen=True, kw_only=True, array_like=True):
+    """A period in which an actor was busy with one step.
+
+    Attributes:
+        turn: Number of the turn that its first message belongs to.
+        lane: Name of the actor.
+        label: Short description; may be untrusted text.
+        start_s: Seconds since the trace began.
+        end_s: The same; not before the start.
+        first: Number of the message that began it.
+        last: Number of the message that ended it, or of the last message before it was abandoned.
+        grade: `fail` if it ended badly, `warn` if another attempt followed or it ended with a warning.
+    """
+
+    turn: int
+    lane: str
+    phase: SpanKind
+    label: str
+    start_s: float
+    end_s: float
+    first: int
+    last: int
+    grade: Literal["fail", "warn", ""] = ""
+
+
+class SpanFinder:
+    """Find spans: `see` each envelope in order, then take the rest from `finish`."""
+
+    def __init__(self) -> None:
+        self._steps = StepTracker()
+        self._turns: dict[tuple[Hashable, int], int] = {}
+        self._at_s = 0.0
+        self._seq = 0
+
+    def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
+        """Yield the spans that end with this envelope.
+
+        Args:
+            envelope: The next envelope of the trace.
+            turn: The turn that it is counted to; default: the one that it names.
+        """
+        changes = self._steps.take(envelope)
+        for change in changes:
+            if isinstance(change, StepBegan) and turn is not None:
+                self._turns[change.step.key, change.step.first] = turn
+        ended = [change for change in changes if isinstance(change, StepEnded)]
+        yield from (self._span(end, None) for end in ended if not end.reported)
+        self._at_s, self._seq = envelope.t, envelope.seq
+        for end in ended:
+            if end.reported:
+                yield self._span(end, envelope)
+            if end.retried and isinstance(envelope.body, messages.CompletionRetried):
+                yield self._pause(end.step, envelope.body.delay_s)
+
+    def finish(self) -> Iterator[Span]:
+        """Yield what is still under way: the trace ends in the middle of it, or the host was killed there."""
+        yield from (self._span(end, None) for end in self._steps.finish() if isinstance(end, StepEnded))
+
+    def _span(self, end: StepEnded, by: EpisodeEnvelope | None) -> Span:
+        step = end.step
+        grade: Literal["fail", "warn", ""] = ""
+        if by is not None:
+            grade = _GRADES.get(severity_of(by.body), "")
+        return Span(
+            turn=self._turns.pop((step.key, step.first), step.turn),
+            lane=_lane(step),
+            phase="model" if step.kind == "check" else step.kind,
+            label=_label(step),
+            start_s=step.start_s,
+            end_s=max(self._at_s, step.start_s),
+            first=step.first,
+            last=self._seq,
+            grade=grade,
+        )
+
+    def _pause(self, step: Step, pause_s: float) -> Span:
+        return Span(
+            turn=step.turn,
+            lane=_lane(step),
+            phase="wait",
+            label="wait",
+            start_s=self._at_s,
+            end_s=self._at_s + pause_s,
+            first=self._seq,
+            last=self._seq,
+            grade="warn",
+        )
+
+
+_GRADES: dict[Severity, Literal["fail", "warn"]] = {"fail": "fail", "warn": "warn"}
+
+
+def _lane(step: Step) -> str:
+    body = step.began.body
+    if step.kind == "host":
+        return step.began.sender
+    return getattr(body, "server", "") or step.began.receiver
+
+
+def _label(step: Step) -> str:
+    match step.began.body:
+        case messages.RunTurn():
+            return f"turn {step.turn}"
+        case messages.OpenSession() if step.kind == "startup":
+            return "start" if step.attempt == 1 else "start again"
+        case messages.ToolCalled(tool=tool):
+            return tool
+        case messages.RequestCompletion(request=request):
+            return f"request {request}" + (f", try {step.attempt}" if step.attempt > 1 else "")
+        case messages.CheckToolSupport():
+            return "can it call tools?"
+        case messages.CloseSession():
+            return "close"
+        case Fact() as fact:
+            return fact.headline() or "host"
+        case _:
+            return step.kind
+
+
+_REASON_CHARS = 300
+
+
+class TurnDigest(Struct, kw_only=True):
+    """The summary of one turn; filled while its messages are read.
+
+    Attributes:
+        turn: The turn's number; 0 for messages before the first turn.
+        start_s: Time of its first message, in seconds since the trace began.
+        end_s: Time of its last message.
+        outcome: As in `TurnCompleted`; `failed`, `parked`, `unfinished` (the trace ends in it), or
+            empty for no turn.
+        reason: Why it is not `answered`; printable.
+        action: What the host did with the answer, in a few words; printable.
+        requests: How many completions were requested.
+        tool_calls: How many tool calls the model made.
+        usage: Usage of all its completions.
+    """
+
+    turn: int
+    start_s: float
+    end_s: float = 0.0
+    outcome: str = ""
+    reason: str = ""
+    action: str = ""
+    requests: int = 0
+    tool_calls: int = 0
+    usage: messages.Usage = messages.Usage()
+
+
+class DigestWriter:
+    """Summarises turns: call `see` with each envelope in order, then read `digests`.
+
+    Attributes:
+        digests: By turn, in the order in which the turns began.
+    """
+
+    def __init__(self) -> None:
+        self.digests: dict[int, TurnDigest] = {}
+        self._latest = 0
+
+    def see(self, envelope: EpisodeEnvelope) -> int:
+        """Add a message and return its turn; without a turn it belongs to that of the message before."""
+        turn = turn_of(envelope) or self._latest
+        self._latest = max(self._latest, turn)
+        digest = self.digests.get(turn)
+        if digest is None:
+            digest = self.digests[turn] = TurnDigest(turn=turn, start_s=envelope.t)
+        digest.end_s = max(digest.end_s, envelope.t)
+        _add(digest, envelope.body)
+        return turn
+
+
+def _add(digest: TurnDigest, body: EpisodeBody) -> None:
+    match body:
+        case messages.RunTurn():
+            # A turn that a resumed episode runs again gets a new digest.
+            digest.outcome, digest.reason = "unfinished", ""
+        case messages.TurnCompleted(kind=kind, reason=reason):
+            digest.outcome, digest.reason = kind, printable(reason, _REASON_CHARS)
+        case messages.TurnFailed():
+            digest.outcome, digest.reason = "failed", printable(summarize(body), _REASON_CHARS)
+        case messages.TurnParked():
+            digest.outcome, digest.reason = "parked", printable(summarize(body), _REASON_CHARS)
+        case messages.RequestCompletion():
+            digest.requests += 1
+        case messages.CompletionReceived(usage=usage, tool_calls=calls):
+            digest.usage += usage
+            digest.tool_calls += len(calls)
+        case Fact() as fact if headline := fact.headline():
+            digest.action = printable(headline, _REASON_CHARS)
+
+
+_NOT_PARTS = frozenset({"turn", "session", "host"})
+"""Spans that are outside a turn's own time, or contain other spans of it."""
+
+
+class MarkCount(Struct, kw_only=True):
+    """How often messages of a turn have a mark, the word for a problem."""
+
+    word: str
+    grade: Severity
+    count: int = 0
+
+
+class PageTurn(TurnDigest, kw_only=True):
+    """A turn in the page; `viewer_page/trace.js` takes it.
+
+    Attributes:
+        took_s: How long the turn took.
+        phases: Seconds by kind of span.
+        marks: The problems of its messages, the bad ones first.
+    """
+
+    took_s: float
+    phases: dict[str, float]
+    marks: tuple[MarkCount, ...]
+
+
+class TurnTotals(Struct):
+    """Sums of one turn, made while its messages and spans arrive."""
+
+    whole_s: float | None = None
+    end_s: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    marks: dict[str, MarkCount] = field(default_factory=dict)
+
+    def add_mark(self, word: str, grade: Severity) -> None:
+        """Count the mark of a message."""
+        self.marks.setdefault(word, MarkCount(word=word, grade=grade)).count += 1
+
+    def add_span(self, span: Span) -> None:
+        """Add the time of a span."""
+        took_s = span.end_s - span.start_s
+        self.end_s = max(self.end_s, span.end_s)
+        if span.phase == "turn" and self.whole_s is None:
+            self.whole_s = took_s
+        if span.phase not in _NOT_PARTS:
+            self.phases[span.phase] = self.phases.get(span.phase, 0.0) + took_s
+
+    def page_turn(self, digest: TurnDigest) -> PageTurn:
+        """Return the turn as the page holds it."""
+        fields = asdict(digest)
+        return PageTurn(
+            **{**fields, "end_s": max(digest.end_s, self.end_s)},
+            took_s=digest.end_s - digest.start_s if self.whole_s is None else self.whole_s,
+            phases=self.phases,
+            marks=tuple(sorted(self.marks.values(), key=lambda mark: mark.grade == "warn")),
+        )
+
 
 MAX_MESSAGE_CHARS = 200_000
 """Longest message, as JSON, that the page holds in full; the trace holds longer ones."""

@@ -41,8 +41,7 @@ from grue.protocol.turn.connection import (
 from grue.tracing.differences import Comparison
 from grue.tracing.divergence import Divergence, derived
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.redacted_text import same_redacted
-from grue.tracing.replay_agent import RecordedTurn
+from grue.tracing.replay_agent import RecordedTurn, same_redacted
 from grue.tracing.turn_slices import TurnSlice, causes
 
 _Outcome = m.SessionOpened | m.McpDisabled | m.StartupFailed

@@ -1,17 +1,142 @@
 """The statistics of an episode, as data; `counts.py` computes them, `stats_table.py` prints them.
 
 Percentiles use the nearest rank, so each is a value that was measured: the smallest one that is at least as
-large as the given percentage of all values. Times are rounded to the microsecond. `phases.py` assigns them.
+large as the given percentage of all values. Times are rounded to the microsecond.
+
+`PhaseClock` assigns every instant of the trace to one phase, to show where the time went. The time between
+two consecutive envelopes belongs to the phase that was active after the first of them. `steps` decides what
+is under way. The **model** phase is active while a request is under way, retries and their pauses included;
+so is a sampling and the check of the model's tool support. **Tools**, **start-up** and **teardown** are
+active while a call is made, a session opens, or a session closes. If several are active, the first in this
+order counts.
+
+The remaining time of a turn is **other**: the agent itself and the answer's check. The remaining time outside
+turns belongs to the **host**. So do start-up and teardown outside turns, because no turn waits for them. If
+turns overlap, as in a batch, a phase is active if it is active in any of them.
+
+Time in which no host ran, before an `EpisodeResumed` or where the clock starts again, is not part of the wall
+time. The phases therefore add up to the wall time, that is, the time between the first and the last envelope
+of each run of the host.
 """
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from grue import messages as m
-from grue.tracing.facts import EpisodeEnded
-from grue.tracing.phases import Phases
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed
+from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.steps import StepBegan, StepChange, StepKind, StepTracker
+
+TimePhase: TypeAlias = Literal["model", "tools", "startup", "teardown", "host", "other"]
+PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
+
+_ANYWHERE: dict[StepKind, TimePhase] = {"model": "model", "check": "model", "tool": "tools"}
+_IN_A_TURN: dict[StepKind, TimePhase] = {**_ANYWHERE, "startup": "startup", "teardown": "teardown"}
+
+
+class Phases(Struct, frozen=True, kw_only=True):
+    """Seconds in each phase, exact to the microsecond."""
+
+    model_s: float = 0.0
+    tools_s: float = 0.0
+    startup_s: float = 0.0
+    teardown_s: float = 0.0
+    host_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """The sum of all phases."""
+        return round(sum(self.by_phase.values()), 6)
+
+    @property
+    def longest(self) -> TimePhase:
+        """The phase that took the most time."""
+        by_phase = self.by_phase
+        return max(PHASES, key=lambda phase: by_phase[phase])
+
+    @property
+    def by_phase(self) -> dict[TimePhase, float]:
+        """The seconds by phase."""
+        return dict(zip(PHASES, astuple(self), strict=True))
+
+    def __sub__(self, earlier: "Phases") -> "Phases":
+        """Return the time that passed since `earlier`."""
+        passed = zip(self.__struct_fields__, astuple(self), astuple(earlier), strict=True)
+        return Phases(**{name: round(now - then, 6) for name, now, then in passed})
+
+
+class PhaseClock:
+    """Measures how long each phase has lasted.
+
+    Use `take` for an episode's envelopes, in order. A reader that has a `StepTracker` of its own passes its
+    changes to `note` instead.
+    """
+
+    def __init__(self) -> None:
+        # Integers add up exactly; the file has times in microseconds.
+        self._microseconds = dict.fromkeys(PHASES, 0)
+        self._counted = 0  # until when, in microseconds
+        self._last = math.inf  # the time of the last envelope; the first one starts the clock
+        self._open: dict[Hashable, StepKind] = {}
+        self._phase: TimePhase = "host"
+        self._steps = StepTracker()
+
+    @property
+    def phases(self) -> Phases:
+        """Seconds in each phase so far."""
+        self._count_until(self._last)
+        return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
+
+    def take(self, envelope: EpisodeEnvelope) -> None:
+        """Count the time until this envelope, then start or end the phases that it starts or ends."""
+        resumed = isinstance(envelope.body, EpisodeResumed)
+        self.note(envelope.t, self._steps.take(envelope), resumed=resumed)
+
+    def note(self, t: float, changes: Sequence[StepChange] = (), *, resumed: bool = False) -> None:
+        """Count the time until an envelope, then start or end the phases that its changes start or end.
+
+        Args:
+            t: Seconds since the trace began.
+            changes: The steps that begin or end with the envelope.
+            resumed: No host ran until this envelope, so the time is not counted.
+        """
+        if resumed or t < self._last:
+            # No host ran, or the clock started again, or this is the first envelope.
+            self._count_until(self._last)
+            self._counted = round(t * 1e6)
+        elif changes:
+            self._count_until(t)
+        self._last = t
+        if not changes:
+            return
+        for change in changes:
+            if isinstance(change, StepBegan):
+                self._open[change.step.key] = change.step.kind
+            elif not change.retried:
+                self._open.pop(change.step.key, None)
+        self._phase = _phase_of(frozenset(self._open.values()))
+
+    def _count_until(self, t: float) -> None:
+        if t != math.inf:
+            at = round(t * 1e6)
+            self._microseconds[self._phase] += at - self._counted
+            self._counted = at
+
+
+@functools.lru_cache(maxsize=512)
+def _phase_of(kinds: frozenset[StepKind]) -> TimePhase:
+    """Return the phase while steps of these kinds are under way."""
+    in_a_turn = "turn" in kinds
+    for kind, phase in (_IN_A_TURN if in_a_turn else _ANYWHERE).items():
+        if kind in kinds:
+            return phase
+    return "other" if in_a_turn else "host"
 
 
 class Durations(Struct, frozen=True, kw_only=True):

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
-from grue.tracing.phases import TimePhase
 from grue.tracing.show import headline
-from grue.tracing.stats import Durations, EpisodeStats, ServerStats
+from grue.tracing.stats import Durations, EpisodeStats, ServerStats, TimePhase
 
 _BOLD = "1"
 _LONGEST_DETAIL = 500

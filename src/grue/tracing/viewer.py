@@ -26,8 +26,7 @@ from grue.tracing.diff import diff
 from grue.tracing.divergence import Divergence
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import MAX_MESSAGE_CHARS, EpisodePage, PageFeed, Piece
-from grue.tracing.page_file import embedded, page_parts
-from grue.tracing.page_media import ImageTable
+from grue.tracing.page_file import ImageTable, embedded, page_parts
 from grue.tracing.reading import EpisodeReader, open_episode
 
 _MOST_IN_NOTEBOOK = 8_000_000

@@ -15,7 +15,7 @@ from worded_turns import WordedModel, ask
 
 import grue.engine.current_episode
 from grue import AnswerSpec, FunctionTools, MCPError
-from grue.engine.episode import Episode
+from grue.engine.current_episode import Episode
 from grue.runtime.loops import loop_thread as episode_loop
 
 WITHIN_S = 60.0

@@ -33,7 +33,7 @@ from grue.protocol.tool_loop import IllegalEvent, step
 from grue.runtime.actor import Actor, Mailbox, Supervisor
 from grue.runtime.large_data import LONG
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.testing.virtual_time import virtual_loop
+from grue.testing.actor_harness import virtual_loop
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 

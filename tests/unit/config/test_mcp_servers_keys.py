@@ -10,8 +10,7 @@ import pytest
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.errors import MCPConfigError
 from grue.tool_sessions.oauth_settings import OAuth
-from grue.tool_sessions.server_options import ServerOptions
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
+from grue.tool_sessions.server_specs import HttpServer, McpServer, ServerOptions, StdioServer
 
 SERVER = {"command": "run"}
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from grue.config.mcp_servers import MCPServerConfig, to_tool_server
-from grue.tool_sessions.server_options import ServerOptions
+from grue.tool_sessions.server_specs import ServerOptions
 
 
 def options(**entry: Any) -> ServerOptions:

@@ -13,7 +13,7 @@ from grue.fleet.attempt import Attempted, Job, run_attempt
 from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
 from grue.fleet.work import Episode
-from grue.transports.llm.request_gate import Permit, WantedRequest, request_gate, set_request_gate
+from grue.transports.llm.exchange import Permit, WantedRequest, request_gate, set_request_gate
 
 SECRET = "not-to-be-seen-0123456789"
 

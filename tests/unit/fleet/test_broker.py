@@ -21,7 +21,7 @@ from grue.fleet.broker import (
     spent_so_far,
 )
 from grue.protocol.turn.prices import Price
-from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
+from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 PRICES = {"m": Price(input=1.0, output=2.0)}
 WANTED = WantedRequest(model="m", prompt_bytes=1000, max_tokens=500)

@@ -13,7 +13,7 @@ from grue.fleet.broker_link import GONE, BrokerLink
 from grue.fleet.broker_server import BrokerServer
 from grue.fleet.folder import FleetFolder
 from grue.fleet.server_places import ServerCap
-from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
+from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 pytestmark = pytest.mark.anyio
 WANTED = WantedRequest(model="m", prompt_bytes=10, max_tokens=5)

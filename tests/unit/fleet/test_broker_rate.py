@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from grue.fleet.broker import Broker, FleetBudget, Granted, Limits, NotYet, Rate, Refused
-from grue.transports.llm.request_gate import RequestOutcome, WantedRequest
+from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 CLIENTS, A_SECOND, SECONDS, FIRST_S = 64, 20, 60.0, 10.0
 WANTED = WantedRequest(model="m", prompt_bytes=100, max_tokens=10)

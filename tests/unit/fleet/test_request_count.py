@@ -5,7 +5,7 @@ import pytest
 
 from grue.fleet.broker import Amount, Price
 from grue.fleet.request_count import RequestCount, requests_counted
-from grue.transports.llm.request_gate import (
+from grue.transports.llm.exchange import (
     Permit,
     RequestOutcome,
     WantedRequest,

@@ -12,10 +12,8 @@ from grue.errors import ActorCrashed
 from grue.messages import CallTools, CloseSession, OpenSession, ServerCall, SessionOpened, ToolReturned
 from grue.runtime.actor import Actor, AskTimedOut, Mailbox, MailboxClosed, Supervisor, reply
 from grue.runtime.trace.recorder import Envelope
-from grue.testing.actor_harness import ActorHarness
+from grue.testing.actor_harness import ActorHarness, Deadlock, TraceWatch, run_in_virtual_time, virtual_time
 from grue.testing.fake_tools import FakeToolServer
-from grue.testing.trace_watch import TraceWatch
-from grue.testing.virtual_time import Deadlock, run_in_virtual_time, virtual_time
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 

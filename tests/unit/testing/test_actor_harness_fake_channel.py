@@ -10,8 +10,7 @@ from mailboxes import Post, post
 
 from grue.runtime.actor import Actor, AskTimedOut, Mailbox, MailboxClosed, MailboxFull, reply
 from grue.runtime.trace.recorder import Envelope
-from grue.testing.actor_harness import FakeChannel
-from grue.testing.virtual_time import virtual_loop, virtual_time
+from grue.testing.actor_harness import FakeChannel, virtual_loop, virtual_time
 
 
 class Neighbour(NamedTuple):

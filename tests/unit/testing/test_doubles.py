@@ -2,7 +2,7 @@
 
 import pytest
 
-from grue.hosts.zork.replies import FunctionCall, ToolCall
+from grue.hosts.zork.chat_messages import FunctionCall, ToolCall
 from grue.messages import ToolCallResult
 from grue.testing.doubles import THINK, MockLLMClient, MockMCPManager
 

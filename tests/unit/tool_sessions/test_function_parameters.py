@@ -12,9 +12,8 @@ from annotated_types import Ge, MinLen
 from pydantic import BaseModel, ConfigDict, Field
 
 from grue.errors import MCPConfigError
-from grue.tool_sessions.function_parameters import Parameters
-from grue.tool_sessions.invalid_arguments import InvalidArgumentsError
-from grue.tool_sessions.tool_context import ToolContext
+from grue.tool_sessions.function_parameters import Parameters, ToolContext
+from grue.tool_sessions.host_tools import InvalidArgumentsError
 
 
 class Leg(BaseModel):

@@ -17,8 +17,7 @@ from grue.errors import MCPConfigError
 from grue.messages import ToolCallResult, ToolDefinition
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
-from grue.tool_sessions.function_tools import FunctionTools
-from grue.tool_sessions.tool_decorator import tool
+from grue.tool_sessions.function_tools import FunctionTools, tool
 
 pytestmark = pytest.mark.anyio
 

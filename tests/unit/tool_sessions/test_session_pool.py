@@ -12,7 +12,7 @@ from turns import tool
 from grue.messages import PrewarmLost, ServerEnded, ServerName
 from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.tool_sessions import pooled_connection
+from grue.tool_sessions import session_pool
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ServerFailed
 from grue.tool_sessions.session_pool import LeasedConnection, SessionPool, Sessions
@@ -110,7 +110,7 @@ async def test_a_turn_that_finds_nothing_prepared_opens_its_own_and_nobody_calls
 async def test_the_host_has_its_decision_first_unless_the_next_turn_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pooled_connection, "_PREWARM_DELAY_S", 60.0)
+    monkeypatch.setattr(session_pool, "_PREWARM_DELAY_S", 60.0)
     bench = Bench(ScriptedServer("ok"))
     async with bench.episode():
         bench.prepare(at_once=False)

@@ -12,8 +12,8 @@ from grue.tracing.facts import EpisodeStarted, Fact, LogLine, Severity, register
 from grue.tracing.filters import Filter
 from grue.tracing.message_words import kind_of, mark_of, severity_of, summarize
 from grue.tracing.observers.events import EventFeed
+from grue.tracing.page_feed import SpanFinder
 from grue.tracing.reading import read_episode
-from grue.tracing.spans import SpanFinder
 
 pytestmark = pytest.mark.made_up_trace
 

@@ -16,7 +16,7 @@ from grue.cli.trace_cache import cache
 from grue.protocol.context.history import History, Ledger
 from grue.testing import assert_prefix_stable
 from grue.tracing.page_feed import PageFeed
-from grue.tracing.page_media import ImageTable
+from grue.tracing.page_file import ImageTable
 from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cached_prompts, common_bytes
 
 TALK = m.ConversationId("c")

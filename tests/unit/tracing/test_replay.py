@@ -38,8 +38,8 @@ from grue.runtime.actor import ActorFailed
 from grue.testing import replay as assert_replays
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope, open_episode
-from grue.tracing.redacted_text import same_redacted
 from grue.tracing.replay import Changes, TurnReplay, render, replay
+from grue.tracing.replay_agent import same_redacted
 from grue.tracing.replay_sessions import Connections
 from grue.tracing.turn_slices import TurnSlice
 

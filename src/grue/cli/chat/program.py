@@ -10,12 +10,10 @@ from grue.cli.chat import lines
 from grue.cli.chat.asking import CallsQuestion, ServerQuestion
 from grue.cli.chat.commands import ChatCommands, UnknownCommand
 from grue.cli.chat.facts import read_chat
-from grue.cli.chat.options import ChatOptions, as_started
-from grue.cli.chat.person import Person
-from grue.cli.chat.reading import LineReader, Reader
+from grue.cli.chat.options import ChatOptions, as_started, wire_chat
+from grue.cli.chat.person import LineReader, Person, Reader
 from grue.cli.chat.screen import PipeScreen, Screen, TerminalScreen
 from grue.cli.chat.talk import Talk
-from grue.cli.chat.wiring import wire_chat
 from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
 from grue.cli.saying import GRUE, shown_path

@@ -28,8 +28,7 @@ from grue.cli.chat.facts import (
     called_in,
     read_chat,
 )
-from grue.cli.chat.options import ChatOptions, recorded
-from grue.cli.chat.wiring import ChatWiring
+from grue.cli.chat.options import ChatOptions, ChatWiring, recorded
 from grue.cli.runs import RUNS
 from grue.engine.conversations.conversation import Conversation
 from grue.errors import ConversationError

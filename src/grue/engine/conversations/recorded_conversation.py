@@ -3,6 +3,10 @@
 The reader takes the same steps as the process that recorded them (`protocol/context/history.py`), and
 compares its digest with the one that each turn was started with. So a conversation that the trace does not
 hold completely is refused, and never resumed in part.
+
+The turns of a trace that a later process can go on with.
+
+A turn may have several parts: each time it is resumed, another `RunTurn` with its number begins one.
 """
 
 from collections.abc import Iterable
@@ -11,14 +15,25 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine.conversations.conversation_file import TurnMark
-from grue.engine.conversations.earlier_results import EarlierResults
-from grue.engine.conversations.kept_conversation import KeptConversation, is_parked_still
-from grue.engine.conversations.recorded_turn import asks_again, listing_in
-from grue.errors import ConversationError
+from grue.engine.conversations.kept_conversation import EarlierResults, KeptConversation, is_parked_still
+from grue.errors import ConversationError, NothingToResume, TraceError
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step
+from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
+from grue.protocol.turn.resuming import cut_off, tasks_of
+from grue.protocol.turn.states import (
+    AwaitingCompletion,
+    AwaitingSummary,
+    Commands,
+    Idle,
+    Presuming,
+    Transition,
+    TurnState,
+    Waiting,
+)
 from grue.tracing.reading import TRACE_FILE, EpisodeEnvelope, open_episode
 
 _Place: TypeAlias = tuple[int, str]
@@ -288,3 +303,312 @@ def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
         take_step(talk.history, body)
     if isinstance(body, m.RequestCompletion) and isinstance(body.mode, m.OfferTools):
         talk.tools = talk.tools if body.mode.tools is None else body.mode.tools
+
+
+class _AskedAgain(Struct, frozen=True):
+    """The last request is sent again, so a reply to it that was read is dropped."""
+
+
+_Said: TypeAlias = (
+    m.RequestCompletion
+    | m.CompletionReceived
+    | m.ReplyDropped
+    | m.HistoryRewritten
+    | m.RewriteHistory
+    | _AskedAgain
+)
+
+
+class RecordedTurn:
+    """The turn as the trace tells it, from its last `RunTurn` on; what was said before that too.
+
+    Attributes:
+        run: The message that started this part; `begun` is its envelope.
+        asked: The last request to the model in this part; `None`: there is none.
+        end: How it ended; `None`: the trace does not say.
+        tools: The tools that were offered last.
+        listings: What each server has listed last in the trace, in whichever turn.
+        last_seq: Number of its last envelope.
+        last_event: Number of the last one that the agent was told.
+        redacted: A secret was removed from a message of the turn.
+        forked: It is a fork, whose tools were answered from the record of another turn.
+        said: What makes up its conversation, earlier parts included.
+    """
+
+    def __init__(self, begun: EpisodeEnvelope, run: m.RunTurn, before: "RecordedTurn | None") -> None:
+        self.run = run
+        self.begun = begun
+        self.asked: EpisodeEnvelope | None = None
+        self.last_event = begun.seq
+        self.end: m.TurnEnd | None = None
+        self.tools: tuple[m.ToolDefinition, ...] = before.tools if before else ()
+        self.last_seq = begun.seq
+        self.listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
+        self._began_s = self._last_s = begun.t
+        self._events: list[m.TurnEvent] = [run]
+        self._called: dict[m.CallId, m.ToolCalled] = {}
+        self._tasks: dict[m.CallId, m.OpenTask] = {}
+        self._aside: set[int] = set()
+        self._requests = 0
+        self.forked: bool = before is not None and before.forked
+        self.redacted: bool = begun.redacted or (before is not None and before.redacted)
+        self.said: list[_Said] = before.said if before else []
+        if run.resumed is not None:
+            self._go_on(run.resumed)
+
+    def add(self, envelope: EpisodeEnvelope) -> None:
+        """Take the next envelope of the turn."""
+        body = envelope.body
+        self.last_seq, self._last_s = envelope.seq, envelope.t
+        self.redacted = self.redacted or envelope.redacted
+        if envelope.receiver == AGENT or isinstance(body, NOTED_EVENTS):
+            self._events.append(body)  # type: ignore[arg-type]  # what the agent gets is for the machine
+            self.last_event = envelope.seq
+        if isinstance(body, m.TurnForked):
+            self.forked = True
+        if isinstance(body, m.WaitEnded):
+            self._take_back_rewrites()
+        if isinstance(body, m.RequestCompletion) and envelope.receiver == "llm":
+            self.asked = envelope
+        if isinstance(body, m.ToolCalled):
+            self._called[body.call_id] = body
+            if body.task is not None:
+                self._became_task(body, body.task)
+        elif isinstance(body, m.TaskCreated):
+            # A session makes one call at a time, so the task is that of the last call to its server.
+            of_server = [each for each in self._called.values() if each.server == body.server]
+            if of_server:
+                self._became_task(of_server[-1], body.task)
+        elif isinstance(body, m.TurnEnd):
+            self.end = body
+        elif isinstance(body, m.RequestCompletion) and body.aside:
+            self._aside.add(envelope.seq)
+        elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
+            pass  # a summary; the change that it brought about follows
+        elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
+            self.said.append(body)
+        elif isinstance(body, m.RequestCompletion) and envelope.receiver == "llm":
+            self._requests = body.request
+            self.said.append(body)
+            self.tools = getattr(body.mode, "tools", None) or self.tools
+
+    @property
+    def time_left_s(self) -> float | None:
+        """The rest of the turn's time limit; time in which it was parked does not count."""
+        limit_s = self.run.limits.turn_timeout_s
+        return None if limit_s is None else max(0.001, limit_s - (self._last_s - self._began_s))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the turn can go on."""
+        match self.end:
+            case None | m.TurnParked():
+                return self.run.tool_policy.parking or self.run.waits
+            case m.TurnFailed(failure=m.Interrupted()):
+                return self.run.waits
+            case m.TurnFailed(failure=m.ServerFailure()):
+                # A resumed turn whose servers did not start has done nothing yet.
+                return self.run.resumed is not None and not self._called
+            case _:
+                return False
+
+    def resumption(self, path: str | PathLike[str]) -> m.Resumption:
+        """Return where the turn goes on.
+
+        Raises:
+            NothingToResume: It had ended when its process was killed.
+            TraceError: The trace lacks something that is needed.
+        """
+        if self.forked:
+            raise NothingToResume(
+                f"Turn {self.run.turn} of {path} is a fork: its tools were answered from a record, and would"
+                " be called now. Fork the recorded turn again."
+            )
+        if self.redacted:
+            raise TraceError(
+                f"Turn {self.run.turn} of {path} cannot be resumed: a secret was removed from its messages."
+            )
+        if isinstance(self.end, m.TurnParked):
+            return m.Resumption(parked=self.end, tasks=tasks_of(self.run, self.end))
+        if isinstance(self.end, m.TurnFailed) and isinstance(self.end.failure, m.Interrupted):
+            kinds = [type(each) for each in self._events]
+            del self._events[kinds.index(m.TurnInterrupted) :]
+        elif self.end is not None and self.run.resumed is not None:
+            return replace(self.run.resumed, decisions=())
+        state, commands = self._state(path)
+        parked = next((each for each in commands if isinstance(each, m.TurnParked)), None)
+        where = m.Resumption(parked=parked) if parked else cut_off(state, self._called, self._tasks)
+        if where is None:
+            made = ", ".join(sorted(self._called)) or "none"
+            raise NothingToResume(
+                f"Turn {self.run.turn} of {path} had ended when its process did; only its outcome is lost."
+                f" Calls that were sent: {made}."
+            )
+        asked = next((each for each in commands if isinstance(each, m.RequestCompletion)), None)
+        if (
+            isinstance(state, AwaitingCompletion | Presuming)
+            and asked is not None
+            and asked.request > self._requests
+        ):
+            # The event is in the trace, and the request that follows from it is not.
+            return replace(where, new=asked.new)
+        return where
+
+    def waiting(self, path: str | PathLike[str]) -> "Waited | None":
+        """Return with what the turn goes on that waits for a reply; `None`: it is at another place.
+
+        Raises:
+            TraceError: The trace lacks something that is needed.
+        """
+        if self.end is not None or self.redacted:
+            return None
+        state, commands = self._state(path)
+        last = next((each for each in commands if isinstance(each, m.RequestCompletion)), None)
+        if not isinstance(state, AwaitingCompletion | AwaitingSummary | Waiting):
+            return None
+        unrecorded = last if last is not None and last.request > self._asked_request else None
+        said = list(self.said)
+        if unrecorded is None:
+            if self.asked is None:
+                return None
+            at = next((at for at, each in enumerate(said) if each is self.asked.body), None)
+            said = said[:at]
+        history = History()
+        take_step(history, self.run)
+        _take_steps(history, said)
+        return Waited(events=tuple(self._events), history=history, unrecorded=unrecorded)
+
+    @property
+    def _asked_request(self) -> int:
+        body = None if self.asked is None else self.asked.body
+        return body.request if isinstance(body, m.RequestCompletion) else 0
+
+    def _take_back_rewrites(self) -> None:
+        """Forget what was noted of the request that is asked again: it is noted again."""
+        asked = None if self.asked is None else self.asked.body
+        at = next((at for at, each in enumerate(self.said) if each is asked), None)
+        if at is not None:
+            del self.said[at + 1 :]
+
+    def replay(self, history: History) -> None:
+        """Add what was said in the turn to what was said before it.
+
+        Raises:
+            ValueError: It does not fit.
+        """
+        take_step(history, self.run)
+        _take_steps(history, self.said)
+
+    def _became_task(self, called: m.ToolCalled, task: m.ToolTask) -> None:
+        call = m.ServerCall(call_id=called.call_id, tool=called.tool, arguments=called.arguments, task=task)
+        self._tasks[called.call_id] = m.OpenTask(server=called.server, call=call)
+
+    def _state(self, path: str | PathLike[str]) -> Transition:
+        """Return the state after the last event, and the commands that follow from that event.
+
+        The trace may lack them, if the process was killed right after the event.
+        """
+        state: TurnState = Idle()
+        commands: Commands = ()
+        try:
+            for event in self._events:
+                state, commands = step(state, event)
+        except IllegalEvent as error:
+            raise TraceError(f"Turn {self.run.turn} of {path} cannot be resumed: {error}") from error
+        return state, commands
+
+    def _go_on(self, resumed: m.Resumption) -> None:
+        """Begin another part of the turn."""
+        if asks_again(resumed):
+            self.said.append(_AskedAgain())
+        elif resumed.new:
+            # Old versions said again what the last request had said.
+            at = len(self.said) - 1
+            while at >= 0 and not isinstance(self.said[at], m.RequestCompletion):
+                at -= 1
+            request = self.said[at] if at >= 0 else None
+            if isinstance(request, m.RequestCompletion) and request.new == resumed.new:
+                del self.said[at:]
+
+
+def _take_steps(history: History, said: Iterable[_Said]) -> None:
+    for body in said:
+        if isinstance(body, _AskedAgain):
+            history.forget()
+        else:
+            take_step(history, body)
+
+
+class Waited(Struct, frozen=True, kw_only=True):
+    """With what a turn goes on that waits for a reply.
+
+    Attributes:
+        events: What the agent was told, from the last `RunTurn` on.
+        history: What was said before the request that waits.
+        unrecorded: That request, if the trace does not hold it, because the process was killed just then.
+    """
+
+    events: tuple[m.TurnEvent, ...]
+    history: History
+    unrecorded: m.RequestCompletion | None = None
+
+
+def asks_again(resumed: m.Resumption) -> bool:
+    """Return whether a resumed turn sends its last request again."""
+    return not resumed.parked.calls and not resumed.new
+
+
+def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
+    """Return the listing in this message, by the server's name, if a later turn may presume it."""
+    body = envelope.body
+    if not isinstance(body, m.SessionOpened) or envelope.redacted or body.serves_unlisted:
+        return {}
+    return {body.server: body.tools}
+
+
+def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
+    """Return the last part of each turn that can be resumed, or whose end says that it cannot."""
+    parts: dict[int, RecordedTurn] = {}
+    listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
+    for envelope in open_episode(path):
+        body, number = envelope.body, envelope.turn
+        listings |= listing_in(envelope)
+        if isinstance(body, m.RunTurn):
+            before = parts.get(number) if body.resumed is not None else None
+            parts[number] = RecordedTurn(envelope, body, before)
+            parts[number].listings = listings
+        elif number in parts:
+            parts[number].add(envelope)
+            if not parts[number].is_open and parts[number].end is not None:
+                parts[number] = _forgotten(parts[number], envelope)
+    return parts
+
+
+def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
+    """Drop everything of a turn that is over except its end: a trace may hold thousands of turns."""
+    over = RecordedTurn(last, part.run, None)
+    over.end = part.end
+    return over
+
+
+def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
+    """Return the turn that is to be resumed.
+
+    Raises:
+        NothingToResume: There is no such turn, or several.
+    """
+    usable = {number: part for number, part in parts.items() if part.is_open}
+    if turn is None and len(usable) == 1:
+        return next(iter(usable.values()))
+    if turn is not None and turn in usable:
+        return usable[turn]
+    if turn is None and usable:
+        numbers = ", ".join(map(str, usable))
+        raise NothingToResume(f"{path} holds several turns that can be resumed: {numbers}. Name one: turn=N.")
+    number = turn if turn is not None else max(parts, default=0)
+    if number not in parts:
+        raise NothingToResume(f"{path} holds no turn that can be resumed.")
+    end = parts[number].end
+    how = end.kind if isinstance(end, m.TurnCompleted) else "failed" if end else "ran without parking"
+    again = ", after it was resumed" if parts[number].run.resumed is not None else ""
+    raise NothingToResume(f"Turn {number} of {path} cannot be resumed: it ended ({how}{again}).")

@@ -24,8 +24,13 @@ from grue.actors.llm import LentConversation
 from grue.engine.answers import AnswerSpec, spec_of
 from grue.engine.approval import check_changes
 from grue.engine.conversations.kept_conversation import KeptConversation, with_sizes
-from grue.engine.conversations.recorded_conversation import resume_conversation
-from grue.engine.conversations.recorded_turn import RecordedTurn, asks_again, chosen, read_turns
+from grue.engine.conversations.recorded_conversation import (
+    RecordedTurn,
+    asks_again,
+    chosen,
+    read_turns,
+    resume_conversation,
+)
 from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnSettings
 from grue.engine.turn_request import TurnRequest
 from grue.engine.wiring import Wiring

@@ -23,9 +23,14 @@ from grue.protocol.turn.connection import ConnectionState
 from grue.runtime.actor import MailboxClosed, Note, Supervisor
 from grue.runtime.loops.host_code import ends_the_task
 from grue.runtime.trace.recorder import Recorder
-from grue.tool_sessions.connection import Connect, KeepsBlocks, TakesRequests, ToolConnection
+from grue.tool_sessions.connection import (
+    Connect,
+    KeepsBlocks,
+    TakesRequests,
+    ToolConnection,
+    WrappedConnection,
+)
 from grue.tool_sessions.failures import ToolRefusedError
-from grue.tool_sessions.wrapped_connection import WrappedConnection
 
 _ME = "host"
 _CANCELLED = -32800

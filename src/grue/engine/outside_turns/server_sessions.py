@@ -19,9 +19,8 @@ from msgspec import Struct
 from grue import messages as m
 from grue.engine.outside_turns.owned_session import NotAsDecided, OwnedSession, SessionWiring
 from grue.engine.tool_servers import startup_limits
-from grue.engine.turn import TurnSettings, refuse_inside_turn
+from grue.engine.turn import TurnSettings, error_for, refuse_inside_turn
 from grue.engine.turn_actors import TurnResources
-from grue.engine.turn_errors import error_for
 from grue.engine.wiring import connect_fresh
 from grue.errors import (
     MCPError,
@@ -46,8 +45,7 @@ from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.server_specs import McpServer
-from grue.tool_sessions.session_pool import SessionPool
-from grue.tool_sessions.shared_session import SharedSession
+from grue.tool_sessions.session_pool import SessionPool, SharedSession
 
 T = TypeVar("T")
 

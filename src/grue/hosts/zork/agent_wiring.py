@@ -14,10 +14,14 @@ from grue.hosting import GameConfiguration, LlmEndpoint, LlmFactory, McpServer, 
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.client_actor import ClientActor, client_actor
+from grue.hosts.zork.look_alikes import is_overridden
 from grue.hosts.zork.manager import TURN_METHODS, MCPManager
-from grue.hosts.zork.manager_connection import ManagerConnection, SessionManager, connect_manager
-from grue.hosts.zork.manager_turn import connect_overridden
-from grue.hosts.zork.overrides import is_overridden
+from grue.hosts.zork.manager_connection import (
+    ManagerConnection,
+    SessionManager,
+    connect_manager,
+    connect_overridden,
+)
 
 __all__ = ["ClientActor", "ManagerConnection", "SessionManager", "client_actor", "connect_manager"]
 

@@ -37,14 +37,13 @@ from grue.hosting import (
 )
 from grue.hosts.zork.chat_messages import (
     ChatMessage,
+    LLMResponse,
     Sampling,
     conversation_of,
     model_settings,
     response_of,
 )
-from grue.hosts.zork.overrides import is_overridden, own_methods
-from grue.hosts.zork.replies import LLMResponse
-from grue.hosts.zork.tool_support import asked_of_client
+from grue.hosts.zork.look_alikes import asked_of_client, is_overridden, own_methods
 from grue.policies import SupportCheck
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop")

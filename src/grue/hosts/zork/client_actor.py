@@ -40,8 +40,14 @@ from grue.hosting import (
 )
 from grue.hosts.zork.chat_messages import Sampling, model_settings
 from grue.hosts.zork.client import LLMClient
-from grue.hosts.zork.look_alikes import accepts, completion_body, completion_failure, foreign_failure
-from grue.hosts.zork.tool_support import METHOD, asked_of_client
+from grue.hosts.zork.look_alikes import (
+    METHOD,
+    accepts,
+    asked_of_client,
+    completion_body,
+    completion_failure,
+    foreign_failure,
+)
 from grue.policies import SupportCheck
 
 _SIMPLE_CLIENT = WireProfile(name="the program's client", names="canonical", images=False)

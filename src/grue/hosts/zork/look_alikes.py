@@ -1,8 +1,14 @@
-"""Read the results of foreign clients and managers: grue's own objects, an SDK's, or similar ones."""
+"""Read the results of foreign clients and managers: grue's own objects, an SDK's, or similar ones.
 
+Such a client is asked through its `_supports_tool_calling` whether a model can call tools.
+
+Source: R12, P13
+"""
+
+import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from msgspec.structs import replace
@@ -13,7 +19,10 @@ from grue.hosting import (
     MAX_WORDS,
     Fault,
     Redaction,
+    ToolSupportPolicy,
     beginning,
+    call_in_daemon_thread,
+    checked_support,
     kind_of_status,
     printable,
     reason_of_fault,
@@ -136,3 +145,61 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
         reason=reason_of_fault(fault),
         retry_after_s=fault.retry_after_s,
     )
+
+
+def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
+    """Return the current methods of a class, for a later comparison."""
+    return {name: vars(cls)[name] for name in names}
+
+
+def is_overridden(instance: object, methods: Mapping[str, Callable[..., Any]]) -> bool:
+    """Return whether any of the methods was overridden in a subclass, or replaced in the class or object."""
+    return any(
+        getattr(getattr(instance, name, None), "__func__", None) is not method
+        for name, method in methods.items()
+    )
+
+
+METHOD = "_supports_tool_calling"
+
+
+async def asked_of_client(
+    client: Any, model: str, config: ToolSupportPolicy | None, *, endpoint: str
+) -> m.ToolSupportChecked:
+    """Return whether the model may be offered tools.
+
+    The configuration decides if it forces tool support; otherwise the client's method; otherwise the model's
+    name. The method is called with the model, and with `config` if it accepts one. It may block or be
+    asynchronous. If it raises, the model is offered no tools, and the result has the reason.
+
+    Args:
+        client: Any client.
+        model: The model.
+        config: If its `mcp_force_tool_support` is set, nothing is checked; `None` forces nothing.
+        endpoint: The name of the endpoint in the result.
+
+    Source: R12.4
+    """
+    method = getattr(client, METHOD, None)
+    forced = config is not None and config.mcp_force_tool_support
+    if forced or not callable(method):
+        return checked_support(model, endpoint, forced=forced)
+    options = {"config": config} if config is not None and accepts(method, "config") else {}
+    try:
+        said = await _called(functools.partial(method, model, **options), method)
+    except Exception as error:  # noqa: BLE001 - any exception of a foreign client counts as no
+        words = Fault(kind="unavailable", message=f"{type(error).__name__}: {error}")
+        told = foreign_failure(words, client, model).message
+        said, reason = False, f"the client's {METHOD} raised {told}"
+    else:
+        reason = f"the client's {METHOD} says so"
+    return m.ToolSupportChecked(
+        model=model, endpoint=endpoint, supported=bool(said), by="client", reason="" if said else reason
+    )
+
+
+async def _called(call: "functools.partial[Any]", method: Any) -> object:
+    if inspect.iscoroutinefunction(method):
+        return await call()
+    said = await call_in_daemon_thread(call)
+    return await said if inspect.isawaitable(said) else said

@@ -2,8 +2,8 @@
 
 A turn does not call these coroutines. `ZorkAgent` takes the server's configuration from here, and its runner
 opens the sessions, so that the turn's state machine gets every event. If a program overrides one of the
-coroutines, a turn calls them (`manager_turn.py`). Both ways use the same session actor and the same rules for
-connecting.
+coroutines, a turn calls them (`manager_connection.py`). Both ways use the same session actor and the same
+rules for connecting.
 
 Source: R2, R3, R8
 """
@@ -13,16 +13,21 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from grue import Recorder, StdioServer
 from grue import messages as m
 from grue.errors import MCPError, MCPServerStartupError
 from grue.hosting import (
     ClientOptions,
     Disabled,
+    Envelope,
     GameConfiguration,
     LangfuseObserver,
     LoggerObserver,
     MCPConfig,
+    Note,
+    Observer,
     OwnedSession,
     ProcessRegistry,
     SessionWiring,
@@ -42,8 +47,47 @@ from grue.hosting import (
     turn_limits,
 )
 from grue.hosting import results as tool_results
-from grue.hosts.zork.overrides import own_methods
-from grue.hosts.zork.session_news import SessionNews, TurnUse
+from grue.hosts.zork.look_alikes import own_methods
+
+
+class TurnUse(Struct, frozen=True):
+    """A turn that uses a manager.
+
+    Attributes:
+        note: Puts a note into the turn's trace.
+        startup_timeout_s: Time limit of a connect.
+    """
+
+    note: Note
+    startup_timeout_s: float
+
+
+class SessionNews:
+    """An observer of a manager's sessions.
+
+    A turn records its own calls and connects for its own observers. The manager's observers get nothing
+    during a turn, because they would get everything twice. Messages that only the session sees, such as a
+    changed tool, are noted in the turn's trace.
+
+    This class must not refer to the manager. A session refers to it, so an open session would keep the
+    manager alive.
+
+    Attributes:
+        observers: The manager's observers.
+        turn: The turn that uses the manager now.
+    """
+
+    def __init__(self) -> None:
+        self.observers: list[Observer] = []
+        self.turn: TurnUse | None = None
+
+    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Pass a message on."""
+        if self.turn is None:
+            for observer in self.observers:
+                observer(envelope, line)
+        elif isinstance(envelope.body, m.ServerNoted | m.ToolDrifted):
+            self.turn.note(envelope.body, sender=envelope.sender)
 
 
 class MCPManager:

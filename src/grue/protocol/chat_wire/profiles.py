@@ -1,6 +1,6 @@
 """What an endpoint accepts: the table of known ones, and what is learned of others from their refusals.
 
-To add a provider, add a row, and the name of its key to `OWN_KEYS` in `tool_sessions/environment.py`.
+To add a provider, add a row, and the name of its key to `OWN_KEYS` in `tool_sessions/server_specs.py`.
 
 The names of providers are those of OpenTelemetry's conventions for GenAI (`gen_ai.provider.name`). A provider
 that the conventions do not name gets its own name here.

@@ -1,6 +1,6 @@
 """Read a task: a tool call that its server has taken on and answers later. Pure.
 
-MCP has tasks in two forms. This module knows what differs; `transports/mcp/tool_tasks.py` asks for the
+MCP has tasks in two forms. This module knows what differs; `transports/mcp/session_parts.py` asks for the
 result.
 
 |                   | `experimental` (2025-11-25)          | `extension` (2026-07-28)                   |

@@ -3,7 +3,7 @@
 A program that shares a machine between processes, such as a fleet, sets a gate for each process. `McpClient`
 then asks it before it starts a server, waits for a place, and gives the place back when no process of the
 server is left. The wait does not count against the server's start-up limit. Without a gate nothing is asked.
-`grue.transports.llm.request_gate` is the same for requests to a model.
+`grue.transports.llm.exchange` is the same for requests to a model.
 """
 
 from typing import Protocol

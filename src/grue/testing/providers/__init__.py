@@ -8,7 +8,6 @@ the formats and the rules from here. Come here when a provider changes a format 
 - `chat_rules.py`: what strict providers refuse in a chat completions request;
 - `responses_dialect.py`, `messages_dialect.py`: the other two formats: their translations to chat
   completions and back, their streams, and what they refuse in addition;
-- `chat_shapes.py`: the stream of chat completions, and what the translations and streams share.
 
 Nothing here may import the client's own encoders in `grue.protocol.chat_wire`: the formats are written twice,
 from the providers' documents, so that a mistake in one is found by the other.

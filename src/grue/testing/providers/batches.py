@@ -23,7 +23,7 @@ from msgspec import Struct, field
 
 from grue.testing.llm_replies import LlmReply, error_reply, json_reply
 from grue.testing.providers import messages_dialect
-from grue.testing.providers.chat_shapes import Json
+from grue.testing.providers.chat_rules import Json
 
 Ask: TypeAlias = Callable[[str, Mapping[str, str], bytes], LlmReply]
 Unanswered: TypeAlias = Literal["expired", "cancelled", "errored", "lost"]

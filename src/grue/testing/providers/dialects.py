@@ -13,8 +13,16 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from grue.testing.providers import messages_dialect, responses_dialect
-from grue.testing.providers.chat_rules import ProviderRules, refusal_of
-from grue.testing.providers.chat_shapes import Json, Owed, chat_error, chat_events, first_choice, given
+from grue.testing.providers.chat_rules import (
+    Json,
+    Owed,
+    ProviderRules,
+    chat_error,
+    chat_events,
+    first_choice,
+    given,
+    refusal_of,
+)
 
 DialectName: TypeAlias = Literal["chat", "responses", "messages"]
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from grue.testing.providers.chat_shapes import (
+from grue.testing.providers.chat_rules import (
     BROKEN,
     Json,
     Owed,

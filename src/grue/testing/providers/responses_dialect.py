@@ -10,7 +10,7 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from itertools import groupby
 
-from grue.testing.providers.chat_shapes import (
+from grue.testing.providers.chat_rules import (
     BROKEN,
     Json,
     Owed,

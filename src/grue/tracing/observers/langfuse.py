@@ -135,7 +135,7 @@ def _new_client(warn: Warn) -> Any:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
 
-    from grue.tracing.observers.otlp import patient
+    from grue.tracing.observers.outbox import patient
 
     public, secret = (os.environ[name] for name in _KEYS)
     base_url = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or _CLOUD

@@ -147,7 +147,7 @@ def _own_provider(endpoint: str, warn: Warn) -> Any:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from grue.tracing.observers.otlp import patient
+    from grue.tracing.observers.outbox import patient
 
     resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "grue"})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

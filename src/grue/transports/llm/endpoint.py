@@ -1,7 +1,7 @@
 """`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
 It has the URLs, headers and what an endpoint supports; TLS, proxies and the reuse of connections are in
-`connections.py`. What a request or a reply means is decided in `protocol/chat_wire/`.
+`exchange.py`. What a request or a reply means is decided in `protocol/chat_wire/`.
 
 An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves
 it closes them. The LLM actor of each turn enters it; the runner enters it too if connections are kept between
@@ -29,7 +29,6 @@ from anyio.lowlevel import RunVar
 from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.policies import SupportCheck
-from grue.protocol.chat_wire.content_encoding import ACCEPTED
 from grue.protocol.chat_wire.failures import (
     Fault,
     describe,
@@ -55,8 +54,19 @@ from grue.protocol.turn.prices import Price, price_of
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import looks_secret, secrets_in
-from grue.transports.llm.connections import Connection, Connections, ExchangeError, timeouts_of
-from grue.transports.llm.exchange import LONG_BYTES, Answered, Streamed, Upload, exchange, fault_of
+from grue.transports.llm.exchange import (
+    ACCEPTED,
+    LONG_BYTES,
+    Answered,
+    Connection,
+    Connections,
+    ExchangeError,
+    Streamed,
+    Upload,
+    exchange,
+    fault_of,
+    timeouts_of,
+)
 from grue.transports.llm.reply_room import reply_room
 
 OWN_KEY = "GRUE_API_KEY"

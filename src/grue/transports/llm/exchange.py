@@ -1,18 +1,39 @@
-"""One HTTP exchange with an LLM endpoint: send a request, return the whole reply or a fault.
+"""HTTP with an LLM endpoint: its connections, and one exchange, which returns the whole reply or a fault.
 
-Come here for time limits, size limits, streaming and decompression. This module must not retry and must not
+This module must not retry and must not
 interpret a reply; `actors/llm.py` and `protocol/chat_wire/` do that.
 
 Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. A limit
 for single reads would not be enough: a reply that arrives byte by byte could then last for ever. If an
 exchange ends early, by a cancellation for example, its connection is closed, which also makes the endpoint
 stop generating.
+
+A program that shares limits between processes, such as a fleet, sets a gate for each process. The LLM actor
+and the Zork host's client then ask it before each request, wait until the request may start, and report what
+became of it. Without a gate nothing is asked. The gate comes beside the budget of a turn or an episode, which
+stays in the agent. `grue.runtime.processes.server_gate` is the same for server processes.
+
+A connection goes through `httpx.AsyncClient`, and says what its failures mean: TLS, proxies, the reuse of
+connections, the limit of a connect. It must not interpret a reply.
+
+A client of httpx speaks HTTP/1.1 only, because all that is said here of kept connections is true of it.
+
+A body is decompressed in small steps and up to a size limit. This protects against decompression bombs: a few
+hundred bytes can expand to gigabytes, above all if a body is compressed several times. HTTP libraries
+decompress a whole chunk at once, at every stage. Here a step returns at most `STEP_BYTES`, and the output of
+every stage is limited to the size limit of the body.
 """
 
 import contextlib
+import functools
+import math
+import operator
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+import zlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -21,14 +42,389 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.protocol.chat_wire.content_encoding import BodyTooLongError, ContentDecoder, EncodingError
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.reply import cost
+from grue.protocol.chat_wire.reply import Reply, cost
 from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler, Delta
 from grue.protocol.retry import RetryPolicy, asked_wait
 from grue.runtime.loops.beside_loop import now
-from grue.transports.llm.connections import Connection, ExchangeError, Reply
+
+STEP_BYTES = 64 * 2**10
+"""Largest output of one step."""
+
+MAX_STAGES = 2
+"""Most times that a body may be compressed: once by the server and once by a proxy before it."""
+
+ACCEPTED = "gzip, deflate"
+"""The value of the `Accept-Encoding` header."""
+
+_GZIP = 16 + zlib.MAX_WBITS
+_WINDOWS = {"gzip": (_GZIP,), "x-gzip": (_GZIP,), "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS)}
+"""The zlib window settings to try for each coding. Some servers send `deflate` without its zlib header."""
+
+
+class EncodingError(ValueError):
+    """The body cannot be decompressed, or exceeds its limit; the text says why."""
+
+
+class BodyTooLongError(EncodingError):
+    """The decompressed body, or the output of one stage, is larger than its limit."""
+
+
+class ContentDecoder:
+    """Decompresses one body.
+
+    Args:
+        codings: The value of `Content-Encoding`. Unknown names are ignored, as HTTP libraries do, because
+            some servers put a character set there.
+        max_bytes: Largest output of any stage; `None` sets no limit.
+
+    Raises:
+        EncodingError: The body was compressed more than `MAX_STAGES` times.
+    """
+
+    def __init__(self, codings: str, max_bytes: int | None) -> None:
+        names = [name.strip().lower() for name in codings[:1000].split(",")]
+        known = [name for name in names if name in _WINDOWS]
+        if len(known) > MAX_STAGES:
+            raise EncodingError(f"it was compressed {len(known)} times; at most {MAX_STAGES} are undone")
+        # Codings are listed in the order in which they were applied, so the last one is undone first.
+        self._stages = [_Stage(_WINDOWS[name], max_bytes) for name in reversed(known)]
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Decompress `chunk` and yield the output in pieces of at most `STEP_BYTES`.
+
+        Raises:
+            EncodingError: The chunk cannot be decompressed.
+            BodyTooLongError: The output of a stage is larger than `max_bytes`.
+        """
+        return self._through(chunk, 0)
+
+    def _through(self, data: bytes, stage: int) -> Iterator[bytes]:
+        if stage == len(self._stages):
+            yield data
+            return
+        for piece in self._stages[stage].feed(data):
+            yield from self._through(piece, stage + 1)
+
+
+class _Stage:
+    """Decompresses one coding."""
+
+    def __init__(self, windows: tuple[int, ...], max_bytes: int | None) -> None:
+        self._windows = windows
+        self._max_bytes = max_bytes
+        self._unzip = zlib.decompressobj(windows[0])
+        self._given = 0
+        self._head = b""
+        self._plain = False
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        # In slices, because zlib copies the input that it has not consumed at every step.
+        for start in range(0, len(data), STEP_BYTES):
+            yield from self._slice(data[start : start + STEP_BYTES])
+
+    def _slice(self, data: bytes) -> Iterator[bytes]:
+        more = True
+        while more and not self._unzip.eof:
+            piece = self._step(data)
+            data = b"" if self._plain else self._unzip.unconsumed_tail
+            # After a step with full output, zlib may hold more output although all input is consumed.
+            more = bool(data) or len(piece) == STEP_BYTES
+            self._given += len(piece)
+            if self._max_bytes is not None and self._given > self._max_bytes:
+                raise BodyTooLongError(f"longer than {self._max_bytes} bytes")
+            if piece:
+                yield piece
+
+    def _step(self, data: bytes) -> bytes:
+        if self._plain:
+            return data
+        # The first two bytes show whether there is a header; they may arrive in separate chunks.
+        before = len(self._head)
+        self._head = (self._head + data)[:2]
+        try:
+            return self._unzip.decompress(data, STEP_BYTES)
+        except zlib.error as error:
+            last = len(self._windows) == 1
+            # Some proxies undo the coding and leave its header. No gzip begins like JSON or a web page does.
+            self._plain = last and not self._given and self._head[:1] in (b"{", b"[", b"<")
+            if not self._plain and (last or self._given):
+                raise EncodingError(str(error)) from error
+        data = self._head[:before] + data
+        if self._plain:
+            return data
+        self._unzip, self._windows = zlib.decompressobj(self._windows[1]), self._windows[1:]
+        return self._step(data)
+
+
+_KEPT_S = 5.0
+"""How long an idle connection is used again. Endpoints close theirs later."""
+
+_CHUNKS_AT_ONCE = 64
+"""How many pieces of a chunked body are taken apart without a pause for other tasks. 64 KiB that arrive at
+once may be ten thousand of them, and httpx does not pause."""
+
+_MAY_HIDE_BYTES = 32 * 2**10
+"""A reply of this length may have left something in the event loop; see `HttpReply.close`."""
+
+_QUIET_S = 0.001
+"""How long a connection has to be silent behind such a reply."""
+
+
+class ExchangeError(Exception):
+    """An exchange failed in the HTTP library. The library's exception is the cause.
+
+    Args:
+        kind: What failed: the connect, a time limit, decompression, or the connection.
+        message: What the operating system, TLS or the library says.
+    """
+
+    def __init__(self, kind: Literal["unreachable", "timed_out", "undecodable", "broken"], message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class Connections:
+    """The clients of one event loop. Each concurrent request leases a client of its own.
+
+    So each client has one connection. A single client with many connections would check all of them, with a
+    system call for each idle one, whenever a request begins or ends. With 100 agents that is a third of all
+    the work.
+
+    Args:
+        new: Makes a client.
+
+    Attributes:
+        entered: How many users the connections have. The last one closes them.
+    """
+
+    def __init__(self, new: "Callable[[], Connection]") -> None:
+        self.entered = 0
+        self._new = new
+        self._free: list[Connection] = []
+        self._all: list[Connection] = []
+
+    @contextlib.contextmanager
+    def lease(self) -> "Iterator[Connection]":
+        """Lease a connection that no other request uses."""
+        if not self._free:
+            self._free.append(self._new())
+            self._all.append(self._free[0])
+        connection = self._free.pop()
+        try:
+            yield connection
+        finally:
+            self._free.append(connection)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for connection in self._all:
+            await connection.close()
+
+
+class Connection:
+    """A client that sends one request at a time to one endpoint.
+
+    Args:
+        https: Whether the endpoint is one of HTTPS.
+        use_proxies: Use the proxies that the environment names, if it names any.
+        transport: Replaces the network.
+    """
+
+    def __init__(
+        self, *, https: bool, use_proxies: bool, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self._connects = transport is None
+        self._client = httpx.AsyncClient(
+            verify=tls() if https and transport is None else _no_tls(),
+            trust_env=use_proxies,
+            transport=transport,
+            # A connection that a cancellation has left half closed must not keep the next request waiting.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=1, keepalive_expiry=_KEPT_S),
+            event_hooks={"response": [_hide_location]},
+        )
+
+    async def send(self, request: httpx.Request, on_sent: Callable[[], None] | None = None) -> "HttpReply":
+        """Send a request and return its reply, whose body is still to be read.
+
+        A cancellation closes the connection.
+
+        Args:
+            request: All of its headers are sent as they are.
+            on_sent: Called when the request has been written. A user's transport does not tell when that is,
+                so it is called before.
+
+        Raises:
+            ExchangeError: There was no reply.
+        """
+        limit_s: float | None = None
+        if self._connects:
+            limit_s = request.extensions["timeout"]["connect"]
+        elif on_sent is not None:
+            on_sent()
+        opened: list[Any] = []
+        with anyio.CancelScope(deadline=_deadline(limit_s)) as connecting:
+
+            async def trace(event: str, info: dict[str, Any]) -> None:
+                # httpx limits each step of a connect: names, TLS, a proxy. This limit is for all of them.
+                if event == "http11.send_request_headers.started":
+                    if info["request"].method != b"CONNECT":  # which is for the proxy
+                        connecting.deadline = math.inf
+                        opened.clear()
+                elif event == "connection.connect_tcp.complete":
+                    opened.append(info["return_value"])
+                elif event == "http11.receive_response_headers.started" and on_sent is not None:
+                    on_sent()
+
+            request.extensions["trace"] = trace
+            try:
+                return HttpReply(await self._client.send(request, stream=True))
+            except httpx.HTTPError as error:
+                raise exchange_error(error) from error
+            except UnicodeError as error:  # of a host's name, which httpx does not translate
+                raise ExchangeError("unreachable", str(error)) from error
+            finally:
+                # httpcore forgets a socket whose TLS is cancelled.
+                with anyio.CancelScope(shield=True):
+                    for stream in opened:
+                        await stream.aclose()
+        raise ExchangeError("unreachable", f"no connection within {limit_s:g} s")
+
+    async def close(self) -> None:
+        """Close the client, and the user's transport if there is one."""
+        await self._client.aclose()
+
+
+class HttpReply:
+    """A reply whose body is still to be read. Close it in the end.
+
+    Attributes:
+        status: HTTP status.
+        headers: Values by the name in lower case; those of a repeated header are joined by commas.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self._received = 0
+        self.status = response.status_code
+        self.headers = {**dict(response.headers.items()), **response.extensions.get(_LOCATION, {})}
+        self._read_already = response.is_stream_consumed
+        if self._read_already:
+            # A scripted transport made this response, and httpx has read and decompressed it already.
+            self.headers.pop("content-encoding", None)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it was sent, compressed if the headers say so. Raises `ExchangeError`.
+
+        httpx would decompress each chunk as a whole, whatever its size becomes, so `exchange.py` does it.
+        """
+        response = self._response
+        body = response.aiter_bytes(STEP_BYTES) if self._read_already else response.aiter_raw()
+        number = 0
+        try:
+            async for chunk in body:
+                self._received += len(chunk)
+                yield chunk
+                number += 1
+                if number % _CHUNKS_AT_ONCE == 0:
+                    await anyio.lowlevel.checkpoint()
+        except httpx.HTTPError as error:
+            raise exchange_error(error) from error
+
+    async def close(self) -> None:
+        """Give the connection back for another request, or close it if it cannot be used again.
+
+        httpx closes it if the reply was not read to its end. But h11 keeps what it has received behind the
+        reply, and httpx would take that for the reply to the next request.
+        """
+        await self._response.aclose()
+        stream = self._response.extensions.get("network_stream")
+        if stream is not None and not await self._silent(stream):
+            await stream.aclose()
+
+    async def _silent(self, stream: Any) -> bool:
+        """Return whether nothing has come behind the reply.
+
+        It can be in h11, in TLS, or in the event loop, which reads up to 256 KiB at once while httpx asks for
+        64 KiB. What is still in the socket is seen by httpx before the next request.
+        """
+        try:
+            if _H11(self._response).trailing_data[0]:
+                return False
+        except AttributeError:
+            return False  # another httpx: no connection is kept, and `test_exchange_connections.py` tells why
+        if self._received < _MAY_HIDE_BYTES and stream.get_extra_info("ssl_object") is None:
+            return True
+        with anyio.move_on_after(_QUIET_S):
+            with contextlib.suppress(Exception):  # of httpcore: the connection has ended
+                await stream.read(1)
+            return False
+        return True
+
+
+_H11 = operator.attrgetter("stream._stream._httpcore_stream._stream._connection._h11_state")
+"""The protocol's state behind a response. Neither httpx nor httpcore shows it otherwise."""
+
+
+def exchange_error(error: httpx.HTTPError) -> ExchangeError:
+    """Return what an exception of httpx means for an exchange."""
+    match error:
+        case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.ProxyError():
+            return ExchangeError("unreachable", _innermost_text(error))
+        case httpx.TimeoutException():
+            return ExchangeError("timed_out", str(error))
+        case httpx.DecodingError():
+            return ExchangeError("undecodable", str(error))
+        case _:
+            return ExchangeError("broken", _innermost_text(error))
+
+
+def timeouts_of(patience: RetryPolicy) -> dict[str, float]:
+    """Return the limits for httpx: of the connect, and of each single read and write."""
+    timeout_s = patience.timeout_s
+    connect_s = min(patience.connect_timeout_s, timeout_s)
+    return {"connect": connect_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
+
+
+_LOCATION = "grue.location"
+
+
+async def _hide_location(response: httpx.Response) -> None:
+    # Redirects are not followed, since that would send the key elsewhere. But httpx makes the request that
+    # would follow a redirect, and fails if its address is none: then nobody would learn of the redirect.
+    if "location" in response.headers:
+        response.extensions[_LOCATION] = {"location": response.headers.pop("location")}
+
+
+def _innermost_text(error: BaseException) -> str:
+    """Return the text of the innermost cause, which comes from the operating system or the TLS library."""
+    words = str(error)
+    cause = error.__cause__
+    while cause is not None:
+        words = str(cause) or words
+        cause = cause.__cause__
+    return words or type(error).__name__
+
+
+def _deadline(limit_s: float | None) -> float:
+    return math.inf if limit_s is None else anyio.current_time() + limit_s
+
+
+@functools.cache
+def tls() -> ssl.SSLContext:
+    """Return the context of all HTTPS connections. Loading the certificates takes 20 ms, so it is shared.
+
+    It trusts what httpx trusts: the environment's certificates (`SSL_CERT_FILE`, `SSL_CERT_DIR`), or its own.
+    """
+    return httpx.create_ssl_context()
+
+
+@functools.cache
+def _no_tls() -> ssl.SSLContext:
+    """Return an empty context, for a plain HTTP URL. It trusts no certificate."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
 
 MAX_REPLY_BYTES = 64 * 2**20
 """Longest reply that is read, streamed or not."""
@@ -152,7 +548,7 @@ async def exchange(
 
 
 async def _exchanged(
-    sending: Coroutine[None, None, Reply], patience: RetryPolicy, streamed: Streamed | None
+    sending: Coroutine[None, None, HttpReply], patience: RetryPolicy, streamed: Streamed | None
 ) -> Answered | Fault:
     begun = now()
     try:
@@ -174,7 +570,7 @@ class _TooSlow(Exception):  # noqa: N818 - never leaves this module
     """A wait within an exchange took too long. The text says which one."""
 
 
-async def _first_byte(sending: Coroutine[None, None, Reply], limit_s: float | None) -> Reply:
+async def _first_byte(sending: Coroutine[None, None, HttpReply], limit_s: float | None) -> HttpReply:
     if limit_s is None:
         return await sending
     with anyio.move_on_after(limit_s):
@@ -183,7 +579,7 @@ async def _first_byte(sending: Coroutine[None, None, Reply], limit_s: float | No
 
 
 async def _received(
-    reply: Reply, patience: RetryPolicy, streamed: Streamed | None, begun: float
+    reply: HttpReply, patience: RetryPolicy, streamed: Streamed | None, begun: float
 ) -> Answered | Fault:
     if reply.status >= 300:
         return await _refusal(reply)
@@ -203,7 +599,7 @@ async def _received(
     return _answered(reply, body, first_chunk_s)
 
 
-async def _refusal(reply: Reply) -> Answered:
+async def _refusal(reply: HttpReply) -> Answered:
     """Return a reply that is no completion. Its status counts, and as much of its body as can be had.
 
     A body that breaks off, comes to no end or cannot be decompressed takes nothing from what the status and
@@ -250,7 +646,7 @@ def fault_of_body(error: EncodingError, status: int) -> Fault:
     return Fault(kind="invalid_reply", status=status, message=words)
 
 
-async def _decompressed(reply: Reply) -> AsyncIterator[bytes]:
+async def _decompressed(reply: HttpReply) -> AsyncIterator[bytes]:
     """Yield the decompressed body in small pieces. Raises if it is longer than `MAX_REPLY_BYTES`."""
     decoder = ContentDecoder(reply.headers.get("content-encoding", ""), MAX_REPLY_BYTES)
     async for raw in reply.chunks():
@@ -267,7 +663,7 @@ def _cost(header: str | None) -> float | None:
         return None
 
 
-def _answered(reply: Reply, body: bytes, first_chunk_s: float | None) -> Answered:
+def _answered(reply: HttpReply, body: bytes, first_chunk_s: float | None) -> Answered:
     headers = reply.headers
     return Answered(
         status=reply.status,
@@ -440,3 +836,90 @@ def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
             return Fault(kind="unavailable", message=f"the connection broke: {error}")
         case _:
             return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s", used_up=True)
+
+
+class WantedRequest(Struct, frozen=True, kw_only=True):
+    """A request that is about to be sent.
+
+    Attributes:
+        model: The model that is asked.
+        prompt_bytes: Length of the body. No tokenizer makes more tokens than bytes.
+        max_tokens: Most tokens of the reply; `None`: the endpoint decides.
+    """
+
+    model: str
+    prompt_bytes: int
+    max_tokens: int | None = None
+
+
+class RequestOutcome(Struct, frozen=True, kw_only=True):
+    """The result of a request.
+
+    Attributes:
+        sent: Whether any of it may have left. A request that was not sent costs nothing.
+        status: HTTP status; `None`: no reply.
+        retry_after_s: The wait that the endpoint asked for.
+        input_tokens: Tokens of the prompt, as counted by the endpoint; `None`: unknown.
+        output_tokens: Tokens of the reply; `None`: unknown.
+        cost_usd: What the endpoint says it cost; `None`: unknown.
+    """
+
+    sent: bool = True
+    status: int | None = None
+    retry_after_s: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cost_usd: float | None = None
+
+
+class Permit(Protocol):
+    """The permission to send one request."""
+
+    def settle(self, outcome: RequestOutcome) -> None:
+        """Report the result of the request. Called once; does not block."""
+
+
+class RequestGate(Protocol):
+    """Decides when a request may be sent. Used from any event loop and thread."""
+
+    async def admit(self, wanted: WantedRequest) -> "Permit | str":
+        """Wait until the request may start. Return the permit, or a sentence that says why it never may.
+
+        A cancellation gives up the wait; the request then counts as not sent.
+        """
+
+
+_gates: list[RequestGate] = []
+
+
+def set_request_gate(gate: RequestGate | None) -> None:
+    """Set the gate of this process; `None`: requests are not asked for."""
+    _gates[:] = [] if gate is None else [gate]
+
+
+def request_gate() -> RequestGate | None:
+    """Return the gate of this process; `None` if it has none."""
+    return _gates[0] if _gates else None
+
+
+async def permit_for(wanted: WantedRequest) -> "Permit | str | None":
+    """Wait until the gate lets a request pass; `None`: there is no gate. Otherwise as `RequestGate.admit`."""
+    gate = request_gate()
+    return None if gate is None else await gate.admit(wanted)
+
+
+def not_sent(why: str) -> Fault:
+    """Return the fault of a request that the gate has refused."""
+    return Fault(kind="refused", message=f"The request was not sent: {why}.")
+
+
+def request_outcome(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
+    """Return the result of a request that was sent, from the exchange and the reply."""
+    usage = reply.usage if isinstance(reply, Reply) else None
+    return RequestOutcome(
+        status=answer.status,
+        retry_after_s=reply.retry_after_s if isinstance(reply, Fault) else None,
+        input_tokens=None if usage is None else usage.input_tokens,
+        output_tokens=None if usage is None else usage.output_tokens,
+        cost_usd=None if usage is None else usage.cost_usd,
+    )

@@ -1,18 +1,21 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
 
-Come here for the steps of a session: reach the server, initialize, list the tools, call them, close. How
+It takes the steps of a session: reach the server, initialize, list the tools, call them, close. How
 messages travel is in `process_wire.py` and `http_wire.py`.
 
 A process is spawned before the SDK is imported, so that both start up at the same time. Every failure is
 raised as one flat error with its root cause. Exceptions of the SDK and exception groups must not leave this
 module.
+
+The client does not know which wire it uses. A wire knows how to reach its
+server, how the server ended, and what the user can do about a failure.
 """
 
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -36,16 +39,69 @@ from grue.tool_sessions.failures import (
     WireFault,
     first_fault,
 )
-from grue.tool_sessions.notices import ServerNotice
+from grue.tool_sessions.notices import Notify, ServerNotice
+from grue.tool_sessions.redaction import Redactor
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
 from grue.transports.mcp.client_options import ClientOptions
 from grue.transports.mcp.listing import ListedTools, read_pages
 from grue.transports.mcp.process_wire import ProcessWire
 from grue.transports.mcp.sdk_version import require_mcp
-from grue.transports.mcp.wire import Wire
 
 if TYPE_CHECKING:
     from grue.transports.mcp import sdk, session_parts
+    from grue.transports.mcp.message_stream import MessageStream
+
+
+class Wire(Protocol):
+    """The transport to one server. The same task enters, uses and leaves it.
+
+    Attributes:
+        modules: The modules with the SDK's part of the transport, which `stream` imports.
+    """
+
+    modules: tuple[str, ...]
+
+    @property
+    def redactor(self) -> Redactor:
+        """Removes this server's secrets from texts."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Start the server, if it is a process; raises `SpawnError`."""
+        ...
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Close the connection within a bounded time; afterwards no process of the server is alive."""
+        ...
+
+    def stream(self, notify: Notify) -> "MessageStream":
+        """Return the stream of messages in both directions. Call it once."""
+        ...
+
+    async def broken(self, method: str, why: str | None) -> str:
+        """Return the cause of a connection that broke during `method`; `why` is the stream's own cause."""
+        ...
+
+    async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
+        """Return the advice for a failure in `phase`."""
+        ...
+
+    def refusals(self, text: str) -> str:
+        """Return what the server's box has refused, as far as `text` tells; empty: nothing is known."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The command line or the URL, without secrets."""
+        ...
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """The server's process, and whether the server still runs as far as is known without asking it."""
+        ...
+
 
 T = TypeVar("T")
 

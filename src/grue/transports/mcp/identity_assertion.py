@@ -22,7 +22,7 @@ from msgspec import Struct
 from grue.runtime.loops.beside_loop import aside
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.oauth_settings import LOOPBACK, OAuth
-from grue.transports.mcp.oauth_faults import (
+from grue.transports.mcp.http_faults import (
     AuthorizationRefused,
     identity_fault,
     insecure_fault,

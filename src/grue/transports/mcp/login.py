@@ -22,9 +22,9 @@ from grue.errors import MCPError
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.authorization import asks_for_token
+from grue.transports.mcp.http_faults import AuthorizationRefused
 from grue.transports.mcp.library_logs import drop, library_logs_to
 from grue.transports.mcp.oauth import Authorizer, Person
-from grue.transports.mcp.oauth_faults import AuthorizationRefused
 from grue.transports.mcp.token_store import TokenRecord, token_store
 
 _PATH = "/callback"

@@ -46,14 +46,14 @@ from grue.runtime.secrets.redaction import Redaction
 from grue.tool_sessions.failures import WireFault, first_fault
 from grue.tool_sessions.oauth_settings import LOOPBACK, OAuth
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.library_logs import drop, library_logs_to
-from grue.transports.mcp.oauth_faults import (
+from grue.transports.mcp.http_faults import (
     AuthorizationRefused,
     insecure_fault,
     login_fault,
     oauth_fault,
     unavailable_fault,
 )
+from grue.transports.mcp.library_logs import drop, library_logs_to
 from grue.transports.mcp.token_store import TokenRecord, TokenStore
 
 EXCHANGE_S = 20.0

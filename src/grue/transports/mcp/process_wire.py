@@ -18,8 +18,7 @@ from grue.tool_sessions.failures import remedy_for
 from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.redaction import Redactor
 from grue.tool_sessions.server_specs import StdioServer
-from grue.transports.mcp.launchers import npx_cache_broken
-from grue.transports.mcp.node_version import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old
+from grue.transports.mcp.launchers import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old, npx_cache_broken
 
 if TYPE_CHECKING:
     from grue.transports.mcp.message_stream import MessageStream

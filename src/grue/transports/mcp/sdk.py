@@ -6,20 +6,42 @@ This module, `message_stream.py`, `line_stream.py`, `incoming.py` and `sdk_http.
 The SDK's dispatcher reads from and writes to a server process directly, without tasks or queues in between.
 Sending never blocks. Otherwise a server that has stopped reading would block the SDK, and its timeouts and
 cancellations would not take effect.
+
+The streams of change notices that a session listens to: `subscriptions/listen` of 2026-07-28.
+
+The answer to this request comes when its stream ends, so a task of its own waits for it. What the host gets
+for its request is the server's acknowledgement. The changes themselves reach the session as notifications,
+and become `updated` notices there, as with `resources/subscribe` of older revisions.
+
+Importing this imports `mcp`, which is slow. Import it inside functions.
+
+The HTTP headers that mirror arguments of a tool call (`x-mcp-header` of the revision 2026-07-28).
+
+A server marks parameters in a tool's input schema, so that load balancers can route a call by their values. A
+call without these headers is refused. Only the listing says which parameters are marked.
 """
 
 import asyncio
 import json
 import logging
+from collections.abc import Mapping
+from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
 import mcp_types as types
 from mcp.client.extension import ClaimContext, ResultClaim
 from mcp.client.session import ClientSession
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost, listen
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError as SdkError
-from mcp.shared.inbound import MCP_NAME_HEADER, encode_header_value
+from mcp.shared.inbound import (
+    MCP_NAME_HEADER,
+    encode_header_value,
+    find_invalid_x_mcp_header,
+    mcp_param_headers,
+    x_mcp_header_map,
+)
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import SessionMessage
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -29,16 +51,15 @@ from pydantic import BaseModel
 from grue import messages as m
 from grue.protocol.json_text import json_object, json_value
 from grue.protocol.tools.server_tasks import TaskForm
+from grue.runtime.loops.beside_loop import BackgroundTasks
 from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task
 from grue.runtime.version import __version__
-from grue.tool_sessions.failures import WireFault
+from grue.tool_sessions.failures import WireFault, first_fault
 from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.server_requests import Abilities, Declined, ElicitationRequest, SamplingRequest
 from grue.transports.mcp.http_faults import SESSION_LOST
 from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MessageStream, is_closed
-from grue.transports.mcp.param_headers import ParamHeaders
-from grue.transports.mcp.subscriptions import CANCEL, LISTEN, Subscriptions
 
 _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
 """How servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some look at the headers first: those
@@ -428,3 +449,186 @@ def _text_of(content: object) -> str:
         block.text if isinstance(block, types.TextContent) else f"[{getattr(block, 'type', 'content')}]"
         for block in blocks
     )
+
+
+LISTEN = "subscriptions/listen"
+CANCEL = "notifications/cancelled"
+MAX_STREAMS = 32
+"""How many streams a session may have at the same time."""
+
+
+class Subscriptions:
+    """The open streams of one session. The same task enters and leaves it, and any task may use it.
+
+    Leaving ends all streams, and tells the server so.
+
+    Args:
+        session: Sends the requests.
+        notify: Receives an `updates_ended` notice for each stream that ends while the session goes on.
+    """
+
+    def __init__(self, session: ClientSession, notify: Notify) -> None:
+        self._session = session
+        self._notify = notify
+        self._tasks = BackgroundTasks()
+        self._open: dict[str, anyio.CancelScope] = {}
+        self._starting = 0
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._tasks.__aexit__(exc_type, exc, tb)
+
+    async def start(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Open a stream, and return what the server has agreed to once it says so.
+
+        Cancelling this before then ends the stream.
+
+        Args:
+            params: As in the specification: `notifications` says what to listen to.
+
+        Returns:
+            `subscriptionId`, and `notifications`: the part of the request that the server agreed to.
+
+        Raises:
+            SdkError: The server refused, the session has too many streams or too old a revision, `params` are
+                not usable, or the connection broke.
+        """
+        if len(self._open) + self._starting >= MAX_STREAMS:
+            raise SdkError(types.INVALID_REQUEST, f"{MAX_STREAMS} streams are open, which is the most")
+        try:
+            wanted = types.SubscriptionFilter.model_validate(params.get("notifications") or {}, by_name=False)
+        except ValueError as error:
+            raise SdkError(types.INVALID_PARAMS, f"notifications: {first_fault(error)}") from error
+        stream = _Stream()
+        self._starting += 1
+        try:
+            self._tasks.start(lambda: self._follow(stream, wanted))
+            await stream.settled.wait()
+        except BaseException:
+            stream.scope.cancel()
+            raise
+        finally:
+            self._starting -= 1
+        if stream.refused is not None:
+            raise stream.refused
+        return stream.agreed
+
+    def end(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """End a stream by its `subscriptionId`, which `notifications/cancelled` names as `requestId`.
+
+        Raises:
+            SdkError: There is no such stream.
+        """
+        scope = self._open.pop(str(params.get("requestId")), None)
+        if scope is None:
+            raise SdkError(types.INVALID_PARAMS, f"no stream {params.get('requestId')!r} is open")
+        scope.cancel()
+        return {}
+
+    async def _follow(self, stream: "_Stream", wanted: types.SubscriptionFilter) -> None:
+        """Keep a stream open until the server, the host or the session ends it."""
+        name, why = "", ""
+        try:
+            with stream.scope:
+                async with listen(
+                    self._session,
+                    tools_list_changed=bool(wanted.tools_list_changed),
+                    prompts_list_changed=bool(wanted.prompts_list_changed),
+                    resources_list_changed=bool(wanted.resources_list_changed),
+                    resource_subscriptions=wanted.resource_subscriptions or (),
+                ) as subscription:
+                    name = str(subscription.subscription_id)
+                    self._open[name] = stream.scope
+                    stream.agree(name, subscription.honored)
+                    async for _ in subscription:
+                        pass  # the session has passed it on as a notice
+                    why = "the server has ended it"
+        except ListenNotSupportedError as error:
+            stream.refuse(SdkError(types.METHOD_NOT_FOUND, _too_old(error.negotiated_version)))
+        except (SubscriptionLost, SdkError) as error:
+            refusal = error if isinstance(error, SdkError) else SdkError(types.INTERNAL_ERROR, str(error))
+            stream.refuse(refusal)
+            why = f"it broke off: {error.__cause__ or error}"
+        finally:
+            self._open.pop(name, None)
+            stream.settled.set()
+        if name and why:
+            self._notify("updates_ended", f"{name}: {why}; listen again, and read again what it covered")
+
+
+class _Stream:
+    """One stream while it is opened.
+
+    Attributes:
+        scope: Cancelling it ends the stream.
+        settled: Set once the server has agreed or refused.
+        agreed: What it has agreed to.
+        refused: Why there is no stream.
+    """
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.settled = anyio.Event()
+        self.agreed: dict[str, Any] = {}
+        self.refused: SdkError | None = None
+
+    def agree(self, name: str, honored: types.SubscriptionFilter) -> None:
+        notifications = honored.model_dump(by_alias=True, mode="json", exclude_none=True)
+        self.agreed = {"subscriptionId": name, "notifications": notifications}
+        self.settled.set()
+
+    def refuse(self, error: SdkError) -> None:
+        if not self.settled.is_set():
+            self.refused = error
+
+
+def _too_old(version: str | None) -> str:
+    return f"{LISTEN} needs the revision 2026-07-28, and this session has {version}: use resources/subscribe"
+
+
+_NAME_CHARS = 80
+
+
+class ParamHeaders:
+    """The marked parameters of one server's tools.
+
+    Args:
+        notify: Receives a `bad_tool` notice for each tool that is left out.
+    """
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._marked: dict[str, dict[tuple[str, ...], str]] = {}
+
+    def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
+        """Remember the marked parameters of a page of `tools/list`, and return the page.
+
+        Over HTTP, a tool whose marks are wrong is left out, as the specification wants it. Elsewhere no
+        headers are sent, and the marks mean nothing.
+        """
+        tools = page.get("tools")
+        if not over_http or not isinstance(tools, list):
+            return page
+        return {**page, "tools": [tool for tool in tools if self._accepts(tool)]}
+
+    def of_call(self, params: dict[str, Any]) -> dict[str, str]:
+        """Return the headers of a `tools/call` with these parameters."""
+        marked = self._marked.get(params.get("name", ""))
+        return mcp_param_headers(marked, params.get("arguments") or {}) if marked else {}
+
+    def _accepts(self, tool: object) -> bool:
+        name = tool.get("name") if isinstance(tool, dict) else None
+        if not isinstance(tool, dict) or not isinstance(name, str):
+            return True  # `read_tools` reports it
+        schema = tool.get("inputSchema")
+        fault = find_invalid_x_mcp_header(schema)
+        if fault is not None:
+            self._notify("bad_tool", f"{name[:_NAME_CHARS]}: {fault}")
+            return False
+        self._marked[name] = x_mcp_header_map(schema)
+        return True

@@ -50,6 +50,7 @@ from grue.transports.mcp.http_faults import (
     NOT_READING,
     SESSION_LOST,
     TOO_MANY_MESSAGES,
+    AuthorizationRefused,
     content_fault,
     redirect_fault,
     sse_also_refused,
@@ -60,7 +61,6 @@ from grue.transports.mcp.http_faults import (
 from grue.transports.mcp.incoming import is_usable, read_any_message, refusal_of, refusal_of_cut
 from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_message
-from grue.transports.mcp.oauth_faults import AuthorizationRefused
 
 
 def with_own_fault(item: SessionMessage) -> SessionMessage:

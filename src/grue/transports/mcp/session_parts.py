@@ -2,13 +2,306 @@
 
 `McpClient` imports this module when its process has been spawned. A process of one turn sends its first
 request before that, so nothing here delays the request.
+
+The arguments and the results of calls are checked against the schemas that a session's tools declare. Some
+servers hang, crash or misbehave on arguments that their schema refuses, which costs the whole time limit of a
+call. The model gets the fault at once instead, and can correct the call.
+
+Schemas and results come from the server and are untrusted; `protocol/tools/json_schema.py` has the limits.
+What cannot be checked passes, with a notice.
+
+`TaskOfCall` follows a task to its end: a tool call that its server has taken on and answers later. What its
+answers mean is in `protocol/tools/server_tasks.py`, with the two forms that MCP has. The states and what can
+happen in each:
+
+| state             | what happens                             | then                                      |
+|-------------------|------------------------------------------|-------------------------------------------|
+| being created     | the call is answered at once             | that is the result                        |
+|                   | time limit, cancellation                 | `notifications/cancelled`: no handle yet  |
+| working           | asked every `poll_s`; its state changes  | a `progress` notice                       |
+|                   | a question is refused, or not usable     | asked again, `MAX_POLL_ERRORS` times      |
+| input_required    | the host answers, or declines            | working                                   |
+|                   | the server wants what is not offered     | `tasks/cancel`; the call is refused       |
+| completed         |                                          | the result                                |
+| failed, cancelled |                                          | the call is refused, with the reason      |
+| unknown (expired, | the server answers "no such task"        | the call is refused, with `LOST`          |
+| the server died)  |                                          |                                           |
+| any after created | time limit, cancellation                 | `tasks/cancel`, which gets `_CANCEL_S`    |
+|                   | the connection breaks, the server dies   | `ServerFailed`, as in any call            |
 """
 
-import jsonschema_rs as jsonschema_rs  # here, so that the first check does not wait for it
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
 
-from grue.protocol.tools.server_tasks import created_task
+import anyio
+import jsonschema_rs as jsonschema_rs  # here, so that the first check does not wait for it
+from msgspec.structs import replace
+
+from grue import messages as m
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.json_schema import MAX_VALUE_BYTES, Check, NotCheckedError, check_of, reason
+from grue.protocol.tools.results import INTERRUPTED
+from grue.protocol.tools.server_tasks import (
+    MAX_POLL_ERRORS,
+    AnswerQuestions,
+    CollectResult,
+    TaskFailed,
+    TaskFinished,
+    TaskForm,
+    TaskMove,
+    WaitFor,
+    created_task,
+    is_unknown,
+    next_move,
+    status_message,
+)
+from grue.runtime.loops.host_code import HostCodeFailed
+from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.tool_sessions.notices import Notify
 from grue.transports.mcp import sdk
-from grue.transports.mcp.schema_checks import InputSchemas, OutputSchemas
-from grue.transports.mcp.tool_tasks import LOST, TaskOfCall
 
 __all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "created_task", "sdk"]
+
+
+class _Schemas:
+    """One schema for each of a session's tools, compiled when it is used for the first time.
+
+    A schema that cannot be compiled or used is ignored for the rest of the session.
+
+    Args:
+        notify: Receives a `bad_schema` notice for a schema or a value that cannot be checked.
+        schema: What the schemas are called in notices, such as "output schema".
+        value: What the checked values are called, such as "result".
+    """
+
+    def __init__(self, notify: Notify, *, schema: str, value: str) -> None:
+        self._notify = notify
+        self._schema = schema
+        self._value = value
+        self._schemas: Mapping[str, m.JsonObject] = {}
+        self._checks: dict[str, Check | None] = {}
+
+    def declare(self, schemas: Mapping[str, m.JsonObject]) -> None:
+        """Replace the schemas by those of a new listing, by bare tool name."""
+        before, self._schemas = self._schemas, schemas
+        for name in [name for name in self._checks if schemas.get(name) != before[name]]:
+            del self._checks[name]
+
+    def check(self, tool: str) -> Check | None:
+        """Return the check of a tool's values; `None` if the tool has no schema that can be used."""
+        if tool in self._schemas and tool not in self._checks:
+            try:
+                self._checks[tool] = check_of(self._schemas[tool])
+            except Exception as error:  # noqa: BLE001 - an untrusted schema may make the compiler raise anything
+                self._stop_checking(tool, error)
+        return self._checks.get(tool)
+
+    def fault(self, tool: str, value: object) -> str | None:
+        """Return the first fault of a value; `None` if it has none or cannot be checked."""
+        check = self.check(tool)
+        try:
+            return None if check is None else check(value)
+        except NotCheckedError as error:
+            self.too_large(tool, str(error))
+        except Exception as error:  # noqa: BLE001 - some faults of a schema show only when it is used
+            self._stop_checking(tool, error)
+        return None
+
+    def too_large(self, tool: str, size: str = f"of more than {MAX_VALUE_BYTES} bytes") -> None:
+        """Record that a value is not checked because of its size."""
+        self._notify("bad_schema", f"{tool}: {self._value} {size}: not checked")
+
+    def _stop_checking(self, tool: str, error: Exception) -> None:
+        self._checks[tool] = None
+        self._notify("bad_schema", f"{tool}: its {self._schema} is not used: {reason(error)}")
+
+
+class InputSchemas:
+    """The input schemas of one session's tools.
+
+    Args:
+        notify: Receives a `bad_schema` notice for a schema, or for arguments, that cannot be checked. Such a
+            call is sent.
+    """
+
+    def __init__(self, notify: Notify) -> None:
+        self._schemas = _Schemas(notify, schema="input schema", value="arguments")
+
+    def declare(self, tools: Iterable[m.ToolDefinition]) -> None:
+        """Replace the tools by those of a new listing."""
+        self._schemas.declare({tool.tool: tool.input_schema for tool in tools})
+
+    def fault(self, tool: str, arguments: m.JsonObject) -> str | None:
+        """Return why the tool's schema refuses the arguments; `None` if it takes them or cannot be used.
+
+        Args:
+            tool: Bare name. Any arguments are taken for a tool that is not listed.
+            arguments: A JSON object.
+        """
+        return self._schemas.fault(tool, arguments)
+
+
+class OutputSchemas:
+    """The output schemas of one session's tools.
+
+    Args:
+        notify: Receives a `bad_schema` notice for a schema or a result that cannot be checked.
+    """
+
+    def __init__(self, notify: Notify) -> None:
+        self._schemas = _Schemas(notify, schema="output schema", value="a result")
+
+    def declare(self, tools: Iterable[m.ToolDefinition]) -> None:
+        """Replace the tools by those of a new listing."""
+        self._schemas.declare(
+            {tool.tool: tool.output_schema for tool in tools if tool.output_schema is not None}
+        )
+
+    def checked(self, tool: str, answer: m.JsonObject, result: m.ToolCallResult) -> m.ToolCallResult:
+        """Return the result of a call, or an error with the same content if it does not match the schema.
+
+        Args:
+            tool: Bare name.
+            answer: The result object of `tools/call`.
+            result: The same result, decoded.
+        """
+        if result.is_error or self._schemas.check(tool) is None:
+            return result
+        fault: str | None = None
+        if answer.get("structuredContent") is None:
+            fault = "it has no structured content"
+        elif tool_results.is_kept_as_text(answer):
+            self._schemas.too_large(tool)
+        else:
+            fault = self._schemas.fault(tool, result.content)
+        if fault is None:
+            return result
+        message = f"The tool's result is not what its output schema says: {fault}"
+        return replace(tool_results.failure(message, result.content), blocks=result.blocks)
+
+
+_CANCEL_S = 1.0
+_INTERNAL_ERROR = -32603
+LOST = f"{INTERRUPTED}: its server no longer knows the task"
+
+
+class Asks(Protocol):
+    """Sends a request to the server; raises `ToolRefusedError` and `ServerFailed`."""
+
+    def __call__(self, method: str, params: m.JsonObject) -> Awaitable[m.JsonObject]:
+        """Return the raw result."""
+        ...
+
+
+class TaskOfCall:
+    """One task, which is followed to its end.
+
+    Args:
+        task: Its handle.
+        form: Of the session's protocol revision.
+        ask: Sends the requests about it.
+        respond: Returns the answers to the server's questions, by their names.
+        progress: Receives what the server says about the task's state, whenever that changes.
+    """
+
+    def __init__(
+        self,
+        task: m.ToolTask,
+        form: TaskForm,
+        *,
+        ask: Asks,
+        respond: Callable[[m.JsonObject], Awaitable[m.JsonObject]],
+        progress: Callable[[str], None],
+    ) -> None:
+        self._task = task
+        self._form = form
+        self._ask = ask
+        self._respond = respond
+        self._progress = progress
+        self._said = ""
+        self._answered: set[str] = set()
+        self._refused = 0
+
+    async def result(self, *, at_once: bool = False) -> m.JsonObject:
+        """Wait for the result and return it, as `tools/call` would have returned it.
+
+        If this is cancelled, or the task is given up, a request tells the server to cancel the task. The
+        server gets a second to take note of that.
+
+        Args:
+            at_once: Ask the first time without waiting: the task was created some time ago.
+
+        Raises:
+            ToolRefusedError: The task has failed or was cancelled by its server, or there is no result.
+            ServerFailed: The server died or the connection broke.
+        """
+        try:
+            ended = await self._end(0.0 if at_once else self._task.poll_s)
+        except (anyio.get_cancelled_exc_class(), ToolRefusedError, HostCodeFailed):
+            await self._cancel()
+            raise
+        if isinstance(ended, TaskFailed):
+            raise ToolRefusedError(ended.reason, code=ended.code)
+        return ended.result
+
+    async def _end(self, wait_s: float) -> TaskFinished | TaskFailed:
+        while True:
+            await anyio.sleep(wait_s)
+            match await self._state():
+                case WaitFor(poll_s):
+                    wait_s = poll_s
+                case AnswerQuestions(questions, poll_s):
+                    await self._answer(questions)
+                    wait_s = poll_s
+                case CollectResult():
+                    return await self._collected()
+                case TaskFinished() | TaskFailed() as ended:
+                    return ended
+
+    async def _state(self) -> TaskMove:
+        """Ask how the task is doing. A question that fails is put again at the next time, a few times."""
+        try:
+            answer = await self._ask("tasks/get", {"taskId": self._task.task_id})
+            move = next_move(answer, self._form, self._answered)
+        except ToolRefusedError as refused:
+            if is_unknown(refused.code):
+                return TaskFailed(f"{LOST}: {refused}", refused.code)
+            return self._after_refusal(str(refused), refused.code)
+        except ValueError as error:
+            return self._after_refusal(str(error), _INTERNAL_ERROR)
+        self._refused = 0
+        self._tell(status_message(answer))
+        return move
+
+    def _after_refusal(self, reason: str, code: int) -> TaskMove:
+        self._refused += 1
+        if self._refused < MAX_POLL_ERRORS:
+            return WaitFor(self._task.poll_s)
+        raise ToolRefusedError(
+            f"{INTERRUPTED}: its server did not say how its task is doing: {reason}", code=code
+        )
+
+    async def _answer(self, questions: m.JsonObject) -> None:
+        responses = await self._respond(questions)
+        await self._ask("tasks/update", {"taskId": self._task.task_id, "inputResponses": responses})
+        self._answered.update(questions)
+
+    async def _collected(self) -> TaskFinished | TaskFailed:
+        """Collect the result; a refusal is that of the call, whose task has ended with it."""
+        try:
+            return TaskFinished(await self._ask("tasks/result", {"taskId": self._task.task_id}))
+        except ToolRefusedError as refused:
+            return TaskFailed(str(refused), refused.code)
+
+    def _tell(self, said: str) -> None:
+        if said and said != self._said:
+            self._progress(said)
+        self._said = said
+
+    async def _cancel(self) -> None:
+        """Tell the server to cancel the task, even while this is being cancelled."""
+        with anyio.move_on_after(_CANCEL_S, shield=True):
+            # The call has ended either way, and says why.
+            with contextlib.suppress(ToolRefusedError, ToolTimedOutError, ServerFailed):
+                await self._ask("tasks/cancel", {"taskId": self._task.task_id})

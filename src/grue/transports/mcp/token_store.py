@@ -33,7 +33,7 @@ from grue import messages as m
 from grue.runtime.files import write_whole
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.oauth_faults import AuthorizationRefused, identity_fault, keyring_fault
+from grue.transports.mcp.http_faults import AuthorizationRefused, identity_fault, keyring_fault
 
 
 class _Claims(Struct):

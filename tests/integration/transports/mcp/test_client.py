@@ -23,8 +23,7 @@ from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.notices import ServerNotice
-from grue.tool_sessions.server_options import ServerOptions
-from grue.tool_sessions.server_specs import StdioServer
+from grue.tool_sessions.server_specs import ServerOptions, StdioServer
 from grue.transports.mcp.client import McpClient
 from grue.transports.mcp.client_options import ClientOptions
 from grue.transports.mcp.library_logs import LOGGERS

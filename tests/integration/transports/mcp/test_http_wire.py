@@ -23,8 +23,7 @@ from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.notices import ServerNotice
-from grue.tool_sessions.server_options import ServerOptions
-from grue.tool_sessions.server_specs import HttpServer
+from grue.tool_sessions.server_specs import HttpServer, ServerOptions
 from grue.transports.mcp import http_wire
 from grue.transports.mcp.client import McpClient
 from grue.transports.mcp.client_options import ClientOptions

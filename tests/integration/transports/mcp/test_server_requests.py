@@ -22,8 +22,8 @@ from grue.runtime.trace.recorder import Envelope
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
-from grue.tool_sessions.server_options import ServerOptions
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
+from grue.tool_sessions.server_specs import ServerOptions
 from grue.tracing.facts import Fact
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")

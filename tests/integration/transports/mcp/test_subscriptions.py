@@ -12,8 +12,8 @@ from grue import StdioServer, ToolClient
 from grue.errors import MCPError, MCPRequestError, MCPRequestTimedOut
 from grue.messages import ServerNoted
 from grue.runtime.trace.recorder import Envelope
+from grue.testing.actor_harness import TraceWatch
 from grue.testing.leftovers import assert_nothing_left
-from grue.testing.trace_watch import TraceWatch
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -115,9 +115,9 @@ def test_a_refusal_and_a_server_that_does_not_answer_are_typed_errors(session: A
 
 
 def test_a_session_has_only_so_many_streams(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from grue.transports.mcp import subscriptions
+    from grue.transports.mcp import sdk
 
-    monkeypatch.setattr(subscriptions, "MAX_STREAMS", 1)
+    monkeypatch.setattr(sdk, "MAX_STREAMS", 1)
     one = session("update")
     one.listen()
     with pytest.raises(MCPRequestError, match="1 streams are open, which is the most"):

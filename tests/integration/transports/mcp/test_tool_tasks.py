@@ -29,9 +29,9 @@ from grue.messages import (
     ToolReturned,
     ToolTask,
 )
+from grue.testing.actor_harness import TraceWatch
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
-from grue.testing.trace_watch import TraceWatch
 from grue.tool_sessions.server_requests import ElicitationRequest
 from grue.tracing.reading import TRACE_FILE
 

@@ -11,8 +11,7 @@ from chats import ASKING, KeptScreen, ScriptedReader, cave, run_program
 
 from grue.cli.chat import program
 from grue.cli.chat.options import ChatOptions
-from grue.cli.chat.person import NOBODY
-from grue.cli.chat.reading import LineReader
+from grue.cli.chat.person import NOBODY, LineReader
 from grue.errors import ConversationError
 from grue.policies import ToolPolicy, ToolRule
 from grue.testing.fake_tools import FakeToolServer

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from skill_runs import Ran, act, call, finish, run, scripted
 
 from grue import ApprovalDecision, ApprovalQuestion, ToolPolicy, ToolRule
-from grue.engine.action_facts import ApprovalsAsked
+from grue.engine.actions import ApprovalsAsked
 from grue.errors import TraceError
 from grue.hosting import read_episode
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult
@@ -159,7 +159,7 @@ def test_a_decision_that_was_made_in_time_counts_after_the_other_question_has_ex
     write, dig = parked(tmp_path, WRITE, call("dig"), park_for_s=600).questions
     resumed(tmp_path, [write.approve()], park_for_s=600)
     later = time.time() + 601
-    monkeypatch.setattr("grue.engine.outside_turns.own_calls.time.time", lambda: later)
+    monkeypatch.setattr("grue.engine.outside_turns.tool_client.time.time", lambda: later)
     result = resumed(tmp_path, [dig.approve()], park_for_s=600)
     assert [step.status for step in result.steps] == ["completed", "denied", "completed"]
 

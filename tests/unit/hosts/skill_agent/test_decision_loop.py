@@ -9,7 +9,7 @@ import pytest
 from skill_runs import act, call, finish, run
 
 from grue import FunctionTools, Recorder, ToolAnnotations
-from grue.engine.action_facts import StepStarted
+from grue.engine.actions import StepStarted
 from grue.hosts.skill_agent import ActionContext, ActionRegistry, RunLimits
 from grue.messages import ToolCallResult
 from grue.testing.fake_tools import FakeToolServer

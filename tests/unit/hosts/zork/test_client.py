@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from grue.config.settings import GameConfiguration, RetrySettings
 from grue.errors import LLMError, MCPConfigError, MCPError
+from grue.hosts.zork.chat_messages import FunctionCall, LLMResponse, ToolCall
 from grue.hosts.zork.client import CompletionError, LLMClient, tool_support_error
-from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
 from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, PROFILES

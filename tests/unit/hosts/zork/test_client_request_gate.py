@@ -11,7 +11,7 @@ from grue.hosting import GameConfiguration, RetrySettings
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
-from grue.transports.llm.request_gate import Permit, RequestOutcome, WantedRequest, set_request_gate
+from grue.transports.llm.exchange import Permit, RequestOutcome, WantedRequest, set_request_gate
 
 HELLO = [{"role": "user", "content": "Hello."}]
 

@@ -1,8 +1,7 @@
 """What the host remembers of each place."""
 
-from grue.hosts.zork.context import Move
 from grue.hosts.zork.games.game import Observation
-from grue.hosts.zork.orchestrator import MOST_PER_PLACE, Memories
+from grue.hosts.zork.orchestrator import MOST_PER_PLACE, Memories, Move
 
 
 def test_points_deaths_and_ways_are_remembered_of_the_place_where_they_happened() -> None:

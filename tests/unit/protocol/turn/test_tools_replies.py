@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 from turns import REFUSED, Walk, calls, closed, names, opened, returned, run, text
 
-from grue.engine.turn_errors import error_for
+from grue.engine.turn import error_for
 from grue.errors import AnswerStopped
 from grue.messages import (
     CheckAnswer,

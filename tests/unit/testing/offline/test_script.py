@@ -5,10 +5,9 @@ import json
 import pytest
 from offline_play import THINK, ask, history
 
-from grue.hosts.zork.agent import SYSTEM_PROMPT
-from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.agent import SYSTEM_PROMPT, AgentResponse, answer_spec
 from grue.hosts.zork.games.game import Observation
-from grue.hosts.zork.response import AgentResponse, answer_spec
+from grue.hosts.zork.orchestrator import Move, context_text
 from grue.messages import FINAL_REQUEST
 from grue.protocol.chat_wire.strict_schema import strict_schema
 from grue.testing.offline.chat_request import BadRequestError

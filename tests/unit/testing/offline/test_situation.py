@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offline_play import THINK, history
 
-from grue.hosts.zork.context import RECENT, Move, context_text
 from grue.hosts.zork.games.game import Observation
-from grue.hosts.zork.orchestrator import Memories
+from grue.hosts.zork.orchestrator import RECENT, Memories, Move, context_text
 from grue.testing.offline.chat_request import read_request
 from grue.testing.offline.script import FunctionCall, Reply
 from grue.testing.offline.situation import Situation, read_situation, read_standing

@@ -8,8 +8,8 @@ from dialect_requests import as_chat, as_messages, as_responses, read_chat, read
 from offline_play import THINK, history
 
 from grue.hosts.zork.agent import SYSTEM_PROMPT
-from grue.hosts.zork.context import Move, context_text
 from grue.hosts.zork.games.game import Observation
+from grue.hosts.zork.orchestrator import Move, context_text
 from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.failures import fault_of_status
 from grue.protocol.chat_wire.reply import Reply

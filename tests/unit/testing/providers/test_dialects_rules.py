@@ -8,8 +8,7 @@ import pytest
 from case_tables import each_case
 
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
-from grue.testing.providers.chat_rules import ProviderRules
-from grue.testing.providers.chat_shapes import sealed
+from grue.testing.providers.chat_rules import ProviderRules, sealed
 from grue.testing.providers.dialects import MESSAGES, RESPONSES, Dialect
 
 Json = dict[str, Any]

@@ -17,7 +17,6 @@ import anyio
 import httpx
 import pytest
 
-from grue.protocol.chat_wire.content_encoding import EncodingError
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.reply import Reply
@@ -26,8 +25,15 @@ from grue.protocol.chat_wire.wire_format import Delta
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tools.names import WireNames
 from grue.testing.providers.dialects import dialect_of
-from grue.transports.llm.connections import Connection
-from grue.transports.llm.exchange import Answered, Streamed, _Incoming, _unreadable, exchange
+from grue.transports.llm.exchange import (
+    Answered,
+    Connection,
+    EncodingError,
+    Streamed,
+    _Incoming,
+    _unreadable,
+    exchange,
+)
 
 NAMES = WireNames("canonical")
 PATIENCE = RetryPolicy(timeout_s=60.0)

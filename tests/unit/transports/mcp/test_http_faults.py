@@ -2,8 +2,7 @@
 
 from case_tables import each_case
 
-from grue.transports.mcp.http_faults import challenge_scheme, offers_login, status_fault
-from grue.transports.mcp.oauth_faults import login_fault
+from grue.transports.mcp.http_faults import challenge_scheme, login_fault, offers_login, status_fault
 
 LOGIN = 'Bearer error="invalid_token", resource_metadata="https://x/.well-known/oauth-protected-resource"'
 

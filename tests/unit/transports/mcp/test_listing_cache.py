@@ -11,9 +11,8 @@ from grue.messages import ServerName, ToolDefinition
 from grue.policies import ToolAnnotations
 from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.oauth_settings import OAuth
-from grue.tool_sessions.server_options import ServerOptions
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
-from grue.transports.mcp.listing_cache import MAX_BYTES, ListingCache, cache_folder
+from grue.tool_sessions.server_specs import HttpServer, McpServer, ServerOptions, StdioServer
+from grue.transports.mcp.listing import MAX_BYTES, ListingCache, cache_folder
 
 NAME = ServerName("s")
 SECRET = "sk-0123456789abcdef"

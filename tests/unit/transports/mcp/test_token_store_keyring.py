@@ -17,7 +17,7 @@ import keyring.errors
 
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
-from grue.transports.mcp.oauth_faults import AuthorizationRefused
+from grue.transports.mcp.http_faults import AuthorizationRefused
 from grue.transports.mcp.token_store import KeyringStore, TokenRecord, TokenStore, token_store
 
 URL = "https://h/mcp"

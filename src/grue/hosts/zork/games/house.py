@@ -21,13 +21,13 @@ from grue.hosts.zork.games.house_rules import play_verb
 from grue.hosts.zork.games.house_state import (
     RefusalError,
     State,
+    Turn,
     describe,
     fault_of,
     inventory,
     is_dark,
     score,
 )
-from grue.hosts.zork.games.house_turn import Turn
 from grue.hosts.zork.games.house_world import (
     MAX_SCORE,
     NO_LIFE_LEFT,

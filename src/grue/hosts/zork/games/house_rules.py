@@ -14,11 +14,14 @@ from grue.hosts.zork.games.house_parser import DIRECTION_NAMES, Phrase, Words
 from grue.hosts.zork.games.house_state import (
     GONE,
     PLAYER,
+    TOO_DARK,
     RefusalError,
     State,
+    Turn,
     a_list,
     describe,
     find,
+    hazard,
     inventory,
     is_dark,
     score,
@@ -28,7 +31,6 @@ from grue.hosts.zork.games.house_state import (
     within_reach,
 )
 from grue.hosts.zork.games.house_things import PORTABLE, THINGS
-from grue.hosts.zork.games.house_turn import TOO_DARK, Turn, hazard
 from grue.hosts.zork.games.house_world import (
     AWARDS,
     BARRIERS,

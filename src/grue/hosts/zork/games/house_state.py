@@ -8,9 +8,9 @@ from typing import Final, Literal
 from msgspec import Struct, field
 
 from grue.hosts.zork.games.house_case import Case
-from grue.hosts.zork.games.house_parser import Words
+from grue.hosts.zork.games.house_parser import Phrase, Words
 from grue.hosts.zork.games.house_things import PORTABLE, SCENERY, THINGS
-from grue.hosts.zork.games.house_world import AWARDS, ROOMS
+from grue.hosts.zork.games.house_world import AWARDS, DEATHS, HAZARDS, ROOMS
 
 PLAYER: Final = "player"
 GONE: Final = "gone"
@@ -203,3 +203,55 @@ def _lying_about(state: State) -> list[str]:
         if inside and in_room and f"{container}_open" in state.flags:
             lines.append(f"In {the(container)}: {a_list(inside)}.")
     return [" ".join(lines)] if lines else []
+
+
+TOO_DARK: Final = "It is far too dark for that."
+
+
+class Turn:
+    """One command that is being played.
+
+    Attributes:
+        state: The state of the house; rules change it in place.
+        case: The seed's variation.
+        phrase: The command.
+        killed_by: The cause of the player's death in this turn, a key of `DEATHS`; empty if they live.
+        gains: The points of this turn.
+        takes_time: Whether the command takes a turn.
+    """
+
+    def __init__(self, state: State, case: Case, phrase: Phrase) -> None:
+        self.state = state
+        self.case = case
+        self.phrase = phrase
+        self.killed_by = ""
+        self.gains = 0
+        self.takes_time = True
+
+    def happened(self, flag: str) -> bool:
+        """Return whether a flag of the state is set."""
+        return flag in self.state.flags
+
+    def award(self, name: str) -> None:
+        """Give the points for an achievement, the first time only."""
+        if name not in self.state.awarded:
+            self.state.awarded.add(name)
+            self.gains += AWARDS[name]
+
+    def kill(self, cause: str) -> str:
+        """Let the player die, and return the text for it."""
+        self.killed_by = cause
+        return DEATHS[cause]
+
+    def fill(self, text: str) -> str:
+        """Insert the seed's words into a text."""
+        return text.format_map(self.case.words)
+
+
+def hazard(turn: Turn, name: str) -> str:
+    """Give a warning the first time, and let the player die the second time."""
+    flag, warning = HAZARDS[name]
+    if turn.happened(flag):
+        return turn.kill(name)
+    turn.state.flags.add(flag)
+    return warning

@@ -16,8 +16,7 @@ from msgspec import Struct
 from grue.errors import GameError
 from grue.hosts.zork.games import story_text
 from grue.hosts.zork.games.game import Observation
-from grue.hosts.zork.games.interpreter_process import InterpreterProcess
-from grue.hosts.zork.games.interpreters import choose_interpreter, find_interpreter
+from grue.hosts.zork.games.interpreters import InterpreterProcess, choose_interpreter, find_interpreter
 
 _HEADER_BYTES: Final = 64
 _MOST_BYTES: Final = 1 << 20  # twice what the largest version can address

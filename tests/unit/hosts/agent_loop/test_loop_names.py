@@ -1,0 +1,71 @@
+"""The names of an agent loop's tools, and which of them collide."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue import FunctionTools, MCPConfigError, ShellTool, ToolPolicy, ToolRule, ToolSearch
+from grue.hosting import ToolLock
+from grue.hosts.agent_loop.loop import beside, prefixed, prefixed_lock, prefixed_policy, prefixed_search
+
+
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+def test_mcp_servers_get_the_prefix() -> None:
+    files = FunctionTools([add])
+    assert prefixed({"files": files}) == {"mcp.files": files}
+
+
+def test_functions_are_tools_and_the_shell_has_a_name_of_its_own(tmp_path: Path) -> None:
+    shell = ShellTool(folder=tmp_path, commands=["ls"])
+    servers = beside([add, shell])
+    functions = servers["tools"]
+    assert isinstance(functions, FunctionTools)
+    assert list(functions.functions) == ["add"]
+    assert servers["shell"] is shell
+    assert list(beside({"sh": shell})) == ["sh"]
+    assert beside([]) == {}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: prefixed({"mcp": FunctionTools([add])}),
+        lambda: prefixed({"mcp.files": FunctionTools([add])}),
+        lambda: beside({"mcp": FunctionTools([add])}),
+        lambda: beside({"mcp.files": FunctionTools([add])}),
+        lambda: beside([add, add]),
+        lambda: beside([ShellTool(folder=".", commands=["ls"])] * 2),
+        lambda: beside([FunctionTools([add])]),
+        lambda: beside(["add"]),  # type: ignore[list-item]  # what a user might write
+    ],
+)
+def test_names_that_collide_and_what_has_no_name_are_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(MCPConfigError, match="name"):
+        make()
+
+
+def test_a_policy_and_a_lock_hold_for_the_names_with_the_prefix() -> None:
+    policy = ToolPolicy(
+        rules=(ToolRule(tools=("files.*", "mcp.web.get"), verdict="deny"), ToolRule(verdict="ask")),
+        trusted=("files",),
+    )
+    changed = prefixed_policy(policy)
+    assert [rule.tools for rule in changed.rules] == [
+        ("files.*", "mcp.files.*", "mcp.web.get"),
+        ("*", "mcp.*"),
+    ]
+    assert [rule.verdict for rule in changed.rules] == ["deny", "ask"]
+    assert changed.trusted == ("files", "mcp.files")
+    assert list(prefixed_lock(ToolLock({"files": {}})).servers) == ["mcp.files"]
+
+
+def test_tools_that_are_always_offered_are_so_by_the_names_with_the_prefix() -> None:
+    assert prefixed_search(None) is None
+    search = prefixed_search(ToolSearch(above=7, always=("files.*",)))
+    assert search == ToolSearch(above=7, always=("files.*", "mcp.files.*"))
