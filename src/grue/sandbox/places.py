@@ -96,7 +96,7 @@ def places_of(
     read = [_absolute(path, cwd) for path in box.read]
     real = _without_links((*written, *read, *own), written)
     started = None if box.execute is None else _programs(box.execute, chain, cwd, env, written)
-    hidden = [os.path.realpath(_absolute(path, cwd)) for path in box.hide]
+    hidden = [_real(_absolute(path, cwd)) for path in box.hide]
     rules = [*_system_rules(executable=started is None)]
     run = EXECUTE if started is None else 0
     rules += [Rule(path, READ | run) for path in real[len(written) :]]
@@ -124,7 +124,7 @@ def own_folders(
         path = os.path.join(cwd, word)  # noqa: PTH118
         if word and os.path.isfile(path) and not _is_data(path):  # noqa: PTH113
             found += _installation(path, written)
-            found += _installation(os.path.realpath(path), written)
+            found += _installation(_real(path), written)
     return tuple(dict.fromkeys(found))
 
 
@@ -135,7 +135,21 @@ def home() -> str:
 
 @functools.cache
 def _real_home(named: str) -> str:
-    return os.path.realpath(named)
+    return _real(named)
+
+
+def _real(path: str) -> str:
+    """Return where a path leads, as `os.path.realpath` does, in a tenth of its time: the kernel knows."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                found = os.readlink(f"/proc/self/fd/{place}")  # noqa: PTH115
+            finally:
+                os.close(place)
+            if found.startswith("/") and not found.endswith(" (deleted)"):
+                return found
+    return os.path.realpath(path)
 
 
 def packages_of(folder: str) -> str | None:
@@ -150,14 +164,14 @@ def is_too_wide(folder: str) -> bool:
     return (
         folder in ("/", "/tmp", "/home")  # noqa: S108 - nothing is written there
         or _within(mine, folder)
-        or _within(mine, os.path.realpath(folder))
+        or _within(mine, _real(folder))
     )
 
 
 def _chain(program: str) -> Iterator[str]:
     """Yield a program's file, what it links to, and the interpreters in its first line."""
     for _ in range(4):
-        real = os.path.realpath(program)
+        real = _real(program)
         yield program
         if real != program:
             yield real
@@ -193,12 +207,12 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 def _environment(root: str, written: Sequence[str]) -> list[str]:
     """Return a virtual environment, the Python that it was made from, and what its `.pth` files add."""
     found = [root]
-    changeable = any(_within(os.path.realpath(root), os.path.realpath(folder)) for folder in written)
+    changeable = any(_within(_real(root), _real(folder)) for folder in written)
     with contextlib.suppress(OSError), open(f"{root}/pyvenv.cfg", encoding="utf-8") as lines:  # noqa: PTH123
         for line in lines:
             key, _, value = line.partition("=")
             if key.strip() == "home" and value.strip().startswith("/"):
-                python = f"{os.path.realpath(value.strip())}/python3"
+                python = f"{_real(value.strip())}/python3"
                 if os.access(python, os.X_OK):
                     found += _installation(python)[1:]
     for version in () if changeable else _listed(f"{root}/lib"):
@@ -247,7 +261,7 @@ def _system_rules(*, executable: bool) -> tuple[Rule, ...]:
         # The shell that waits before the program starts, and what loads every program.
         loaders = [f"/lib64/{name}" for name in _listed("/lib64") if name.startswith("ld-")]
         loaders += [f"/lib/{name}" for name in _listed("/lib") if name.startswith("ld-")]
-        rules += [Rule(os.path.realpath(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]
+        rules += [Rule(_real(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]
     return _distinct(rules)
 
 
@@ -258,7 +272,7 @@ def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """
     found: dict[str, int] = {}
     for rule in rules:
-        real = os.path.realpath(rule.path)
+        real = _real(rule.path)
         found[real] = found.get(real, 0) | rule.access
     return tuple(
         Rule(path, access)
@@ -272,7 +286,7 @@ def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 def _base_python() -> tuple[str, ...]:
     # Where grue's own Python is installed: for servers that are started with it through a link.
-    base = os.path.realpath(sys.base_prefix)
+    base = _real(sys.base_prefix)
     return () if is_too_wide(base) or base.startswith("/usr") else (base,)
 
 
@@ -304,7 +318,7 @@ def _workspace(cwd: str) -> str:
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
     """Refuse a program or script below `written` that leads to a file elsewhere which is no interpreter."""
     for path, then in itertools.pairwise(chain):
-        changeable = any(_within(path, each) or _within(os.path.realpath(path), each) for each in written)
+        changeable = any(_within(path, each) or _within(_real(path), each) for each in written)
         if changeable and not any(_within(then, each) for each in written) and not _is_interpreter(then):
             raise SandboxError(
                 f"{path} leads to {then}, and the program may write the folder that it is in.",
@@ -315,9 +329,9 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
     """Return where paths lead. Refuse one in a folder that the program may write, if it leads out of that."""
     found = []
-    bases = [(folder, os.path.realpath(folder)) for folder in written]
+    bases = [(folder, _real(folder)) for folder in written]
     for path in paths:
-        real = os.path.realpath(path)
+        real = _real(path)
         found.append(real)
         if _is_interpreter(path) and _is_interpreter(real):
             continue  # as in a virtual environment; an interpreter's folder holds no secret
@@ -337,7 +351,7 @@ def _around(rule: Rule, hidden: list[str]) -> Iterator[Rule]:
     Landlock only adds. A folder with a hidden path in it is not opened itself, but each thing in it; what is
     made there later stays closed.
     """
-    real = os.path.realpath(rule.path)
+    real = _real(rule.path)
     if any(_within(real, each) for each in hidden):
         return
     inside = [each for each in hidden if _within(each, real)]

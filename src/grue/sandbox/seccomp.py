@@ -27,6 +27,8 @@ _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _IPPROTO_IPV6, _IPV6_2292PKTOPTIONS, _IPV6_RTHDR = 41, 6, 57
 _MSG_FASTOPEN = 0x20000000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_BLOCK = 8
+"""Calls in a block. Its instructions are jumped over, which reaches 255 of them."""
 
 
 class Machine(Struct, frozen=True):
@@ -172,16 +174,15 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     ]
     if here.x32:
         code += [_jump(_AT_LEAST, 0x40000000, 0, 1), _stmt(_RETURN, _ERRNO | ENOSYS)]
-    for row in REFUSED:
-        for name in row.calls.split():
-            if name in calls:
-                code += _on_call(calls[name], [_stmt(_RETURN, _ERRNO | row.error)])
-    for name in wanted.ask:
-        if name in calls:
-            code += _on_call(calls[name], [_stmt(_RETURN, _NOTIFY)])
-    for name, checks in _conditions(wanted):
-        if name in calls and name not in wanted.ask:
-            code += _on_call(calls[name], checks)
+    checks = {name: [_stmt(_RETURN, _ERRNO | row.error)] for row in REFUSED for name in row.calls.split()}
+    checks |= _conditions(wanted)
+    checks |= {name: [_stmt(_RETURN, _NOTIFY)] for name in wanted.ask}
+    numbered = sorted((calls[name], then) for name, then in checks.items() if name in calls)
+    # In blocks that are jumped over: the kernel runs the program for each call there is when it is installed.
+    while numbered:
+        block, numbered = numbered[:_BLOCK], numbered[_BLOCK:]
+        compared = [line for number, then in block for line in _on_call(number, then)]
+        code += [_jump(_AT_LEAST, block[-1][0] + 1, len(compared), 0), *compared]
     return b"".join([*code, _stmt(_RETURN, _ALLOW)])
 
 
@@ -193,7 +194,7 @@ def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
     return b"".join([*code, _stmt(_RETURN, _ALLOW)])
 
 
-def _conditions(wanted: Wanted) -> list[tuple[str, list[bytes]]]:
+def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
     """Return the calls that are refused for some arguments; each list of instructions ends with a return."""
     found = [
         ("socket", _sockets(wanted)),
@@ -223,7 +224,7 @@ def _conditions(wanted: Wanted) -> list[tuple[str, list[bytes]]]:
     if not wanted.watches:
         # Landlock has no rule for it: it tells the names of the files that are used in any folder.
         found.append(("inotify_add_watch", [_stmt(_RETURN, _ERRNO | EACCES)]))
-    return found
+    return dict(found)
 
 
 def _sockets(wanted: Wanted) -> list[bytes]:

@@ -1,6 +1,7 @@
 """The filter is run by a small interpreter of BPF here, for both processors; the kernel runs it in
 tests/integration/sandbox."""
 
+import itertools
 import struct
 
 import pytest
@@ -126,6 +127,16 @@ def test_nothing_listens_and_no_route_is_set_where_hosts_are_listed(here: Machin
         assert [allowed(here, w, "setsockopt", 3, 41, option) for w in (TCP, ANY)] == [False, True]
     assert allowed(here, TCP, "setsockopt", 3, 41, 26)
     assert allowed(here, TCP, "setsockopt", 3, 6, 6)
+
+
+@pytest.mark.parametrize("network", ["none", "tcp", "any"])
+def test_every_combination_fits_into_blocks_and_refuses_all_rows(here: Machine, network: str) -> None:
+    for unix, watches, ask in itertools.product((False, True), (False, True), ((), ("connect", "listen"))):
+        wanted = Wanted(network=network, unix_sockets=unix, watches=watches, ask=ask)
+        assert len(program(here, wanted)) // 8 < 4096
+        assert verdict(here, wanted, "ptrace") != ALLOWED
+        assert verdict(here, wanted, 463) == 0x00050000 | 95
+        assert verdict(here, wanted, 0xFFF) == ALLOWED
 
 
 def test_folders_are_watched_only_if_that_is_wanted(here: Machine) -> None:
