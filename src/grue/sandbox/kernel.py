@@ -9,7 +9,6 @@ import ctypes
 import errno
 import functools
 import os
-import stat
 import struct
 import sys
 from collections.abc import Iterable
@@ -22,6 +21,8 @@ from grue.sandbox.seccomp import Machine, Wanted, calls_program, machine, progra
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _OPENAT2, _RESOLVE_NO_SYMLINKS, _AT_FDCWD = 437, 4, -100
+_NO_LINKS = struct.pack("=3Q", getattr(os, "O_PATH", 0) | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
+_HOW_BYTES = ctypes.c_size_t(len(_NO_LINKS))
 _PIDFD_GETFD = 438
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER, _GET_ACTION_AVAIL, _GET_NOTIF_SIZES = 1, 2, 3
@@ -154,19 +155,22 @@ def _restrict_files(rules: Iterable[Rule], version: int, *, tcp: bool) -> None:
 
 def _add(ruleset: int, rule: Rule, handled: int) -> None:
     # A program that still runs could put a link in the place of a folder after it was looked at.
-    how = struct.pack("=3Q", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
-    named = os.fsencode(rule.path)
-    place = _libc().syscall(_OPENAT2, _AT_FDCWD, named, how, ctypes.c_size_t(len(how)))
+    syscall = _libc().syscall
+    place = syscall(_OPENAT2, _AT_FDCWD, os.fsencode(rule.path), _NO_LINKS, _HOW_BYTES)
     if place < 0:
         return  # it is gone, or nobody may see it: there is nothing to allow
     try:
         access = rule.access & handled
-        if access & ~_OF_FILES and not stat.S_ISDIR(os.fstat(place).st_mode):
-            access &= _OF_FILES
-        if access:
-            added = _libc().syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", access, place), 0)
-            if added != 0 and ctypes.get_errno() != errno.EBADFD:  # a pipe or socket needs no rule
+        while access:
+            added = syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", access, place), 0)
+            if added == 0:
+                return
+            if ctypes.get_errno() == errno.EINVAL and access & ~_OF_FILES:
+                access &= _OF_FILES  # it is a file, which has no rights of folders
+                continue
+            if ctypes.get_errno() != errno.EBADFD:  # a pipe or socket needs no rule
                 _must(added, "landlock_add_rule")
+            return
     finally:
         os.close(place)
 

@@ -239,9 +239,10 @@ def call_in_thread(
     """
     thread = _ConfinedThread(confined, start)
     thread.start()
-    thread.is_confined.wait()
-    if serve is not None and thread.listener is not None:
-        serve(thread.listener)
+    if serve is not None:
+        thread.is_confined.wait()
+        if thread.listener is not None:
+            serve(thread.listener)
     thread.join()
     return thread.result()
 
