@@ -16,6 +16,7 @@ from talks import WIRES, changed_prefixes
 from grue import (
     ApprovalPending,
     ChangeRefused,
+    ContextPolicy,
     Conversation,
     ConversationError,
     ConversationParked,
@@ -35,9 +36,16 @@ from grue import (
     UserText,
     parked_turns,
 )
-from grue.messages import AssistantReply, ToolCalled, ToolMessage, TurnParked, TurnResumed
+from grue.messages import AssistantReply, RewriteHistory, ToolCalled, ToolMessage, TurnParked, TurnResumed
 from grue.protocol.chat_wire.formats import WireName
-from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.llm_server import (
+    ContextWindow,
+    LlmReply,
+    LlmRequest,
+    ScriptedLlmServer,
+    text_reply,
+    tool_calls_reply,
+)
 from grue.tracing.reading import read_episode
 
 POLICY = ToolPolicy(rules=(ToolRule(tools=("box.delete*",), verdict="ask"),), parking=True)
@@ -92,11 +100,11 @@ class Place:
         recorder = Recorder()
         if trace:
             recorder.add(TraceWriter(self.trace, episode="e"))
+        servers = {"box": FunctionTools([self.delete, look])}
         return Runner(
             llm=LlmSettings(base_url=self.server.base_url, model="m", wire=self.wire, api_key="key"),
-            servers={"box": FunctionTools([self.delete, look])},
             recorder=recorder,
-            **{"tool_policy": POLICY} | how,
+            **{"tool_policy": POLICY, "servers": servers} | how,
         )
 
     def park(self, runner: Runner, *, saved: bool = True) -> Conversation:
@@ -196,6 +204,40 @@ def test_a_conversation_without_a_file_goes_on_from_its_trace(place: Place) -> N
         after = Conversation.from_trace(place.trace, later)
         assert after.history == talk.history
         assert after.parked_turn is None
+
+
+def test_a_resumed_turn_has_all_that_was_said_in_it_whatever_was_cleared(
+    tmp_path: Path,
+) -> None:
+    def cleaner(request: LlmRequest) -> LlmReply:
+        last = request.messages[-1]
+        if last["role"] == "user":
+            return tool_calls_reply(("box.read", {}))
+        deletes = "data" in last["content"] and request.messages[-3]["content"] == "Tidy up."
+        return tool_calls_reply(("box.delete", {"name": "old.txt"})) if deletes else text_reply("Done.")
+
+    def read() -> str:
+        return "data " * 300
+
+    with ScriptedLlmServer(cleaner, window=ContextWindow(tokens=1600)) as server:
+        place = Place(tmp_path, server)
+        servers = {"box": FunctionTools([place.delete, read])}
+        window = ContextPolicy(window_tokens=1600)
+        runner = place.runner(trace=True, servers=servers, context=window)
+        talk = runner.conversation("Be brief.")
+        for _ in range(4):
+            talk.ask("Read.")
+        with pytest.raises(ApprovalPending):
+            talk.ask("Tidy up.")
+        outcome = talk.resume([question.approve() for question in talk.questions])
+    close(runner)
+    envelopes = read_episode(place.trace).envelopes
+    assert 5 in [each.turn for each in envelopes if isinstance(each.body, RewriteHistory)]
+    assert [type(item) for item in outcome.said] == [
+        UserText,
+        *[AssistantReply, ToolMessage] * 2,
+        AssistantReply,
+    ]
 
 
 def test_while_a_turn_is_parked_nothing_else_is_asked(place: Place) -> None:

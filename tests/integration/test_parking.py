@@ -22,7 +22,17 @@ from grue import (
 )
 from grue.engine.conversations.recorded_conversation import resume_conversation
 from grue.errors import TraceError
-from grue.messages import CompletionReceived, RunTurn, ToolCalled, ToolSkipped, TurnCompleted, TurnResumed
+from grue.messages import (
+    AssistantReply,
+    CompletionReceived,
+    RunTurn,
+    ToolCalled,
+    ToolMessage,
+    ToolSkipped,
+    TurnCompleted,
+    TurnResumed,
+    UserText,
+)
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.reading import read_episode
 
@@ -160,6 +170,14 @@ def test_a_turn_of_this_process_is_resumed_and_counted_once(job: Job) -> None:
         assert made.spent.tokens == outcome.usage.input_tokens + outcome.usage.output_tokens
         with pytest.raises(NothingToResume):
             made.resume(job.folder, decisions)
+    # All of the turn, also what was said before it was parked.
+    first_said, *_, last_said = outcome.said
+    assert (first_said, last_said) == (UserText("Tidy up."), AssistantReply(content=outcome.response))
+    called = [
+        call.call_id for item in outcome.said if isinstance(item, AssistantReply) for call in item.tool_calls
+    ]
+    assert [item.call_id for item in outcome.said if isinstance(item, ToolMessage)] == called
+    assert len(called) == len(outcome.tool_calls) == 3
     first, second = bodies(job, RunTurn)
     assert 0 < second.limits.turn_timeout_s < first.limits.turn_timeout_s
 

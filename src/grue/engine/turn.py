@@ -53,7 +53,7 @@ from grue.policies import (
     TurnLimits,
 )
 from grue.protocol.answers import SCHEMA_IN_WORDS
-from grue.protocol.context.history import items_said
+from grue.protocol.context.history import History, items_said
 from grue.protocol.turn.connection import Disabled, Settled
 from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
@@ -269,12 +269,14 @@ class HostTurn(Generic[T]):
         record: What it takes from a recorded turn, if it is a fork of it or goes on with it.
         waits: Its requests wait for batches.
         earlier: The results of earlier turns that it takes from there.
+        begun: What was said in it before it was parked or killed; `None`: it was not.
     """
 
     is_resumed = False
     record: TurnsPast | GoesOn | None = None
     waits = False
     earlier: EarlierResults | None = None
+    begun: History | None = None
 
     def __init__(self, request: TurnRequest[T], settings: TurnSettings, memory: EpisodeMemory) -> None:
         self.answer: AnswerSpec[Any] = request.answer_spec
@@ -332,7 +334,7 @@ class HostTurn(Generic[T]):
         match end:
             case m.TurnCompleted():
                 response = self.answer.fallback if end.kind == "fallback" else check.accepted
-                said = items_said(actors.said, end, plain=command.plain_results)
+                said = items_said(actors.said, end, plain=command.plain_results, begun=self.begun)
                 return outcome_of(end, response, now() - started, said)
             case m.TurnParked():
                 raise pending_error(settings.wiring.recorder.redacted_body(end))

@@ -499,6 +499,14 @@ class RecordedTurn:
         take_step(history, self.run)
         _take_steps(history, self.said)
 
+    def said_alone(self) -> History:
+        """Return what was said in the turn, all of it: what was cleared may be of earlier turns too."""
+        history = History()
+        take_step(history, self.run)
+        cleared = (m.HistoryRewritten, m.RewriteHistory)
+        _take_steps(history, (step for step in self.said if not isinstance(step, cleared)))
+        return history
+
     def _became_task(self, called: m.ToolCalled, task: m.ToolTask) -> None:
         call = m.ServerCall(call_id=called.call_id, tool=called.tool, arguments=called.arguments, task=task)
         self._tasks[called.call_id] = m.OpenTask(server=called.server, call=call)

@@ -62,13 +62,15 @@ class ResumedTurn(Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: The message that starts it.
-        history: What was said in it.
+        history: What was said before the next request: in its conversation, and in it.
+        begun: What was said in it alone.
         tools: The tools that were offered last.
         conversation: The conversation that it continues; `None`: none.
     """
 
     command: m.RunTurn
     history: History
+    begun: History
     tools: tuple[m.ToolDefinition, ...]
     conversation: KeptConversation | None = None
 
@@ -183,10 +185,13 @@ def _going_on(
     decisions = read_decisions(asked.decisions)
     if expired:
         decisions = tuple(question.deny(EXPIRED) for question in where.parked.questions)
+    begun = part.said_alone()
     history = History() if kept is None else kept.history
     if kept is None:
         part.replay(history)
-        if asks_again(where):
+    if asks_again(where):
+        begun.forget()
+        if kept is None:
             history.forget()
     command = replace(
         part.run,
@@ -198,7 +203,7 @@ def _going_on(
         resumed=replace(where, decisions=decisions),
     )
     sized = with_sizes(command, history.entries)
-    return ResumedTurn(command=sized, history=history, tools=part.tools, conversation=kept)
+    return ResumedTurn(command=sized, history=history, begun=begun, tools=part.tools, conversation=kept)
 
 
 def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
@@ -243,6 +248,7 @@ class ResumedRun(HostTurn[T]):
         memory: EpisodeMemory,
     ) -> None:
         self._command = command = resumed.command
+        self.begun = resumed.begun
         request: TurnRequest[T] = TurnRequest(
             system=command.system,
             user=command.user,

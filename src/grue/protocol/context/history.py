@@ -381,15 +381,18 @@ def take_step(history: History, step: SaidStep) -> None:
             history.close(step)
 
 
-def items_said(steps: Iterable[SaidStep], end: m.TurnEnd, *, plain: bool) -> tuple[m.HistoryItem, ...]:
+def items_said(
+    steps: Iterable[SaidStep], end: m.TurnEnd, *, plain: bool, begun: History | None = None
+) -> tuple[m.HistoryItem, ...]:
     """Return the entries of a turn, without its system text, as `TurnRequest.history` takes them.
 
     Args:
         steps: Its requests and replies, in order.
         end: How it ended.
         plain: It told the results of tools plainly (`RunTurn.plain_results`).
+        begun: What was said in the turn before `steps`, if it was resumed; this function adds to it.
     """
-    history = History()
+    history = History() if begun is None else begun
     history.plain = plain
     for step in steps:
         take_step(history, step)
