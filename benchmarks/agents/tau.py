@@ -88,9 +88,10 @@ def main(place: str, split: str = "base") -> None:
     tally, took = finished.tally, time.monotonic() - began
     print(f"{tally.done} of {tally.total} episodes, {tally.failed} failed; {finished.reason} in {took:.0f} s")
     totals = {name: total for name, (_, total) in sorted(tally.scores.items())}
-    always = dict.fromkeys((each["task"] for each in cases), True)
+    always = dict.fromkeys((tuple(each.values()) for each in cases), True)
     for each in fleet.results():
-        always[each.settings["task"]] &= each.scores.get("score") == 1
+        key = each.settings["domain"], each.settings["task"]
+        always[key] = always.get(key, True) and each.scores.get("score") == 1
     print(f"pass^{times} = {sum(always.values()) / len(always):.3f} of {len(always)} tasks")
     print(f"{totals['seconds'] / totals['calls'] * 1e3:.1f} ms a call;", totals)
     sys.exit(tally.done != tally.total)

@@ -5,7 +5,7 @@ import importlib.util
 import pkgutil
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatch
 from functools import cache
@@ -80,13 +80,20 @@ _FILE = re.compile(r"`((?:[\w.*-]+/)*[\w*-]+\.(?:py|pyi|js|toml|md))(?:::\w+)?`"
 _MODULE = re.compile(r"`(grue(?:\.\w+)+)`")
 _OF_USERS = {"sums.py", "scorers.toml", "server.py", "report.md", "test_x.py"}
 """Files that a reader of a page makes, and one that stands for any."""
-_CODE = [path for folder in ("src", "tests", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+
+
+def _files(folders: Iterable[str], pattern: str) -> list[Path]:
+    """Return the project's files, without the environments that benchmarks have installed there."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob(pattern))
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+
+
+_CODE = _files(("src", "tests", "tools", "benchmarks"), "*.py")
 
 
 @cache
 def _tree() -> tuple[str, ...]:
-    folders = [ROOT / name for name in ("src", "tests", "tools", "benchmarks", "docs")]
-    files = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*.*"))]
+    files = [*ROOT.glob("*"), *_files(("src", "tests", "tools", "benchmarks", "docs"), "*.*")]
     return tuple(f"/{path.relative_to(ROOT)}" for path in files)
 
 
