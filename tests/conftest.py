@@ -318,7 +318,7 @@ def _slow_imports(request: pytest.FixtureRequest) -> None:
     if _module(request.node.nodeid).startswith(_WITH_SERVERS):
         from grue.runtime.loading import load
 
-        for module in ("transports.llm.connections", "transports.mcp.sdk", "transports.mcp.sdk_http"):
+        for module in ("transports.llm.exchange", "transports.mcp.sdk", "transports.mcp.sdk_http"):
             load(f"grue.{module}")
 
 
