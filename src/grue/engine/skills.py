@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Literal, Protocol, TypeGuard
 
 from msgspec import Struct
 
@@ -30,11 +30,13 @@ from grue.config.documents import (
     replace_file,
 )
 from grue.engine.actions import AGENT, ActionType
-from grue.engine.served_skills import ServedSkills
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.policies import ToolAnnotations
 from grue.runtime.files import read_regular
 from grue.tool_sessions.confined_folder import ConfinedFolder
+
+if TYPE_CHECKING:  # it imports this module
+    from grue.engine.served_skills import ServedSkills
 
 SKILL_FILE = "SKILL.md"
 _MOST_SKILLS = 200
@@ -242,7 +244,7 @@ class Skills:
         self.by_name, self.problems = ({}, []) if folder is None else read_skills(folder)
         self._served: ServedSkills | None = None
 
-    def serve(self, served: ServedSkills) -> None:
+    def serve(self, served: "ServedSkills") -> None:
         """Offer the approved skills of servers beside those of the folder."""
         self._served = served
         self.by_name |= served.as_skills()

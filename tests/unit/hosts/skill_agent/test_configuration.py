@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import boxes
 import pytest
 from skill_runs import act, call, finish, run
 
@@ -141,9 +142,25 @@ def test_a_shell_is_a_server_whose_tool_runs_commands_in_the_workspace(tmp_path:
     assert ran.statuses == ["completed", "failed", "completed"]
 
 
+@boxes.needs_boxes
+def test_commands_of_the_agent_and_what_they_start_stay_in_their_box(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "secret").write_text("STOLEN")
+    text = "model: {name: m}\nworkspace: work\nshell: {commands: [sh], sandbox: files}\n"
+    config = load_config(write(tmp_path, text))
+    steal = f"echo mine > kept; cat kept; sh -c 'cat {tmp_path}/secret'"
+    replies = [act(call("shell.run", argv=["sh", "-c", steal])), act(finish())]
+    ran = run(replies, config={"servers": config.servers, "workspace": config.workspace})
+    said = str(ran.results()[0])
+    assert "mine" in said
+    assert "STOLEN" not in said
+    assert "Permission denied" in said
+
+
 @pytest.mark.parametrize(
     ("shell", "said"),
     [
+        ("shell: {commands: any, sandbox: {reads: [x]}}", "has the unknown key 'reads'"),
         ("shell: {}", "commands"),
         ("shell: {commands: [no-such-program-anywhere]}", "shell: "),
         ("shell: {commands: any}\nmcp: {servers: {shell: {command: ls}}}", "the name is taken"),
