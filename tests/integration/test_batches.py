@@ -81,6 +81,10 @@ def test_turns_with_tool_calls_take_rounds_of_one_batch_each(wire: str, tmp_path
     assert (tmp_path / "effects").read_text().splitlines() == sorted(f"turn {n // 2}" for n in range(4))
     assert [item.recalled for item in again] == [True] * 4
     assert answers(again) == expected(4)
+    for item in items:
+        assert item.outcome is not None
+        kinds = [type(each).__name__ for each in item.outcome.said]
+        assert kinds == ["UserText", "AssistantReply", "ToolMessage", "AssistantReply"]
     for number in range(1, 5):
         path = tmp_path / "batch" / "turns" / f"{number:06d}.jsonl"
         assert sum(isinstance(each.body, TurnWaits) for each in open_episode(path)) == 2

@@ -71,7 +71,7 @@ from grue.transports.llm.exchange import (
     permit_for,
     request_outcome,
 )
-from grue.transports.llm.reply_room import RequestPostponed, reply_room
+from grue.transports.llm.reply_room import RequestPostponed, current_room
 
 REFUSED_MEDIA = "the endpoint refused a request with images or files"
 
@@ -118,8 +118,8 @@ class Asking:
         self._cut = m.Usage()
         self._lost = m.Usage() if lost is None else lost
         self._retry = endpoint.settings.retry if retry is None else retry
-        self._waits = reply_room.get() is not None
-        if self._waits:
+        self._room = current_room()
+        if self._room is not None:
             # The reply is on file. Asking for it again would give the same one.
             self._retry = replace(self._retry, max_retries=0)
         self._thoughts = ThoughtSplitter()
@@ -199,9 +199,9 @@ class Asking:
         self._thoughts = ThoughtSplitter()
         profile = self._conversation.profile
         self._report_left_out(profile)
-        must_stream = self._endpoint.profile.must_stream and not self._waits
+        must_stream = self._endpoint.profile.must_stream and self._room is None
         streams = self._endpoint.profile.streams or must_stream
-        shown = self._command.stream and streams and not self._waits
+        shown = self._command.stream and streams and self._room is None
         stream = shown or must_stream
         write = functools.partial(self._conversation.body, settings, choice=self._choice, stream=stream)
         long = self._conversation.size >= JOINED_AT_ONCE
@@ -249,6 +249,8 @@ class Asking:
             self.say(note)
 
     async def _permit(self, size: int, max_tokens: int | None) -> Permit | str | None:
+        if self._room is not None:
+            return None  # nothing is sent now
         model = self._endpoint.settings.model
         return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
 
@@ -270,10 +272,9 @@ class Asking:
                     facts = replace(facts, first_chunk_s=answer.first_chunk_s)
                 reply = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage, facts=facts)
             outcome = request_outcome(answer, reply)
+            if self._room is not None:
+                self._room.read(self._endpoint.settings.model, outcome)
             return reply
-        except RequestPostponed:
-            outcome = RequestOutcome(sent=False)
-            raise
         finally:
             if permit is not None:
                 permit.settle(outcome)

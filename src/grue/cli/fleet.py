@@ -16,6 +16,7 @@ from grue.fleet.folder import MANIFEST, FleetFolder
 from grue.fleet.local import default_workers
 from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
 from grue.fleet.sweep import Sweep, read_sweep
+from grue.policies import Batching
 from grue.protocol.turn.prices import price_of
 
 
@@ -28,6 +29,7 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
     engine: Literal["local", "ray"] = "local"
     ray: str | None = None
     retry: bool = False
+    batch: bool = False
 
     @property
     def place(self) -> Path:
@@ -55,6 +57,7 @@ def run_fleet(options: FleetRunOptions) -> bool:
             keep=sweep.keep,
             servers=sweep.cap,
             ray=options.ray,
+            batching=Batching(folder=str(options.place)) if options.batch else None,
         ),
     )
     view = FleetProgress(sys.stdout, options.place, sweep.budget)

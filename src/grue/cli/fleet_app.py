@@ -25,6 +25,12 @@ _Ray = Annotated[
 ]
 
 
+_Batch = Annotated[
+    bool,
+    typer.Option("--batch", help="Ask by the providers' batches: half the price, an answer within a day."),
+]
+
+
 @fleet_app.command()
 def run(
     sweep: _Sweep,
@@ -35,9 +41,10 @@ def run(
     workers: _Workers = None,
     engine: _Engine = "local",
     ray: _Ray = None,
+    batch: _Batch = False,
 ) -> None:
     """Run the missing episodes of a sweep. The same command again continues where it stopped."""
-    _run(_Chosen(sweep, directory, workers, engine, ray), plan=plan)
+    _run(_Chosen(sweep, directory, workers, engine, ray, batch), plan=plan)
 
 
 @fleet_app.command()
@@ -47,9 +54,10 @@ def retry(
     workers: _Workers = None,
     engine: _Engine = "local",
     ray: _Ray = None,
+    batch: _Batch = False,
 ) -> None:
     """Go on with a sweep, and try again the episodes that failed three times because a server was missing."""
-    _run(_Chosen(sweep, directory, workers, engine, ray), retry=True)
+    _run(_Chosen(sweep, directory, workers, engine, ray, batch), retry=True)
 
 
 @fleet_app.command()
@@ -341,6 +349,7 @@ class _Chosen(NamedTuple):
     workers: int | None
     engine: str
     ray: str | None
+    batch: bool = False
 
 
 def _run(chosen: _Chosen, *, plan: bool = False, retry: bool = False) -> None:
@@ -357,6 +366,7 @@ def _run(chosen: _Chosen, *, plan: bool = False, retry: bool = False) -> None:
             engine="ray" if chosen.engine == "ray" else "local",
             ray=chosen.ray,
             retry=retry,
+            batch=chosen.batch,
         )
         if plan:
             print_plan(options)

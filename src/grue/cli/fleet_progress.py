@@ -168,6 +168,7 @@ def counts_row(seen: Seen, budget: FleetBudget) -> str:
     """Return the counts, the first score, the cost and the time that is left."""
     tally = seen.tally
     parts = [f"{tally.done:,}/{tally.total:,} done", f"{len(seen.running)} running"]
+    parts += [f"{tally.waiting:,} waiting"] if tally.waiting else []
     if tally.failed or tally.given_up:
         parts.append(f"{tally.failed + tally.given_up:,} failed")
     parts += [score_text(name, total / count) for name, (count, total) in list(tally.scores.items())[:1]]

@@ -18,7 +18,6 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -49,7 +48,8 @@ from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
 from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
 from grue.transports.llm.endpoint import LlmEndpoint
 from grue.transports.llm.exchange import Answered
-from grue.transports.llm.reply_room import RequestPostponed, reply_room
+from grue.transports.llm.reply_room import RequestPostponed, limit_in, reply_room
+from grue.transports.llm.request_gate import RequestOutcome
 
 T = TypeVar("T")
 
@@ -87,9 +87,7 @@ class _Account:
         """Reserve a request of a turn, unless that exceeds the budget."""
         if not self._counts:
             return True
-        asked = msgspec.json.decode(body, type=_Limits)
-        limit = asked.max_tokens or asked.max_completion_tokens or asked.max_output_tokens
-        most = most_usage(len(body), 3.0, limit, self._endpoint.price)
+        most = most_usage(len(body), 3.0, limit_in(body), self._endpoint.price)
         with self._lock:
             whole = self._settings.spending.spent
             for requests, usage in self._reserved.values():
@@ -115,12 +113,6 @@ def _above(budget: Budget) -> Budget:
     return Budget(tokens=tokens, cost_usd=cost)
 
 
-class _Limits(Struct):
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-
-
 class _Room:
     """Where the requests of one turn wait."""
 
@@ -133,8 +125,9 @@ class _Room:
         self._admits = admits
         self.on_file: Callable[[], None] = lambda: None
 
-    def reply_to(self, body: bytes, request: int) -> Answered | Fault:
+    async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
         """Return the reply to a request, or put it on file."""
+        del endpoint
         item = self._files.item_of(self._turn, request, body)
         result = self._files.result(item)
         if result is not None:
@@ -146,6 +139,9 @@ class _Room:
             self.on_file()
             self._files.want(item, self._path, body)
         raise RequestPostponed(item)
+
+    def read(self, model: str, outcome: RequestOutcome) -> None:
+        """Do nothing: the turn counts what it costs."""
 
 
 class _GoesOn(HostTurn[T]):
@@ -305,7 +301,7 @@ class _Turns(Generic[T]):
         encoded.offer(part.tools)
         lent = LentConversation(m.ConversationId(f"turn-{part.run.turn}"), encoded)
         wiring = replace(wiring, llm=wiring.asking_first(lent, asked))
-        record = GoesOn(begun=part.begun, events=waited.events, asked=asked)
+        record = GoesOn(begun=part.begun, events=waited.events, said=(*waited.said, asked.body), asked=asked)
         return _GoesOn(request, part, record, replace(settings, wiring=wiring))
 
 
@@ -476,7 +472,7 @@ class _Rounds(Generic[T]):
             settled = poll.result()
         except BatchRefused as refused:
             raise error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
-        indices = sorted({self._files.turn_of(item) - 1 for item in settled} & self._waiting)
+        indices = sorted({int(self._files.turn_of(item)) - 1 for item in settled} & self._waiting)
         # A turn whose reply had come before the last process was killed waits for nothing.
         for index in indices or sorted(self._waiting):
             if len(self._running) >= self._concurrency:

@@ -12,6 +12,7 @@ import errno
 import io
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 import grue
 from grue import messages as m
 from grue.errors import ActorCrashed, FleetError, LLMError, MCPServerStartupError, TraceError
+from grue.fleet.batches import waiting_in
 from grue.fleet.course import read_course
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
@@ -41,6 +43,10 @@ _OUTPUT = "output.txt"
 _MOST_OUTPUT = 16 * 2**20
 _MOST_TEXT = 2000
 _UNPAID = "budget"
+_OTHERWISE = (
+    "it was played again with the reply that it had waited for, and did not ask for it: with --batch a work"
+    " asks the same each time, so its requests may not depend on the time, on chance or on its folder"
+)
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -73,6 +79,7 @@ class Job(Task, frozen=True, kw_only=True):
         keep: What stays on disk once the episode is done.
         prices: Prices by model, to count what the attempt costs.
         files: SHA-256 of each file that the case names, by setting; `None`: they are not checked.
+        batch: Its requests wait for batches.
     """
 
     work: str
@@ -83,6 +90,7 @@ class Job(Task, frozen=True, kw_only=True):
     keep: Keep = "all"
     prices: dict[str, Price] = {}
     files: dict[str, str] | None = None
+    batch: bool = False
 
     def prepare(self) -> None:
         """Import the work."""
@@ -135,7 +143,14 @@ def run_attempt(job: Job) -> Attempted:
     )
     began = time.monotonic()
     with _unchanged_umask(), _output_in(attempt), requests_counted(job.prices) as count:
-        end = _play(known, job, episode)
+        waiting = waiting_in(job.folder, count) if job.batch else contextlib.nullcontext()
+        with waiting as room:
+            end = _play(known, job, episode)
+    if room is not None and room.waits and not count.refused:
+        if not room.asks_otherwise:
+            shutil.rmtree(attempt, ignore_errors=True)  # it is played again from its beginning
+            return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
+        end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
     if count.refused:  # whatever the work made of it
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)

@@ -3,6 +3,7 @@
     missing ──▶ running ──▶ scored | failed        committed: never made again
                    │
                    ├─ infrastructure ──▶ running   three attempts in all, then given up until `retry`
+                   ├─ waiting ─▶ running      when its batch has ended; `batches.py`
                    └─ interrupted, unpaid ─▶ missing   the same command goes on
 
 A lost worker, an unreachable endpoint and a server that does not start are infrastructure. What the model,
@@ -31,6 +32,7 @@ from msgspec.structs import replace
 import grue
 from grue.errors import FleetError
 from grue.fleet.attempt import Attempted, Job, Task
+from grue.fleet.batches import FleetBatches, ask_failed_again
 from grue.fleet.broker import Amount
 from grue.fleet.engine import Engine, Lost
 from grue.fleet.folder import STOP, AttemptEnd, Commit, EpisodeFolder, FleetFolder
@@ -38,6 +40,7 @@ from grue.fleet.identity import Case, FileDigests, episode_id
 from grue.fleet.results import note_result
 from grue.fleet.sweep import Keep
 from grue.fleet.work import KnownWork
+from grue.policies import Batching
 from grue.protocol.turn.prices import Price
 from grue.runtime.loops.interrupts import defer_interrupts, raise_deferred
 
@@ -63,6 +66,7 @@ class Tally(Struct):
             cannot be read.
         unpaid: Episodes that were not played to their end because the budget has refused a request.
         running: Episodes under way.
+        waiting: Episodes that wait for a batch.
         others: Episodes in the folder that are not in the sweep.
         scores: Number and sum of the scores, by name.
         spent: What the requests of the episodes with a commit have cost.
@@ -77,6 +81,7 @@ class Tally(Struct):
     given_up: int = 0
     unpaid: int = 0
     running: int = 0
+    waiting: int = 0
     others: int = 0
     scores: dict[str, tuple[int, float]] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
@@ -123,6 +128,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         cases: Returns the cases, the same ones in each call.
         keep: What stays on disk.
         prices: Prices by model.
+        batching: How requests wait for the providers' batches; `None`: they are sent at once.
     """
 
     work: KnownWork
@@ -130,6 +136,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     cases: Callable[[], Iterable[Case]]
     keep: Keep = "all"
     prices: dict[str, Price] = {}
+    batching: Batching | None = None
 
 
 class Driver:
@@ -168,6 +175,8 @@ class Driver:
         self._last: deque[tuple[str, str]] = deque(maxlen=SAME_FAILURES)
         self._presses = 0
         self._stop: Finished | None = None
+        self._batches = None if plan.batching is None else FleetBatches(folder.path, plan.batching)
+        self._waiting: dict[str, Task] = {}
 
     def run(self) -> Finished:
         """Run the missing episodes. Blocks until they are done, or the fleet pauses or is stopped.
@@ -182,8 +191,12 @@ class Driver:
         (self._folder.path / STOP).unlink(missing_ok=True)
         # A Ctrl-C that struck between noting a job as running and submitting it, or between getting an ended
         # one and taking it in, would leave a job that never ends. So it is raised between rounds only.
-        with defer_interrupts():
-            self._do(self._jobs())
+        try:
+            with defer_interrupts():
+                self._do(self._jobs())
+        finally:
+            if self._batches is not None:
+                self._batches.close()
         self.tally.others = self._others()
         self._watch(self.tally, self._running)
         return self._stop or Finished(reason="finished", tally=self.tally)
@@ -193,11 +206,21 @@ class Driver:
             try:
                 raise_deferred()
                 more = self._fill(jobs)
-                if not self._running and (self._stop is not None or not more):
+                idle = not self._running and (self._stop is not None or not more)
+                if idle and (self._stop is not None or not self._waiting):
                     return
                 self._look()
+                self._go_on_with_waiting(send=idle)
             except KeyboardInterrupt:
                 self._interrupted()
+
+    def _go_on_with_waiting(self, *, send: bool) -> None:
+        """Send what waits if nothing else can be done, and play on the episodes whose replies have come."""
+        if self._batches is None or self._stop is not None:
+            return
+        for id_ in self._batches.step(send=send):
+            self._again.append(self._waiting.pop(id_))
+        self.tally.waiting = len(self._waiting)
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
         """Submit jobs until the engine is busy; return whether there may be more."""
@@ -246,6 +269,7 @@ class Driver:
                 keep=self._plan.keep,
                 prices=self._plan.prices,
                 files=files,
+                batch=self._batches is not None,
             )
 
     def _commit_of(self, folder: EpisodeFolder) -> Commit | None:
@@ -294,10 +318,16 @@ class Driver:
         end = self._end_without_commit(folder, ended) if commit is None else commit.end
         if end is None:
             return
+        if end.outcome == "waiting" and self._batches is not None:
+            self._batches.add(job.folder)
+            self._waiting[id_] = job
+            return
         self._last.append((end.kind, end.endpoint))
         if end.kind:
             self.tally.kinds[end.kind] = self.tally.kinds.get(end.kind, 0) + 1
         if end.outcome == "infrastructure":
+            if self._batches is not None:
+                ask_failed_again(job.folder)
             self._require_folder()
             self._require_space()
             self._try_again(job, end)
@@ -312,7 +342,7 @@ class Driver:
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
         """Return the end of an attempt; `None`: it was cancelled, so that it counts as interrupted."""
         if isinstance(ended, Attempted):
-            if ended.end.outcome in ("infrastructure", "unpaid"):
+            if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end
             ended = Lost("error", "its result was removed before it was counted")
         if ended.kind == "unable":

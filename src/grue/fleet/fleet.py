@@ -21,6 +21,8 @@ from grue.fleet.results import Result, results
 from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Keep, Sweep
 from grue.fleet.work import Work, find_work, name_of
+from grue.policies import Batching
+from grue.protocol.turn.prices import Price
 
 FORMAT = 1
 Watch = Callable[[Tally, dict[str, float], Costs], None]
@@ -47,12 +49,15 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
         episode_timeout_s: Time limit of an episode; `None`: none. An episode that takes longer has failed.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
         servers: The cap on server processes of each machine.
+        batching: Ask the models by the providers' batches, which answer within a day and cost half; `None`:
+            ask at once. `Batching.folder` is not used: what waits is in the fleet's folder.
         ray: Address of the Ray cluster, or `auto` for the one of this machine; `None`: start one here.
     """
 
     episode_timeout_s: float | None = None
     keep: Keep = "all"
     servers: ServerCap = ServerCap()
+    batching: Batching | None = None
     ray: str | None = None
 
 
@@ -133,7 +138,8 @@ class Fleet:
             version=version or known.version,
             cases=all_cases,
             keep=self._options.keep,
-            prices=self._limits.budget.prices,
+            prices=self._prices,
+            batching=self._options.batching,
         )
         return self._run(plan, axes, retry=retry, watch=watch)
 
@@ -146,7 +152,8 @@ class Fleet:
             version=sweep.version or known.version,
             cases=sweep.cases,
             keep=self._options.keep,
-            prices=self._limits.budget.prices,
+            prices=self._prices,
+            batching=self._options.batching,
         )
         return self._run(plan, list(sweep.grid), retry=retry, watch=watch)
 
@@ -162,6 +169,13 @@ class Fleet:
         if not (self.folder.path / MANIFEST).is_file():
             raise FleetError(f"There is no fleet in {self.folder.path}: it has no {MANIFEST}.")
         return list(results(self.folder.path))
+
+    @property
+    def _prices(self) -> dict[str, Price]:
+        prices = self._limits.budget.prices
+        if self._options.batching is None:
+            return prices
+        return {name: price.in_batches for name, price in prices.items()}
 
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
         with DriverLock(self.folder):

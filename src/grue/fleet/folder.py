@@ -4,6 +4,7 @@
     DIR/driver.lock                held by the one driver
     DIR/ledger.jsonl               what requests have cost
     DIR/results.jsonl              an index of the commits, for readers; see `results.py`
+    DIR/batches/                   requests that wait for batches; see `batches.py`
     DIR/ab/ID/case.json            the case of the episode `ID`, whose first digits are `ab`
     DIR/ab/ID/attempt-N/           an attempt, as the work leaves it
     DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it was interrupted
@@ -65,6 +66,7 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
         outcome: `scored`; `failed`: by the model, the game or the work, which is a result too;
             `infrastructure`: the machine, the network or a server failed, so that it is tried again;
             `unpaid`: the fleet's budget has refused a request, so that it is played by a later run.
+            `waiting`: it is played again when a batch has ended; never on file.
         kind: The kind of failure, for example the error's class; empty if it was scored.
         error: What went wrong, as a sentence.
         scores: The scores by name.
@@ -75,7 +77,7 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
         course: What its trace says of it; `None`: it has none, or an older version of grue played it.
     """
 
-    outcome: Literal["scored", "failed", "infrastructure", "unpaid"]
+    outcome: Literal["scored", "failed", "infrastructure", "unpaid", "waiting"]
     kind: str = ""
     error: str = ""
     scores: Scores = {}

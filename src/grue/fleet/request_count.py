@@ -53,6 +53,13 @@ class RequestCount:
             return permit
         return _Counted(self, permit, wanted.model)
 
+    async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
+        """Ask the inner gate about a request whose cost is counted when its reply is read; `None`: none."""
+        permit = None if self._inner is None else await self._inner.admit(wanted)
+        if isinstance(permit, str):
+            self._refused = permit
+        return permit
+
     def add(self, model: str, outcome: RequestOutcome) -> None:
         """Count a request."""
         price, money = price_of(self._prices, model), outcome.cost_usd

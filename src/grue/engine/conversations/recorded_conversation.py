@@ -333,6 +333,7 @@ class RecordedTurn:
         redacted: A secret was removed from a message of the turn.
         forked: It is a fork, whose tools were answered from the record of another turn.
         said: What makes up its conversation, earlier parts included.
+        said_before: The requests and replies of earlier parts.
     """
 
     def __init__(self, begun: EpisodeEnvelope, run: m.RunTurn, before: "RecordedTurn | None") -> None:
@@ -355,6 +356,7 @@ class RecordedTurn:
         self.said: list[_Said] = before.said if before else []
         if run.resumed is not None:
             self._go_on(run.resumed)
+        self.said_before = self.steps
 
     def add(self, envelope: EpisodeEnvelope) -> None:
         """Take the next envelope of the turn."""
@@ -453,6 +455,14 @@ class RecordedTurn:
             # The event is in the trace, and the request that follows from it is not.
             return replace(where, new=asked.new)
         return where
+
+    @property
+    def steps(self) -> tuple[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped, ...]:
+        """The requests and replies of the turn, earlier parts included."""
+        forgotten = m.ReplyDropped(request=0)
+        steps = (forgotten if isinstance(each, _AskedAgain) else each for each in self.said)
+        kinds = (m.RequestCompletion, m.CompletionReceived, m.ReplyDropped)
+        return tuple(each for each in steps if isinstance(each, kinds))
 
     def waiting(self, path: str | PathLike[str]) -> "Waited | None":
         """Return with what the turn goes on that waits for a reply; `None`: it is at another place.

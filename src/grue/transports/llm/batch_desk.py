@@ -107,12 +107,20 @@ class BatchDesk:
         """
         delay_s = self._batching.first_look_s
         while self.is_waiting:
-            settled = [item for each in self._under_way() for item in await self._look(each)]
+            settled = await self.look()
             if settled:
                 return settled
             await self._sleep(delay_s)
             delay_s = min(delay_s * 1.5, self._batching.look_every_s)
         return []
+
+    async def look(self) -> list[str]:
+        """Look at each batch once, and return the requests that are settled now.
+
+        Raises:
+            BatchRefused: The provider cannot be reached for a long time.
+        """
+        return [item for each in self._under_way() for item in await self._look(each)]
 
     def _under_way(self) -> list[Submission]:
         return [each for each in self._folder.submissions.values() if each.state != "settled"]

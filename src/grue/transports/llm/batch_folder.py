@@ -104,7 +104,7 @@ class BatchFolder:
         self._number = 0
         self._size = self._count = 0
         self._wanted: dict[str, int] = {}
-        self._by_turn: dict[int, list[str]] = {}
+        self._by_turn: dict[str, list[str]] = {}
         self._replies: dict[str, tuple[int, int, int]] = {}
         self.submissions: dict[int, Submission] = {}
         try:
@@ -148,7 +148,7 @@ class BatchFolder:
     def item_of(self, turn: int, request: int, body: bytes) -> str:
         """Return the id of a request: as an earlier process has asked it, or a new one."""
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
-        same = [_Item.of(item) for item in reversed(self._by_turn.get(turn, ()))]
+        same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
         # A turn that was interrupted counts its requests anew.
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
@@ -163,8 +163,8 @@ class BatchFolder:
         """Put the trace of a turn that has failed aside. Its failed requests are asked anew."""
         self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 
-    def turn_of(self, item: str) -> int:
-        """Return the number of the turn that a request belongs to."""
+    def turn_of(self, item: str) -> str:
+        """Return the turn that a request belongs to: its number, or the id of an episode."""
         return _Item.of(item).turn
 
     def _attempt(self, turn: int) -> int:
@@ -322,7 +322,7 @@ class _Item(Struct, frozen=True):
     """The id of a request, taken apart."""
 
     id: str
-    turn: int
+    turn: str
     request: int
     digest: str
     attempt: int
@@ -331,7 +331,7 @@ class _Item(Struct, frozen=True):
     def of(cls, item: str) -> "_Item":
         """Take an id apart."""
         _, turn, request, digest, attempt = item.split("-")
-        return cls(item, int(turn), int(request), digest, int(attempt))
+        return cls(item, turn, int(request), digest, int(attempt))
 
 
 class _Named(Struct):

@@ -67,7 +67,7 @@ from grue.transports.llm.exchange import (
     fault_of,
     timeouts_of,
 )
-from grue.transports.llm.reply_room import reply_room
+from grue.transports.llm.reply_room import current_room
 
 OWN_KEY = "GRUE_API_KEY"
 _PROVIDER_KEYS = {host: rows[0].key_variable for host, rows in PROFILES.items()}
@@ -361,9 +361,9 @@ class LlmEndpoint:
             RuntimeError: The endpoint was not entered.
             RequestPostponed: The request waits for a batch.
         """
-        room = reply_room.get()
+        room = current_room()
         if room is not None:
-            return room.reply_to(body, request)
+            return await room.reply_to(self, body, request)
         retry = self.settings.retry
         posted = httpx.Request(
             "POST", self.url, headers=self.headers, content=body, extensions={"timeout": timeouts_of(retry)}
@@ -496,7 +496,7 @@ class LlmEndpoint:
     def price(self) -> Price | None:
         """The user's price of the model, that of a batch in a turn that waits for batches; `None`: none."""
         price = price_of(self.settings.prices, self.settings.model)
-        return price.in_batches if price is not None and reply_room.get() is not None else price
+        return price.in_batches if price is not None and current_room() is not None else price
 
     def counts_cost(self) -> bool | None:
         """Return whether the cost of all replies of the chain is known. `None`: the first reply says it."""

@@ -5,10 +5,17 @@ If there is none yet, the request is put on file, and the turn ends as one that 
 """
 
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+from msgspec import Struct
 
 from grue.protocol.chat_wire.failures import Fault
 from grue.transports.llm.exchange import Answered
+from grue.transports.llm.request_gate import RequestOutcome
+
+if TYPE_CHECKING:
+    from grue.transports.llm.endpoint import LlmEndpoint
 
 
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
@@ -24,12 +31,13 @@ class RequestPostponed(Exception):  # noqa: N818 - what has happened to the requ
 
 
 class ReplyRoom(Protocol):
-    """Keeps the requests of one turn, and has the replies that have come."""
+    """Keeps the requests of one turn or episode, and has the replies that have come."""
 
-    def reply_to(self, body: bytes, request: int) -> Answered | Fault:
+    async def reply_to(self, endpoint: "LlmEndpoint", body: bytes, request: int) -> Answered | Fault:
         """Return the reply to a request.
 
         Args:
+            endpoint: Whom it asks.
             body: The request, whole.
             request: Its number in the turn.
 
@@ -37,6 +45,33 @@ class ReplyRoom(Protocol):
             RequestPostponed: There is none yet. The request is on file.
         """
 
+    def read(self, model: str, outcome: RequestOutcome) -> None:
+        """Take note of what a reply has cost that was read."""
+
 
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
-"""The place for the requests of the turn that this code belongs to; `None`: they are sent at once."""
+"""The place for the requests of the turn that this code belongs to; `None`: that of the process, if any."""
+
+_of_process: list[ReplyRoom] = []
+
+
+def set_process_room(room: ReplyRoom | None) -> None:
+    """Set the place for all other requests of this process; `None`: they are sent at once."""
+    _of_process[:] = [] if room is None else [room]
+
+
+def current_room() -> ReplyRoom | None:
+    """Return where a request of this code waits; `None`: it is sent at once."""
+    return reply_room.get() or (_of_process[0] if _of_process else None)
+
+
+def limit_in(body: bytes) -> int | None:
+    """Return the most tokens that a request allows its reply; `None`: it sets no limit."""
+    asked = msgspec.json.decode(body, type=_Limits)
+    return asked.max_tokens or asked.max_completion_tokens or asked.max_output_tokens
+
+
+class _Limits(Struct):
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None

@@ -33,7 +33,7 @@ def test_a_request_has_the_same_id_in_the_next_process(tmp_path: Path) -> None:
         asked = [ask(files, 1, 1), ask(files, 2, 1), ask(files, 1, 2, b'{"more":1}')]
     with folder(tmp_path) as files:
         assert [ask(files, 1, 1), ask(files, 2, 1), ask(files, 1, 2, b'{"more":1}')] == asked
-        assert [files.turn_of(item) for item in asked] == [1, 2, 1]
+        assert [files.turn_of(item) for item in asked] == ["1", "2", "1"]
         assert all(len(item) <= 64 for item in asked)
     assert len((tmp_path / "requests" / "0001.jsonl").read_bytes().splitlines()) == 3
 

@@ -1,0 +1,300 @@
+"""Episodes whose requests wait for the providers' batches: `grue fleet run --batch`.
+
+    played ─▶ waiting ─▶ played again ─▶ … ─▶ scored | failed
+                └─ its requests are in its folder, the driver sends them with those of the other episodes
+
+The work is somebody else's code and cannot be stopped in its middle. So an episode that has to wait is given
+up, and played again from its beginning when its replies have come. They are on file, so it gets them at
+once, and waits at its next request. A work that is played again has to ask the same: of one that does not,
+the reply that has come last is not read, and then the episode has failed. Its tools are called again, as in
+any attempt.
+
+    DIR/ab/ID/requests.jsonl   what the episode has asked
+    DIR/ab/ID/replies.jsonl    what became of it
+    DIR/batches/MODEL/         the requests of all episodes, see `transports/llm/batch_folder.py`
+"""
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from grue.errors import FleetError
+from grue.fleet.request_count import RequestCount
+from grue.policies import Batching
+from grue.protocol.chat_wire.batch_forms import Result, form_of
+from grue.protocol.chat_wire.failures import Fault, shown_endpoint
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
+from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.llm.exchange import Answered
+from grue.transports.llm.reply_room import RequestPostponed, limit_in, set_process_room
+from grue.transports.llm.request_gate import RequestOutcome, WantedRequest, not_sent
+
+REQUESTS, REPLIES, BATCHES = "requests.jsonl", "replies.jsonl", "batches"
+T = TypeVar("T")
+
+
+class _Asked(Struct, frozen=True, kw_only=True):
+    """A request of an episode; a line of `requests.jsonl`."""
+
+    key: str
+    base_url: str
+    wire: str
+    model: str
+    body: msgspec.Raw
+    tries: int = 1
+
+
+class _Replied(Struct, frozen=True, kw_only=True):
+    """What became of a request; a line of `replies.jsonl`. Without a result: it may be asked again."""
+
+    key: str
+    result: Result | None = None
+
+
+class EpisodeRoom:
+    """Where the requests of one attempt wait; a `ReplyRoom`.
+
+    Args:
+        folder: The episode's folder.
+        count: Counts what the replies have cost, and asks for permission before a request is put on file.
+
+    Attributes:
+        waits: Whether a request waits.
+    """
+
+    def __init__(self, folder: Path, count: RequestCount) -> None:
+        self.waits = False
+        self._folder = folder
+        self._count = count
+        self._seen: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        asked = _lines(folder / REQUESTS, _Asked)
+        self._asked = {(each.key, each.tries) for each in asked}
+        self._results: dict[str, Result] = {}
+        self._again: Counter[str] = Counter()
+        self._last = ""
+        for each in _lines(folder / REPLIES, _Replied):
+            if each.result is None:
+                self._again[each.key] += 1
+                self._results.pop(each.key, None)
+            else:
+                self._results[each.key], self._last = each.result, each.key
+        self._read: set[str] = set()
+
+    @property
+    def asks_otherwise(self) -> bool:
+        """Whether the reply that has come last was not asked for when the episode was played again."""
+        return bool(self._last) and self._last in self._results and self._last not in self._read
+
+    async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
+        """Return the reply to a request, or put it on file."""
+        del request
+        digest = hashlib.sha256(body).hexdigest()[:16]
+        with self._lock:
+            self._seen[digest] += 1
+            key = f"{self._seen[digest]}-{digest}"
+            self._read.add(key)
+        result = self._results.get(key)
+        if result is not None:
+            return result.fault if result.status is None else Answered(result.status, bytes(result.body))
+        tries = self._again[key] + 1
+        if (key, tries) not in self._asked:
+            wanted = WantedRequest(
+                model=endpoint.settings.model, prompt_bytes=len(body), max_tokens=limit_in(body)
+            )
+            permit = await self._count.admit_only(wanted)
+            if isinstance(permit, str):
+                return not_sent(permit)
+            settings = endpoint.settings
+            asked = _Asked(
+                key=key,
+                base_url=settings.base_url,
+                wire=endpoint.profile.wire,
+                model=settings.model,
+                body=msgspec.Raw(body),
+                tries=tries,
+            )
+            with self._lock:
+                _append(self._folder / REQUESTS, [asked])
+                self._asked.add((key, tries))
+            if permit is not None:
+                permit.settle(RequestOutcome())  # at its most: what it costs is known in another process
+        self.waits = True
+        raise RequestPostponed(key)
+
+    def read(self, model: str, outcome: RequestOutcome) -> None:
+        """Count what a reply has cost."""
+        self._count.add(model, outcome)
+
+
+@contextlib.contextmanager
+def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
+    """Have the requests of this process wait in the folder of an episode."""
+    room = EpisodeRoom(folder, count)
+    set_process_room(room)
+    try:
+        yield room
+    finally:
+        set_process_room(None)
+
+
+def ask_failed_again(episode: Path) -> None:
+    """Let requests be asked again that were not answered."""
+    last = {each.key: each for each in _lines(episode / REPLIES, _Replied)}
+    failed = [
+        _Replied(key=each.key)
+        for each in last.values()
+        if each.result is not None and each.result.status is None
+    ]
+    if failed:
+        _append(episode / REPLIES, failed)
+
+
+class FleetBatches:
+    """Sends what the episodes of a fleet wait for, and gives them the replies. For the driver's thread.
+
+    Args:
+        folder: The fleet's folder.
+        batching: How often to look.
+    """
+
+    def __init__(self, folder: Path, batching: Batching) -> None:
+        self._folder = folder
+        self._batching = batching
+        self._files: dict[str, tuple[BatchFolder, LlmEndpoint]] = {}
+        self._waiting: dict[str, tuple[Path, set[str]]] = {}
+        self._owners: dict[str, tuple[Path, str]] = {}
+        self._look_at = 0.0
+        self._delay_s = batching.first_look_s
+
+    @property
+    def waiting(self) -> int:
+        """How many episodes wait."""
+        return len(self._waiting)
+
+    def add(self, episode: Path) -> None:
+        """Take in what an episode has asked and has no reply to.
+
+        Raises:
+            FleetError: A folder of requests cannot be used.
+        """
+        answered = Counter(
+            each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
+        )
+        items = set()
+        for each in _lines(episode / REQUESTS, _Asked):
+            if answered[each.key] >= each.tries:
+                continue
+            files, _ = self._of(each)
+            item = f"{files.manifest.run}-{episode.name}-{each.key}-{each.tries}"
+            if not files.is_wanted(item):
+                files.want(item, FORMATS[each.wire].path, bytes(each.body))
+            items.add(item)
+            self._owners[item] = (episode, each.key)
+        self._waiting[episode.name] = (episode, items)
+
+    def step(self, *, send: bool) -> list[str]:
+        """Send and look, if it is time. Return the episodes whose replies have all come.
+
+        Args:
+            send: No episode can be played on, so what waits is to be sent.
+
+        Raises:
+            FleetError: A provider takes no batch, or cannot be reached for long.
+        """
+        now = time.monotonic()
+        if not self._waiting or not (send or now >= self._look_at):
+            return []
+        self._take_in([item for _, items in self._waiting.values() for item in items])
+        if now >= self._look_at:
+            settled = anyio.run(self._send_and_look, send)
+            self._take_in(settled)
+            self._delay_s = self._batching.first_look_s if settled else self._delay_s * 1.5
+            self._delay_s = min(self._delay_s, self._batching.look_every_s)
+            self._look_at = time.monotonic() + self._delay_s
+        ready = [name for name, (_, items) in self._waiting.items() if not items]
+        for name in ready:
+            del self._waiting[name]
+        return ready
+
+    def close(self) -> None:
+        """Let other processes have the folders."""
+        for files, _ in self._files.values():
+            files.close()
+
+    async def _send_and_look(self, send: bool) -> list[str]:
+        settled: list[str] = []
+        for files, endpoint in self._files.values():
+            async with endpoint:
+                desk = BatchDesk(endpoint, files, self._batching)
+                try:
+                    if send:
+                        await desk.send()
+                    settled += await desk.look()
+                except BatchRefused as refused:
+                    where = f"{refused.failure.endpoint}: {refused.failure.message}"
+                    raise FleetError(
+                        f"The batch cannot go on at {where} What waits goes on waiting: mend it, and run the"
+                        " same command again."
+                    ) from refused
+        return settled
+
+    def _take_in(self, items: Iterable[str]) -> None:
+        """Write the replies that have come into the folders of their episodes."""
+        for item in items:
+            episode, key = self._owners.get(item, (None, ""))
+            if episode is None:
+                continue
+            result = next((found for files, _ in self._files.values() if (found := files.result(item))), None)
+            if result is None:
+                continue
+            _append(episode / REPLIES, [_Replied(key=key, result=result)])
+            del self._owners[item]
+            if episode.name in self._waiting:
+                self._waiting[episode.name][1].discard(item)
+
+    def _of(self, asked: _Asked) -> tuple[BatchFolder, LlmEndpoint]:
+        name = hashlib.sha256(f"{asked.base_url}\n{asked.model}\n{asked.wire}".encode()).hexdigest()[:12]
+        if name not in self._files:
+            settings = LlmSettings(base_url=asked.base_url, model=asked.model, wire=asked.wire)  # type: ignore[arg-type]  # a wire of an endpoint
+            manifest = BatchManifest(
+                address=shown_endpoint(asked.base_url), model=asked.model, wire=asked.wire
+            )
+            form = form_of(asked.wire)
+            place = self._folder / BATCHES / name
+            files = BatchFolder(place, manifest, form, most_items=self._batching.most_items)
+            self._files[name] = files, LlmEndpoint(settings)
+        return self._files[name]
+
+
+def _lines(path: Path, kind: type[T]) -> list[T]:
+    """Return the lines of a file; the last one may be half, after a kill, and counts as not written."""
+    try:
+        written = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    whole = written[: written.rfind(b"\n") + 1]
+    return [msgspec.json.decode(line, type=kind) for line in whole.splitlines()]
+
+
+def _append(path: Path, lines: Iterable[Struct]) -> None:
+    with path.open("ab+") as file:
+        end = file.seek(0, 2)
+        if end:
+            file.seek(end - 1)
+            if file.read(1) != b"\n":  # a kill has left half a line
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(b"".join(msgspec.json.encode(each) + b"\n" for each in lines))
+        file.flush()

@@ -1,0 +1,128 @@
+"""Fleets whose requests wait for the provider's batches."""
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import waiting_batch
+from waiting_batch import batching, counting, noting, settings
+
+from grue import Runner, TurnRequest
+from grue.fleet import Fleet
+from grue.fleet.broker import FleetBudget
+from grue.fleet.driver import Finished
+from grue.fleet.fleet import FleetOptions
+from grue.fleet.work import Episode
+from grue.testing.llm_server import ScriptedLlmServer
+
+TURNS = 2
+
+
+def ask(case: dict[str, Any], episode: Episode) -> float:
+    """Take two turns with a tool call each."""
+    tools = noting(Path(case["effects"]))
+    with Runner(llm=settings(case["url"], api_key=None), servers={"f": tools}, trace=episode.trace) as runner:
+        right = 0
+        for turn in range(TURNS):
+            text = f"case {case['n']} turn {turn}{random.random() if case.get('chance') else ''}"
+            right += runner.run_turn(TurnRequest(text)).response == f"heard {text}"
+    return right / TURNS
+
+
+def fleet(tmp_path: Path, **more: Any) -> Fleet:
+    options = FleetOptions(batching=batching(tmp_path))
+    return Fleet(tmp_path / "fleet", workers=2, options=options, **more)
+
+
+def cases(llm: ScriptedLlmServer, tmp_path: Path, count: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"n": n, "url": llm.base_url, "effects": str(tmp_path / "effects"), **more} for n in range(count)]
+
+
+def work(tmp_path: Path) -> str:
+    places = (waiting_batch.__file__, __file__)
+    (tmp_path / "batch_work.py").write_text(
+        f"import sys; sys.path[:0] = {[str(Path(each).parent) for each in places]}\n"
+        "from test_fleet_batches import ask\n"
+    )
+    return f"{tmp_path / 'batch_work.py'}:ask"
+
+
+def run(llm: ScriptedLlmServer, tmp_path: Path, count: int = 3, **more: Any) -> Finished:
+    given = more.pop("case", {})
+    return fleet(tmp_path, **more).map(work(tmp_path), cases(llm, tmp_path, count, **given))
+
+
+def test_episodes_are_played_in_rounds_and_each_request_is_asked_once(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        finished = run(llm, tmp_path)
+    assert finished.reason == "finished"
+    assert finished.tally.done == 3
+    assert finished.tally.scores["score"] == (3, 3.0)
+    assert [len(batch) for batch in llm.batches.made.values()] == [3] * (2 * TURNS)
+    assert max(llm.batches.asked.values()) == 1
+    assert len(llm.requests) == 12
+    # What the replies have cost is counted in the episode once, however often it was played.
+    assert finished.tally.spent.tokens == 12 * 15
+    results = fleet(tmp_path).results()
+    assert [each.end.spent.requests for each in results if each.end] == [4, 4, 4]
+
+
+def test_an_item_that_fails_is_asked_again_as_an_endpoint_is_that_does_not_answer(tmp_path: Path) -> None:
+    failed: Counter[str] = Counter()
+
+    def unanswered(item: str) -> Any:
+        episode = item.split("-")[1]
+        failed[episode] += 1
+        return "expired" if failed[episode] == 1 else None
+
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.unanswered = unanswered
+        finished = run(llm, tmp_path, 2)
+        assert finished.tally.scores["score"] == (2, 2.0)
+        assert finished.tally.kinds == {"LLMError: timed_out": 2}
+    assert max(llm.batches.asked.values()) == 1
+
+
+def test_a_work_that_asks_otherwise_each_time_fails_and_is_not_paid_for_ever(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        finished = run(llm, tmp_path, 1, case={"chance": True})
+    assert finished.tally.failed == 1
+    assert "NotRepeatable" in finished.tally.kinds
+    assert len(llm.requests) == 1
+
+
+def test_a_fleet_that_was_stopped_goes_on_with_what_waits(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+
+        def stumble(method: str, path: str, times: int) -> Any:
+            if method == "GET" and path.count("/") == 3 and times == 1 and len(llm.batches.made) == 2:
+                (tmp_path / "fleet" / "stop").touch()
+
+        llm.batches.faults.in_place = stumble
+        assert run(llm, tmp_path).reason == "stopped"
+        llm.batches.faults.in_place = lambda method, path, times: None
+        finished = run(llm, tmp_path)
+    assert finished.tally.scores["score"] == (3, 3.0)
+    assert max(llm.batches.asked.values()) == 1
+    assert len(llm.requests) == 12
+
+
+def test_a_budget_holds_before_anything_is_sent(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        finished = run(llm, tmp_path, budget=FleetBudget(requests=5))
+        assert finished.reason == "budget"
+        assert len(llm.requests) <= 5
+
+
+def test_a_provider_that_takes_no_batch_ends_the_run(tmp_path: Path) -> None:
+    from grue.errors import FleetError
+    from grue.testing.llm_server import error_reply
+
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.in_place = lambda method, path, times: error_reply(
+            401, "Incorrect API key provided"
+        )
+        with pytest.raises(FleetError, match="mend it, and run the same command again"):
+            run(llm, tmp_path)
