@@ -142,25 +142,14 @@ class AgentActor(Actor[m.TurnEvent]):
         records = (*settled, *reversed(state.turn.records))
         return next((record.result for record in records if record.call_id == call_id), None)
 
-    def recall(
-        self,
-        asked: Envelope[m.TurnEvent],
-        events: Iterable[m.TurnEvent],
-        messages: Iterable[object],
-    ) -> None:
+    def recall(self, asked: Envelope[m.TurnEvent], events: Iterable[m.TurnEvent]) -> None:
         """Bring the turn to where a recorded one was. The commands that follow are not carried out.
 
         Args:
             asked: The recorded `RunTurn`, with the channel for the turn's end.
             events: What the recorded agent was told, from `RunTurn` on.
-            messages: All messages of the turn.
         """
         self._asked = asked
-        for message in messages:
-            if isinstance(message, m.RequestCompletion):
-                self._note_request(message)
-            elif isinstance(message, m.CompletionReceived | m.ReplyDropped):
-                self._note_reply(message)
         for event in events:
             self._before, (self._state, commands) = self._state, step(self._state, event)
             self._note_reply(event)

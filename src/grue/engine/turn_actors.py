@@ -152,13 +152,11 @@ class GoesOn(Struct, frozen=True, kw_only=True):
     Attributes:
         begun: Its last `RunTurn`.
         events: What the agent was told from that on.
-        said: The requests and replies of the turn, `asked` last.
         asked: The request whose reply it reads next.
     """
 
     begun: Envelope[Any]
     events: tuple[m.TurnEvent, ...]
-    said: tuple[object, ...]
     asked: Envelope[Any]
 
 
@@ -347,8 +345,7 @@ class TurnActors:
         expected = agent.expect_reply("host")
         asked = replace(begun, seq=numbers[begun.seq], reply_to=expected)
         supervisor.note(past.forked, sender="agent")
-        of_turn = (each.body for each in past.copied if each.turn == self._command.turn)
-        self._agent.recall(asked, (*past.events, past.forked), of_turn)
+        self._agent.recall(asked, (*past.events, past.forked))
         for rewrite in past.rewrites:
             supervisor.note(rewrite, sender="llm")
         last = past.event
@@ -366,8 +363,7 @@ class TurnActors:
         ended = m.WaitEnded(turn=self._command.turn, request=goes_on.asked.body.request)
         # Before anything is awaited: the LLM actor reads the reply at once.
         supervisor.note(ended, sender="agent")
-        asked = replace(goes_on.begun, reply_to=expected)
-        self._agent.recall(asked, (*goes_on.events, ended), goes_on.said)
+        self._agent.recall(replace(goes_on.begun, reply_to=expected), (*goes_on.events, ended))
         supervisor.start(self._agent, whole=True)
         end: Any = await expected.wait()
         return end  # type: ignore[no-any-return]  # the agent replies with a turn's end

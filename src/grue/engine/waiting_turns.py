@@ -154,6 +154,7 @@ class _GoesOn(HostTurn[T]):
     ) -> None:
         super().__init__(request, settings, EpisodeMemory())
         self.record = record
+        self.said_before = part.said_before
         self._part = part
 
     def command(
@@ -301,7 +302,7 @@ class _Turns(Generic[T]):
         encoded.offer(part.tools)
         lent = LentConversation(m.ConversationId(f"turn-{part.run.turn}"), encoded)
         wiring = replace(wiring, llm=wiring.asking_first(lent, asked))
-        record = GoesOn(begun=part.begun, events=waited.events, said=(*waited.said, asked.body), asked=asked)
+        record = GoesOn(begun=part.begun, events=waited.events, asked=asked)
         return _GoesOn(request, part, record, replace(settings, wiring=wiring))
 
 
