@@ -11,8 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.protocol.chat_wire.failures import Fault
-from grue.transports.llm.exchange import Answered
-from grue.transports.llm.request_gate import RequestOutcome
+from grue.transports.llm.exchange import Answered, RequestOutcome
 
 if TYPE_CHECKING:
     from grue.transports.llm.endpoint import LlmEndpoint
