@@ -38,6 +38,7 @@ from grue.protocol.chat_wire.batch_forms import form_of
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, shown_endpoint
 from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.context.history import History, take_step
 from grue.protocol.turn.prices import most_usage
 from grue.runtime.loops.interrupts import defer_interrupts
 from grue.runtime.loops.loop_thread import Call, cancel_and_wait
@@ -153,7 +154,11 @@ class _GoesOn(HostTurn[T]):
     ) -> None:
         super().__init__(request, settings, EpisodeMemory())
         self.record = record
-        self.said_before = part.said_before
+        if part.said_before:
+            self.begun = History()
+            self.begun.plain = part.run.plain_results
+            for step in part.said_before:
+                take_step(self.begun, step)
         self._part = part
 
     def command(
