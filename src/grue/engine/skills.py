@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeGuard
+from typing import Literal, Protocol, TypeGuard
 
 from msgspec import Struct
 
@@ -34,9 +34,6 @@ from grue.errors import MCPConfigError, MissingDependencyError
 from grue.policies import ToolAnnotations
 from grue.runtime.files import read_regular
 from grue.tool_sessions.confined_folder import ConfinedFolder
-
-if TYPE_CHECKING:  # it imports this module
-    from grue.engine.served_skills import ServedSkills
 
 SKILL_FILE = "SKILL.md"
 _MOST_SKILLS = 200
@@ -229,6 +226,23 @@ class Grant(Struct, frozen=True):
     unknown: tuple[str, ...] = ()
 
 
+class OtherSkills(Protocol):
+    """Skills that are not in the folder: `ServedSkills`, whose module imports this one."""
+
+    @property
+    def by_name(self) -> Mapping[str, object]:
+        """The approved ones."""
+        ...
+
+    def as_skills(self) -> dict[str, Skill]:
+        """Return the approved ones, as those of a folder are."""
+        ...
+
+    def text(self, name: str, file: str = "") -> str:
+        """Return the text of one of them, or of a file of it. Raises `ValueError` if it cannot be read."""
+        ...
+
+
 class Skills:
     """The skills of a folder.
 
@@ -242,9 +256,9 @@ class Skills:
 
     def __init__(self, folder: Path | None) -> None:
         self.by_name, self.problems = ({}, []) if folder is None else read_skills(folder)
-        self._served: ServedSkills | None = None
+        self._served: OtherSkills | None = None
 
-    def serve(self, served: "ServedSkills") -> None:
+    def serve(self, served: OtherSkills) -> None:
         """Offer the approved skills of servers beside those of the folder."""
         self._served = served
         self.by_name |= served.as_skills()
