@@ -134,7 +134,7 @@ async def test_a_conversation_that_outlives_the_turn_and_its_file_lose_the_reply
 
 
 async def test_an_exception_of_the_request_ends_the_actor_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(*_: object) -> None:
+    async def broken(*_: object, **__: object) -> None:
         raise LookupError("a bug")
 
     with ScriptedLlmServer([text_reply("north")]) as server:
