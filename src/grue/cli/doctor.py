@@ -33,7 +33,7 @@ from grue.hosts.zork.games.interpreters import choose_interpreter
 from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
-from grue.tool_sessions.failures import failure_text
+from grue.tool_sessions.failures import INSTALL_NODE, failure_text
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, is_own_key, visible_keys
 from grue.tracing.facts import counted
 from grue.transports.mcp.http_faults import AuthorizationRefused
@@ -291,12 +291,12 @@ def _node(known: KnownServers) -> Iterator[Finding]:
     needed_by = ", ".join(server.name for server in servers)
     node = shutil.which("node")
     if node is None:
-        yield Finding("WRONG", f"Node.js is not installed, and {needed_by} needs it: https://nodejs.org/")
+        yield Finding("WRONG", f"Node.js is not installed, and {needed_by} needs it: {INSTALL_NODE}")
         return
     try:
         asked = subprocess.run([node, "--version"], capture_output=True, timeout=_ASK_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        yield Finding("WRONG", f"{node} does not run: {error}.\nInstall Node.js: https://nodejs.org/")
+        yield Finding("WRONG", f"{node} does not run: {error}.\nInstall Node.js: {INSTALL_NODE}")
         return
     yield Finding("ok", printable(f"Node.js {asked.stdout.decode(errors='replace').strip()} for {needed_by}"))
     for server in servers:

@@ -47,7 +47,9 @@ def serve(
             sys.stdout.flush()
             threading.Event().wait()
     except OSError as error:
-        raise MCPConfigError(f"cannot serve on port {port}: {error.strerror}. Choose another one.") from error
+        raise MCPConfigError(
+            f"cannot serve on port {port}: {error.strerror}. `grue mock-server --http 0` takes a free one."
+        ) from error
 
 
 def _server(target: str | None, options: dict[str, Any]) -> "MockServer":

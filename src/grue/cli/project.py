@@ -93,7 +93,7 @@ def no_such_server(name: str, known: KnownServers) -> str:
             f" {known.passed_over} is not used, because {PROJECT_FILE} has enabled = false: remove that, or"
             f" add --mcp-config {known.passed_over}."
         )
-    return f"There is no MCP server {name!r}. Known ({known.source}): {names}.{why}"
+    return f"There is no MCP server {name!r}. Known ({known.source}): {names}.{why} `grue add` adds one."
 
 
 def _shown(path: Path) -> str:

@@ -83,7 +83,8 @@ def latest_trace() -> Path:
     found = [*traces_in(RUNS), *traces_in(Path())]
     if not found:
         raise MCPConfigError(
-            "There is no trace in runs or here. Name one: a trace.jsonl, or the run folder that holds it."
+            "There is no trace in runs or here. Name one: a trace.jsonl, or the run folder that holds it;"
+            " or go to the folder that has runs. `grue play --offline` makes one."
         )
     return max(found, key=_written)
 

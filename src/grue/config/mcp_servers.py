@@ -372,6 +372,12 @@ class MCPConfig(BaseModel):
             workspace_folder=(workspace_folder or source.parent).absolute(),
             source=str(source),
         )
+        if source.suffix in (".toml", ".yaml", ".yml"):
+            raise MCPConfigError(
+                f"{source} is not JSON. If it is another host's file: `grue init --from {source}` copies its"
+                " servers.",
+                path=str(source),
+            )
         document = parse_json(text, source)
         root = _root_key(document)
         return cls._checked(

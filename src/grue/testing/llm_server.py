@@ -228,6 +228,8 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         return [tool["function"]["name"] for tool in self.chat.get("tools", [])]
 
 
+_FIRST_ERROR = 400
+
 Script: TypeAlias = Sequence[LlmReply] | Callable[[LlmRequest], LlmReply]
 
 
@@ -244,6 +246,8 @@ class ScriptedLlmServer:
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted` and no further fields.
         window: Longest request that it takes, which it then counts in `usage`; `None`: any, not counted.
+        retry_after: The header `Retry-After` of errors that have none. `"0"`: a client that tries again does
+            so at once, and a model that fails costs a test no half minute.
 
     Attributes:
         requests: Every request so far, refused ones included.
@@ -260,12 +264,14 @@ class ScriptedLlmServer:
         rules: ProviderRules | None = None,
         models: Sequence[Mapping[str, object]] | LlmReply = _ONE_MODEL,
         window: ContextWindow | None = None,
+        retry_after: str | None = None,
     ) -> None:
         self.requests: list[LlmRequest] = []
         self.listings: list[LlmRequest] = []
         self.batches = ScriptedBatches(self.answer)
         self.accepted = self.overflows = 0
         self._window = window
+        self._retry_after = retry_after
         self._rules = ProviderRules() if rules is None else rules
         self._models = models if isinstance(models, LlmReply) else json_reply({"data": [*models]})
         self._script = script
@@ -302,6 +308,13 @@ class ScriptedLlmServer:
         self._thread.join()
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
+        """Return the reply to a POST, with the wait that errors ask for."""
+        reply = self._answer(path, headers, raw)
+        if self._retry_after is None or reply.status < _FIRST_ERROR:
+            return reply
+        return replace(reply, headers={"Retry-After": self._retry_after, **reply.headers})
+
+    def _answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
         """Record a request and return its reply, in the format of the request."""
         if self.batches.takes(path):
             return self.batches.answer("POST", path, headers, raw)

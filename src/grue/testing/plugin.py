@@ -138,6 +138,7 @@ def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]"
     """Start LLM endpoints with scripted replies; they are closed after the test.
 
     The script is a sequence of replies, or a function from request to reply; see `grue.testing.llm_server`.
+    Errors ask to be tried again at once: with the usual waits, a model that fails would take half a minute.
     """
     from grue.testing.llm_server import LlmReply, ScriptedLlmServer
 
@@ -150,7 +151,7 @@ def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]"
             script: "Script | LlmReply", *more: LlmReply, rules: "ProviderRules | None" = None
         ) -> ScriptedLlmServer:
             replies = [script, *more] if isinstance(script, LlmReply) else script
-            return running.enter_context(ScriptedLlmServer(replies, rules=rules))
+            return running.enter_context(ScriptedLlmServer(replies, rules=rules, retry_after="0"))
 
         yield make
 

@@ -13,6 +13,7 @@ from grue import messages as m
 from grue.errors import MCPError
 from grue.policies import ServerPhase
 
+INSTALL_NODE = "`apt-get install nodejs npm` or `brew install node`, or https://nodejs.org/"
 _NODE = {"node", "npx", "npm", "pnpm", "yarn", "bun", "bunx"}
 _INSTALL = {
     "uv": "Install uv: https://docs.astral.sh/uv/",
@@ -141,7 +142,7 @@ def remedy_for(
     if program in _NODE:
         check = "Check that Node.js is installed and the package is available."
         if missing:
-            return f"{check} Install Node.js: https://nodejs.org/"
+            return f"{check} Install Node.js: {INSTALL_NODE}"
         return check if slow_place is None else f"{check} {needs_longer(slow_place)}"
     if missing and " " in command and "/" not in command:
         first, *others = command.split()

@@ -187,7 +187,8 @@ class LiveServer(ThreadingHTTPServer):
             super().__init__((HOST, port), _Handler)
         except OSError as error:
             raise MCPConfigError(
-                f"Cannot listen at {HOST}:{port}: {error.strerror}. Choose another --port, or none."
+                f"Cannot listen at {HOST}:{port}: {error.strerror}. Choose another --port,"
+                " or none: `grue trace serve` takes a free one."
             ) from error
         self.feed = feed
         self.word = secrets.token_urlsafe(16)

@@ -200,3 +200,12 @@ def test_closing_ends_idle_connections_and_silent_ones() -> None:
     assert not asking.is_alive()
     client.close()
     assert threading.active_count() == before
+
+
+def test_errors_ask_to_be_tried_again_at_once_if_the_test_wants_that() -> None:
+    waits = {"Retry-After": "7"}
+    script = [error_reply(500, "no"), error_reply(503, "no", waits), text_reply("yes")]
+    with ScriptedLlmServer(script, retry_after="0") as server:
+        asked = b'{"model": "m", "messages": [{"role": "user", "content": "Hello."}]}'
+        replies = [server.answer("/v1/chat/completions", {}, asked) for _ in script]
+    assert [reply.headers.get("Retry-After") for reply in replies[:2]] == ["0", "7"]

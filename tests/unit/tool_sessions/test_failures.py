@@ -4,7 +4,14 @@ import pytest
 from grue.errors import MCPError
 from grue.messages import ServerFailure, ServerName
 from grue.policies import ServerPhase
-from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError, failure_text, first_fault, remedy_for
+from grue.tool_sessions.failures import (
+    INSTALL_NODE,
+    ServerFailed,
+    ToolTimedOutError,
+    failure_text,
+    first_fault,
+    remedy_for,
+)
 
 FAILURE = ServerFailure(
     server=ServerName("thoughts"),
@@ -47,7 +54,7 @@ def test_a_server_by_url_is_reached_and_has_an_address() -> None:
 def test_r14_5_node_commands_get_the_words_of_the_requirement(command: str, phase: ServerPhase) -> None:
     words = "Check that Node.js is installed and the package is available."
     assert remedy_for(command, phase) == words
-    assert remedy_for(command, phase, missing=True) == f"{words} Install Node.js: https://nodejs.org/"
+    assert remedy_for(command, phase, missing=True) == f"{words} Install Node.js: {INSTALL_NODE}"
 
 
 def test_r14_1_a_missing_command_says_what_to_install() -> None:

@@ -578,6 +578,7 @@ def _remedy(
         case "model":
             return (
                 f"Check the model name '{model}' and the base URL, and whether the key's account may use it."
+                " `grue doctor` names the models that are most like it."
             )
         case "address":
             return f"Check the model name '{model}' and the base URL, which usually ends in /v1."
@@ -599,7 +600,7 @@ def _remedy(
         case "connection" if fault.kind != "unreachable":
             return "Try again later; if it happens again, check the network and the proxies."
         case "connection" if is_loopback(base_url):
-            return "Is the server running? Start it, or correct the base URL."
+            return "Is the server running? Start it, or correct the base URL. `grue doctor` checks it."
         case "connection":
             return "Check the base URL, the network and the proxy settings."
         case "timeout":
