@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from typer.main import get_command
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import public_api
+
+from grue import fleet
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {
@@ -41,7 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made."""
     pages = {made: (ROOT / source).read_text(encoding="utf-8") for source, made in OUTSIDE.items()}
     pages |= {
-        "reference/api.md": api_page(),
+        **reference_pages(),
         "reference/cli.md": cli_page(),
         "decisions.md": decisions_page(),
     }
@@ -67,7 +68,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         on_site = OUTSIDE.get(target, "license.txt" if target == "LICENSE" else target.removeprefix("docs/"))
         return posixpath.relpath(on_site, posixpath.dirname(made) or ".")
 
+    if made == "errors.md":
+        markdown = _ERROR_ROW.sub(r'| <a id="\1"></a>[`\1`](reference/errors.md#grue.errors.\1) |', markdown)
+        markdown = _REASON_ROW.sub(r'| <a id="\1"></a>`\1` |', markdown)
     return _LINK.sub(moved, markdown)
+
+
+_ERROR_ROW = re.compile(r"^\| `([A-Z]\w+)` \|", re.MULTILINE)
+_REASON_ROW = re.compile(r"^\| `([a-z_]+)` \|", re.MULTILINE)
 
 
 _NOT_FOR_AGENTS = (
@@ -130,16 +138,70 @@ def _first_sentence(text: str) -> str:
     return ""
 
 
-def api_page() -> str:
-    """Return the reference of all public names, module by module."""
-    text = [
-        "# API\n\nThe public names. Everything else may change in any version "
-        "([decision 024](../decisions/024-public-modules.md)).\n"
+REFERENCE = {
+    "turns": (
+        "Turns and conversations",
+        "Ask a model for a decision, and what comes back.",
+        "Runner TurnRequest TurnOutcome AnswerSpec LlmSettings TurnHandle TurnProgress BatchItem Conversation"
+        " parked_turns TurnLimits Budget RetryPolicy FailurePolicy ContextPolicy Recorder TraceWriter",
+    ),
+    "tools": (
+        "Tools and servers",
+        "What the model may call, and who decides about it.",
+        "StdioServer HttpServer FunctionTools tool ToolContext ShellTool ServerOptions Sandbox ProcessLimits"
+        " ToolPolicy ToolRule ToolAnnotations ToolSearch ApprovalQuestion ApprovalDecision ask_at_terminal"
+        " ToolClient",
+    ),
+}
+"""The pages of the reference for `grue`: the title, a sentence, and the names, in the order of need."""
+_WHOLE = {
+    "policies": ("Policies", "What a user sets, as plain data.", "grue.policies"),
+    "errors": (
+        "Error classes",
+        "The attributes of each error; [errors](../errors.md) says what to do.",
+        "grue.errors",
+    ),
+    "messages": ("Messages", "Every message of a turn, as traces have them.", "grue.messages"),
+    "hosting": ("For hosts", "What writers of hosts import besides `grue`.", "grue.hosting"),
+}
+_MODULES = {
+    "testing": (
+        "Testing",
+        "Models that follow a script, servers that fail on purpose, and checks.",
+        "llm_server llm_replies fake_tools mock_server faulty_server leftovers decisions traces doubles"
+        " actor_harness",
+    ),
+}
+
+
+def reference_names() -> dict[str, list[str]]:
+    """Return what each page of the reference documents. Each public name is on exactly one page."""
+    public = [line.split() for line in public_api.public_api()]
+    pages = {page: [f"grue.{name}" for name in names.split()] for page, (_, _, names) in REFERENCE.items()}
+    placed = {name.rpartition(".")[2] for names in pages.values() for name in names}
+    for page, (_, _, module) in _WHOLE.items():
+        names = [name for owner, name in public if owner == module and name not in placed]
+        pages[page] = [f"{module}.{name}" for name in names]
+        placed |= {*names}
+    pages["fleet"] = [f"grue.fleet.{name}" for name in fleet.__all__ if name not in placed]
+    pages["testing"] = [f"grue.testing.{name}" for name in _MODULES["testing"][2].split()]
+    return pages
+
+
+def reference_pages() -> dict[str, str]:
+    """Return the pages of the reference, by path, and a page that lists them."""
+    titles = {**REFERENCE, **_WHOLE, **_MODULES, "fleet": ("Fleets", "Thousands of episodes.", "")}
+    pages: dict[str, str] = {}
+    listed = [
+        "# API\n\nThe public names, with their signatures and the errors that each call raises. Everything else"
+        " may change in any version ([decision 024](../decisions/024-public-modules.md)).\n"
     ]
-    for module, lines in groupby(public_api.public_api(), key=lambda line: line.split()[0]):
-        text.append(f"## {module}\n")
-        text += [f"::: {module}.{line.split()[1]}\n" for line in lines]
-    return "\n".join(text)
+    for page, names in reference_names().items():
+        title, sentence, _ = titles[page]
+        listed.append(f"- [{title}]({page}.md): {sentence}")
+        blocks = "\n\n".join(f"::: {name}" for name in names)
+        pages[f"reference/{page}.md"] = f"# {title}\n\n{sentence}\n\n{blocks}\n"
+    return {"reference/api.md": "\n".join(listed) + "\n", **pages}
 
 
 def cli_page() -> str:
