@@ -193,8 +193,8 @@ def reference_pages() -> dict[str, str]:
     titles = {**REFERENCE, **_WHOLE, **_MODULES, "fleet": ("Fleets", "Thousands of episodes.", "")}
     pages: dict[str, str] = {}
     listed = [
-        "# API\n\nThe public names, with their signatures and the errors that each call raises. Everything else"
-        " may change in any version ([decision 024](../decisions/024-public-modules.md)).\n"
+        "# API\n\nThe public names, with their signatures and the errors that each call raises."
+        " Everything else may change in any version ([decision 024](../decisions/024-public-modules.md)).\n"
     ]
     for page, names in reference_names().items():
         title, sentence, _ = titles[page]
