@@ -12,6 +12,7 @@ OF_THE_PROJECT = (
     "editors",
     "import_grue",
     "layout",
+    "mended_table",
     "mutants_table",
     "natural_mistakes",
     "packaging",
