@@ -310,6 +310,22 @@ def test_the_time_that_a_turn_waits_does_not_count_against_its_limit(tmp_path: P
     assert max(later - t for t, later in zip(waits, after, strict=True)) < 1.0
 
 
+def test_a_turn_that_has_waited_can_be_forked_anywhere_and_becomes_a_test(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        (item,) = run(llm, tmp_path, 1)
+        record = tmp_path / "batch" / "turns" / "000001.jsonl"
+        places = [each.seq for each in open_episode(record) if not isinstance(each.body, TurnWaits)]
+        for place in (None, *places[2::5], places[-1]):
+            trace = tmp_path / f"fork-{place}.jsonl"
+            with Runner(llm=settings(llm.base_url), trace=trace) as runner:
+                outcome = runner.fork(record, at=place)
+            assert item.outcome is not None
+            assert outcome.response == item.outcome.response
+            assert is_replayed(trace)
+    # A fork asks at once, and its tools are answered from the record.
+    assert (tmp_path / "effects").read_text() == "turn 0\n"
+
+
 # --- Kills
 
 

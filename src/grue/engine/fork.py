@@ -496,7 +496,11 @@ def _past(
         if isinstance(each.body, _MESSAGES)
         and (
             each.seq < seq
-            or (each.sender == AGENT and each.cause in told and not isinstance(each.body, m.TurnEnd))
+            or (
+                each.sender == AGENT
+                and each.cause in told
+                and not isinstance(each.body, m.TurnEnd | m.TurnWaits)
+            )
         )
     ]
     opened = [each.body for each in copied if isinstance(each.body, m.OpenSession)]
