@@ -211,6 +211,8 @@ def test_a_resumed_turn_has_all_that_was_said_in_it_whatever_was_cleared(
 ) -> None:
     def cleaner(request: LlmRequest) -> LlmReply:
         last = request.messages[-1]
+        if not request.tool_names:
+            return text_reply("Much was read.")
         if last["role"] == "user":
             return tool_calls_reply(("box.read", {}))
         deletes = "data" in last["content"] and request.messages[-3]["content"] == "Tidy up."
@@ -226,7 +228,7 @@ def test_a_resumed_turn_has_all_that_was_said_in_it_whatever_was_cleared(
         runner = place.runner(trace=True, servers=servers, context=window)
         talk = runner.conversation("Be brief.")
         for _ in range(4):
-            talk.ask("Read.")
+            talk.ask("Read. " * 200)
         with pytest.raises(ApprovalPending):
             talk.ask("Tidy up.")
         outcome = talk.resume([question.approve() for question in talk.questions])
