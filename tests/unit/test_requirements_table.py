@@ -73,7 +73,7 @@ ITEMS = [
     *(f"L{number}" for number in range(1, 29)),
     *(f"S{number}" for number in range(1, 30)),
     *(f"D{number}" for number in range(3, 13)),
-    *(f"B{number}" for number in range(1, 97)),
+    *(f"B{number}" for number in range(1, 100)),
     *(f"`{item}`" for item in (*EVENTS, *LOG_LINES, *TEXTS)),
     "names of observations",
 ]
