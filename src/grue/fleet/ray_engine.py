@@ -239,7 +239,7 @@ class RayEngine:
 def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempted:
     """Make an attempt within a Ray task."""
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)]
-    asked = _Asked(broker, job.folder.name)
+    asked = _AskedOfBroker(broker, job.folder.name)
     set_request_gate(_RayRequests(asked) if limits.on_requests else None)
     set_server_gate(_RayServers(asked) if limits.servers.at_once is not None else None)
     try:
@@ -250,7 +250,7 @@ def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempt
         set_server_gate(None)
 
 
-class _Asked:
+class _AskedOfBroker:
     """Asks the broker's actor for an attempt, and numbers what it asks for."""
 
     def __init__(self, broker: Any, attempt: str) -> None:
@@ -277,7 +277,7 @@ class _Asked:
 class _RayRequests:
     """The gate of an attempt's requests."""
 
-    def __init__(self, asked: _Asked) -> None:
+    def __init__(self, asked: _AskedOfBroker) -> None:
         self._asked = asked
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
@@ -289,7 +289,7 @@ class _RayRequests:
 
 
 class _RayPermit:
-    def __init__(self, asked: _Asked, id_: int) -> None:
+    def __init__(self, asked: _AskedOfBroker, id_: int) -> None:
         self._settle = functools.partial(asked.broker.settle.remote, asked.attempt, id_)
 
     def settle(self, outcome: RequestOutcome) -> None:
@@ -302,7 +302,7 @@ class _RayPermit:
 class _RayServers:
     """The gate of an attempt's server processes: each machine has places of its own."""
 
-    def __init__(self, asked: _Asked) -> None:
+    def __init__(self, asked: _AskedOfBroker) -> None:
         self._asked = asked
 
     async def admit(self) -> ServerPlace | str:
@@ -315,7 +315,7 @@ class _RayServers:
 
 
 class _RayPlace:
-    def __init__(self, asked: _Asked, id_: int) -> None:
+    def __init__(self, asked: _AskedOfBroker, id_: int) -> None:
         self._leave = functools.partial(asked.broker.leave.remote, asked.attempt, id_)
 
     def leave(self) -> None:

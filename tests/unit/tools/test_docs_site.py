@@ -9,7 +9,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_each_public_name_is_on_one_page_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mkdocs", reason="the documentation needs its extra: make docs")
+    pytest.importorskip(
+        "mkdocs", reason="the documentation needs mkdocs: make docs, or pip install mkdocs-material"
+    )
     monkeypatch.syspath_prepend(ROOT / "tools")
     sys.modules.pop("docs_site", None)
     import docs_site
