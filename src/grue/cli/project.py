@@ -1,15 +1,19 @@
 """Find the settings and tool servers that a command uses; all commands share this."""
 
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.project_tables import ProjectTables, read_project_tables
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.hosts.zork.bundled import bundled_server
-from grue.tool_sessions.server_specs import McpServer
+from grue.tool_sessions.server_specs import McpServer, StdioServer
+
+T = TypeVar("T")
 
 PROJECT_FILE = "pyproject.toml"
 BUNDLED = "bundled with grue"
@@ -82,6 +86,13 @@ def known_servers(
         except MCPConfigError as error:
             unusable[name] = str(error)
     return KnownServers(source=_shown(path), servers=servers, unusable=unusable, warnings=file.warnings)
+
+
+def without_network(server: T) -> T:
+    """Return a server that npx starts only from what is installed or in npm's cache; others unchanged."""
+    if not isinstance(server, StdioServer) or Path(server.command).name != "npx":
+        return server
+    return replace(server, env={**server.env, "npm_config_offline": "true"})
 
 
 def no_such_server(name: str, known: KnownServers) -> str:

@@ -20,19 +20,19 @@ from grue.cli.live import LiveView
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import started_options
+from grue.cli.project import without_network
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
 from grue.engine.actions import ActionsPlanned, StepEnded, StepExecutionResult
 from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError
-from grue.hosting import McpServersConnected, ToolServer
+from grue.hosting import McpServersConnected
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.hosts.skill_agent.facts import FACTS, RunEnded, RunStarted
 from grue.hosts.skill_agent.past import read_run
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_to_task
-from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.facts import EpisodeResumed, EventFact, Fact, counted
 from grue.tracing.message_words import DIM, GREEN
 from grue.tracing.observers.run_folder import new_run_path
@@ -254,7 +254,7 @@ def _choose_model(config: AgentConfig, options: RunOptions) -> None:
         pause_s = PIECE_PAUSE_S if options.stream and sys.stdout.isatty() else 0.0
         transport = ScriptedModelTransport(script=reply_to_task, pause_s=pause_s)
         config.llm = LlmEndpoint(llm, transport=transport)
-        config.servers = {name: _without_network(server) for name, server in config.servers.items()}
+        config.servers = {name: without_network(server) for name, server in config.servers.items()}
         return
     llm = structs.replace(llm, model=options.model or llm.model)
     if options.base_url is not None and options.base_url != llm.base_url:
@@ -262,13 +262,6 @@ def _choose_model(config: AgentConfig, options: RunOptions) -> None:
     config.llm = llm = LlmEndpoint(llm).settings
     otherwise = ", name another endpoint with --base-url, or try the example with --offline"
     require_key(llm.base_url, llm.api_key, otherwise)
-
-
-def _without_network(server: ToolServer) -> ToolServer:
-    """Return a server that npx starts only from what is installed or in npm's cache; others unchanged."""
-    if not isinstance(server, StdioServer) or Path(server.command).name != "npx":
-        return server
-    return structs.replace(server, env={**server.env, "npm_config_offline": "true"})
 
 
 def _settings(options: RunOptions, path: Path) -> m.JsonObject:

@@ -10,8 +10,10 @@ import boxes
 import pytest
 from typer.testing import CliRunner
 
+from grue import StdioServer
 from grue.cli.app import app
 from grue.cli.chat import program
+from grue.cli.chat.options import ChatOptions, wire_chat
 from grue.testing import faulty_server
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
 
@@ -92,6 +94,15 @@ def test_a_mistyped_command_fails_nothing_and_names_the_nearest(run: CliRunner) 
     assert "There is no command /tolls. Did you mean /tools?" in done.stderr
     result = json.loads(next(Path("runs").iterdir()).joinpath("result.json").read_text())
     assert result["reason"] == "ended"
+
+
+def test_offline_a_server_of_npx_starts_from_what_is_installed(run: CliRunner) -> None:
+    Path("mcp_config.json").write_text(
+        '{"mcpServers": {"seq": {"command": "npx", "args": ["-y", "some-server"]}}}', encoding="utf-8"
+    )
+    server = wire_chat(ChatOptions(offline=True, instructions="x")).servers["seq"]
+    assert isinstance(server, StdioServer)
+    assert server.env["npm_config_offline"] == "true"
 
 
 def test_what_every_line_would_meet_ends_it(run: CliRunner) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.cli.chat.facts import ChatPast
 from grue.cli.play_options import recorded_options, run_folder, started_options
-from grue.cli.project import BUNDLED, known_servers
+from grue.cli.project import BUNDLED, known_servers, without_network
 from grue.cli.sandbox import watched_server
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
@@ -118,6 +118,8 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
     if options.mcp:
         known = known_servers(config, options.mcp_config, unasked=True)
         servers = known.servers
+        if options.offline:
+            servers = {name: without_network(server) for name, server in servers.items()}
         notes = (*known.warnings, *(f"{name}: {reason}" for name, reason in known.unusable.items()))
         if options.mcp_config is not None:
             config.mcp_config_file = str(options.mcp_config.absolute())
