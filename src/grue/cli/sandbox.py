@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -60,7 +60,7 @@ def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
         box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
     else:
         server = _named(_started(mcp_config), name)
-        box, args, env = server.sandbox, server.args, server.environment()
+        box, args, env = server.sandbox, tuple(server.args), server.environment()
         cwd = str(Path(server.cwd or "").absolute())
         program = shutil.which(server.command, path=env.get("PATH")) or server.command
     if box is None:
@@ -172,9 +172,7 @@ def _table(box: Sandbox) -> dict[str, object]:
     }
 
 
-def _show(
-    name: str, box: Sandbox, program: str, args: tuple[str, ...], cwd: str, env: dict[str, str]
-) -> None:
+def _show(name: str, box: Sandbox, program: str, args: Sequence[str], cwd: str, env: dict[str, str]) -> None:
     say(f"{name}: {in_words(box)}")
     found = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch="/nonexistent")
     for verb, paths in (("reads", found.opened), ("writes", found.written)):

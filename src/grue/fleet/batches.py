@@ -43,7 +43,7 @@ REQUESTS, REPLIES, BATCHES = "requests.jsonl", "replies.jsonl", "batches"
 T = TypeVar("T")
 
 
-class _Asked(Struct, frozen=True, kw_only=True):
+class _AskedOnFile(Struct, frozen=True, kw_only=True):
     """A request of an episode; a line of `requests.jsonl`."""
 
     key: str
@@ -78,7 +78,7 @@ class EpisodeRoom:
         self._count = count
         self._seen: Counter[str] = Counter()
         self._lock = threading.Lock()
-        asked = _lines(folder / REQUESTS, _Asked)
+        asked = _lines(folder / REQUESTS, _AskedOnFile)
         self._asked = {(each.key, each.tries) for each in asked}
         self._results: dict[str, Result] = {}
         self._again: Counter[str] = Counter()
@@ -116,7 +116,7 @@ class EpisodeRoom:
             if isinstance(permit, str):
                 return not_sent(permit)
             settings = endpoint.settings
-            asked = _Asked(
+            asked = _AskedOnFile(
                 key=key,
                 base_url=settings.base_url,
                 wire=endpoint.profile.wire,
@@ -192,7 +192,7 @@ class FleetBatches:
             each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
         )
         items = set()
-        for each in _lines(episode / REQUESTS, _Asked):
+        for each in _lines(episode / REQUESTS, _AskedOnFile):
             if answered[each.key] >= each.tries:
                 continue
             files, _ = self._of(each)
@@ -263,7 +263,7 @@ class FleetBatches:
             if episode.name in self._waiting:
                 self._waiting[episode.name][1].discard(item)
 
-    def _of(self, asked: _Asked) -> tuple[BatchFolder, LlmEndpoint]:
+    def _of(self, asked: _AskedOnFile) -> tuple[BatchFolder, LlmEndpoint]:
         name = hashlib.sha256(f"{asked.base_url}\n{asked.model}\n{asked.wire}".encode()).hexdigest()[:12]
         if name not in self._files:
             settings = LlmSettings(base_url=asked.base_url, model=asked.model, wire=asked.wire)  # type: ignore[arg-type]  # a wire of an endpoint

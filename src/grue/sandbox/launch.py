@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from grue.errors import SandboxError
@@ -47,7 +47,7 @@ class Boxed:
     """
 
     def __init__(
-        self, box: Sandbox, *, program: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str
+        self, box: Sandbox, *, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str
     ) -> None:
         self._box = box
         self.gate: Gate | None = None
@@ -174,7 +174,7 @@ class Watching(Sandbox, frozen=True, kw_only=True):
 
 
 def boxed(
-    box: Sandbox, *, program: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str | None
+    box: Sandbox, *, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None
 ) -> Boxed:
     """Prepare a start in a box.
 

@@ -10,7 +10,7 @@ import fcntl
 import functools
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from grue.errors import SandboxError
@@ -119,7 +119,7 @@ class Watched(Boxed):
     """One start of a program that is watched. It has a scratch folder, and its own home."""
 
     def __init__(
-        self, watch: Watch, *, program: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str
+        self, watch: Watch, *, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str
     ) -> None:
         if not coverage().listener:
             raise SandboxError("Watching needs seccomp's listener.", remedy="Linux 5.9 and later have it.")

@@ -62,7 +62,7 @@ def places_of(
     box: Sandbox,
     *,
     program: str,
-    args: tuple[str, ...],
+    args: Sequence[str],
     cwd: str,
     env: Mapping[str, str],
     scratch: str,
@@ -108,7 +108,7 @@ def places_of(
 
 
 def own_folders(
-    chain: Sequence[str], args: tuple[str, ...], cwd: str, written: Sequence[str] = ()
+    chain: Sequence[str], args: Sequence[str], cwd: str, written: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """Return the files and folders that a program consists of: its installation, and its script's.
 

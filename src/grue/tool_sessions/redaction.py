@@ -7,7 +7,7 @@ or a value that authorises a request. `runtime/secrets/redaction.py` finds each 
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from grue.runtime.secrets.redaction import Redaction
@@ -39,11 +39,11 @@ class Redactor:
         """Return `text` with secrets replaced, and with the passwords in its URLs."""
         return _URL_PASSWORD.sub(r"\1[redacted:password]", self._redaction.redact_text(text))
 
-    def command_line(self, command: str, args: tuple[str, ...]) -> str:
+    def command_line(self, command: str, args: Sequence[str]) -> str:
         """Return the command as a shell command line, with secrets replaced."""
         return shlex.join(self.words(command, args))
 
-    def words(self, command: str, args: tuple[str, ...]) -> list[str]:
+    def words(self, command: str, args: Sequence[str]) -> list[str]:
         """Return the command and its arguments, with secrets replaced."""
         shown = [self.text(command)]
         for before, arg in _with_the_one_before(args):
@@ -55,7 +55,7 @@ class Redactor:
         return shown
 
 
-def secrets_of_arguments(args: tuple[str, ...]) -> dict[str, str]:
+def secrets_of_arguments(args: Sequence[str]) -> dict[str, str]:
     """Return the parts of a command's arguments that may be secret, by name, for redaction."""
     found = {f"argument {number}": arg for number, arg in enumerate(args, 1) if "://" in arg}
     for before, arg in _with_the_one_before(args):
@@ -65,7 +65,7 @@ def secrets_of_arguments(args: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _with_the_one_before(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _with_the_one_before(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     return zip(("", *args), args, strict=False)
 
 

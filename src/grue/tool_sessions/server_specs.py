@@ -9,7 +9,7 @@ reasons.
 import os
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import PurePath
@@ -221,7 +221,7 @@ class StdioServer(Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: A path, relative to `cwd` or absolute, or a name on the PATH.
-        args: Its arguments, one text each. A list works too, and becomes a tuple.
+        args: Its arguments, one text each. A list becomes a tuple.
         name: The server's name. In a dictionary of servers the key counts; by default the program's name.
         env: Variables added to the inherited environment. They replace inherited ones of the same name.
         inherit_env: Which part of the host's environment is inherited. `all`: everything. `no_keys`:
@@ -236,7 +236,7 @@ class StdioServer(Struct, frozen=True, kw_only=True):
     """
 
     command: str
-    args: tuple[str, ...] = ()
+    args: Sequence[str] = ()
     name: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None

@@ -174,7 +174,7 @@ class _Program(Struct, frozen=True):
     """One command, as `ChildProcess` starts it."""
 
     command: str
-    args: tuple[str, ...]
+    args: Sequence[str]
     cwd: str
     variables: Mapping[str, str]
     sandbox: Sandbox | None

@@ -19,7 +19,7 @@ Source: R3.5-R3.7, P9
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -51,7 +51,7 @@ class Program(Protocol):
         ...
 
     @property
-    def args(self) -> tuple[str, ...]:
+    def args(self) -> Sequence[str]:
         """Its arguments."""
         ...
 

@@ -33,7 +33,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -272,7 +272,7 @@ class ProcessRegistry:
     def spawn(
         self,
         command: str,
-        args: tuple[str, ...],
+        args: Sequence[str],
         env: Mapping[str, str],
         cwd: str | None,
         sandbox: Sandbox | None = None,
@@ -454,7 +454,7 @@ def _not_found(command: str, base: Path) -> SpawnError:
 
 
 def _in_box(
-    sandbox: Sandbox, program: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str | None
+    sandbox: Sandbox, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None
 ) -> "Boxed":
     # Imported here: ctypes takes a while, and most programs run without a box.
     from grue.sandbox.launch import boxed

@@ -27,7 +27,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias
 
@@ -79,7 +79,7 @@ def _is_complete(folder: Path) -> bool:
     return (folder / "node_modules" / _LAST_WRITTEN).is_file() and not (folder / "concurrency.lock").exists()
 
 
-def _packages(args: tuple[str, ...]) -> Iterator[str]:
+def _packages(args: Sequence[str]) -> Iterator[str]:
     """Yield the packages that npx installs: each `--package`, or else its first argument."""
     rest = iter(args)
     named = False
@@ -178,7 +178,7 @@ class _Npx(Struct, frozen=True):
 
     package: str
     program: str
-    args: tuple[str, ...]
+    args: Sequence[str]
 
 
 def _of_npx(server: StdioServer) -> Direct | None:
@@ -199,7 +199,7 @@ def _of_npx(server: StdioServer) -> Direct | None:
     return None
 
 
-def _read_npx(args: tuple[str, ...]) -> _Npx | None:
+def _read_npx(args: Sequence[str]) -> _Npx | None:
     """Read npx's arguments; `None`: they have an option whose meaning is not known here."""
     rest = list(args)
     named = ""
@@ -400,7 +400,7 @@ def _wanted(server: StdioServer) -> tuple[str, str] | None:
     return None
 
 
-def _package(args: tuple[str, ...]) -> str:
+def _package(args: Sequence[str]) -> str:
     """Return the package that npx or a similar runner starts, without its version; empty if there is none."""
     named, rest = "", iter(args)
     for arg in rest:
