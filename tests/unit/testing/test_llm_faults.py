@@ -177,6 +177,6 @@ def test_a_client_that_goes_is_no_accident(capfd: pytest.CaptureFixture[str]) ->
 def test_the_models_may_fail_too() -> None:
     with ScriptedLlmServer([], models=web_page(503)) as server:
         response = httpx.get(f"{server.base_url}/models", trust_env=False)
-        assert httpx.get(f"{server.base_url}/files", trust_env=False).status_code == 404
+        assert httpx.get(f"{server.base_url}/nothing", trust_env=False).status_code == 404
     assert response.status_code == 503
-    assert [listing.path for listing in server.listings] == ["/v1/models", "/v1/files"]
+    assert [listing.path for listing in server.listings] == ["/v1/models", "/v1/nothing"]
