@@ -59,7 +59,7 @@ from grue.runtime.actor import Actor, Mailbox, Note, reply
 from grue.runtime.large_data import JOINED_AT_ONCE, LONG
 from grue.runtime.loops.beside_loop import now
 from grue.runtime.trace.recorder import Envelope
-from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, RequestPostponed, current_room
 from grue.transports.llm.exchange import (
     LONG_BYTES,
     Answered,
@@ -71,7 +71,6 @@ from grue.transports.llm.exchange import (
     permit_for,
     request_outcome,
 )
-from grue.transports.llm.reply_room import RequestPostponed, current_room
 
 REFUSED_MEDIA = "the endpoint refused a request with images or files"
 

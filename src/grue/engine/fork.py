@@ -26,7 +26,7 @@ from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
 from grue.engine.answers import AnswerSpec, spec_of
 from grue.engine.conversations.kept_conversation import EarlierResults
-from grue.engine.conversations.recorded_conversation import said_before
+from grue.engine.conversations.recorded_conversation import RecordedTurn, said_before
 from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
 from grue.engine.tool_servers import usable_servers
 from grue.engine.turn import EpisodeMemory, HostTurn, TurnSettings
@@ -293,6 +293,7 @@ class ForkedRun(HostTurn[T]):
         turns = dict.fromkeys(each.turn for each in run.earlier)
         self.earlier = EarlierResults((number, run.path) for number in turns)
         self.record = _past(asked, run, place, changed, listings, rewrites, settings)
+        self.begun = _said_before_resumption(run, place)
         request: TurnRequest[T] = TurnRequest(
             system=changed.system,
             user=changed.user,
@@ -424,6 +425,22 @@ def _said(
             f" {redacted.seq}, which comes before the fork."
         )
     return said_before(run.path, (*run.earlier, *until), _conversation(changed))
+
+
+def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
+    """Return what was said in the turn before it was resumed; `None`: the fork is not in a resumed part."""
+    first = place.events[0] if place.events else None
+    if not isinstance(first, m.RunTurn) or first.resumed is None:
+        return None
+    part: RecordedTurn | None = None
+    for envelope in run.envelopes:
+        if isinstance(envelope.body, m.RunTurn):
+            part = RecordedTurn(envelope, envelope.body, part)
+            if envelope.body is first:
+                break
+        elif part is not None:
+            part.add(envelope)
+    return None if part is None else part.said_alone()
 
 
 def _conversation(run: m.RunTurn) -> m.ConversationId:

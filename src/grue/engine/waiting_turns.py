@@ -47,9 +47,8 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.runtime.version import __version__
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
 from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
-from grue.transports.llm.endpoint import LlmEndpoint
+from grue.transports.llm.endpoint import LlmEndpoint, RequestPostponed, limit_in, reply_room
 from grue.transports.llm.exchange import Answered, RequestOutcome
-from grue.transports.llm.reply_room import RequestPostponed, limit_in, reply_room
 
 T = TypeVar("T")
 

@@ -35,9 +35,14 @@ from grue.protocol.chat_wire.failures import Fault, shown_endpoint
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
 from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
-from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
+from grue.transports.llm.endpoint import (
+    LlmEndpoint,
+    LlmSettings,
+    RequestPostponed,
+    limit_in,
+    set_process_room,
+)
 from grue.transports.llm.exchange import Answered, RequestOutcome, WantedRequest, not_sent
-from grue.transports.llm.reply_room import RequestPostponed, limit_in, set_process_room
 
 REQUESTS, REPLIES, BATCHES = "requests.jsonl", "replies.jsonl", "batches"
 T = TypeVar("T")

@@ -180,7 +180,7 @@ async def test_a_crash_is_one_flat_error_with_its_cause_and_cancels_the_others(
     assert log == ["b cancelled"]
     (failed,) = recorder.failures
     assert (failed.actor, failed.error) == ("a", "LookupError: what (in Scripted)")
-    assert failed.where[-1].startswith("test_supervisor.py:")
+    assert failed.where[-1].startswith("test_actor_supervisor.py:")
     assert failed.where[-1].endswith(" receive")
 
 

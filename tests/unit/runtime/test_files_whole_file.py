@@ -11,8 +11,15 @@ import pytest
 import grue
 from grue.runtime.files import drafted, replacing, write_whole
 
-OWN_PROTOCOLS = {"fleet/folder.py", "testing/faulty_server.py"}
-"""The fleet commits by a link or by a folder's name; a faulty server imports nothing of grue."""
+OWN_PROTOCOLS = {
+    "fleet/folder.py",
+    "testing/faulty_server.py",
+    "config/bundles.py",
+    "transports/llm/batch_folder.py",
+    "sandbox/launch.py",
+}
+"""The fleet commits by a link or by a folder's name; a faulty server imports nothing of
+grue; the others move folders."""
 
 
 def names(folder: Path) -> list[str]:

@@ -75,7 +75,7 @@ def test_a_deadlock_says_where_each_task_waits() -> None:
     with pytest.raises(Deadlock, match="nothing can wake them") as caught:
         run_in_virtual_time(both)
     assert "the lost one: test_a_deadlock_says_where_each_task_waits" in str(caught.value)
-    assert "wait_for_nobody (test_virtual_time.py:" in str(caught.value)
+    assert "wait_for_nobody (test_actor_harness_virtual_time.py:" in str(caught.value)
 
 
 @pytest.mark.parametrize("in_thread", [aside, anyio.to_thread.run_sync], ids=["aside", "to_thread"])

@@ -9,15 +9,19 @@ turns. Each event loop has its own connections.
 
 The API key is chosen from the environment here, by one rule for code, configuration and commands. A key is
 only ever sent to the provider that it belongs to.
+
+A turn whose replies come from a batch has a `ReplyRoom`. `LlmEndpoint.post` asks it for the reply instead of
+the network. If there is none yet, the request is put on file, and the turn ends as one that waits.
 """
 
 import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from random import random
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 from urllib.parse import SplitResult, urlsplit
 
 import anyio
@@ -25,6 +29,7 @@ import anyio.to_thread
 import httpx
 import msgspec
 from anyio.lowlevel import RunVar
+from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError
@@ -61,13 +66,13 @@ from grue.transports.llm.exchange import (
     Connection,
     Connections,
     ExchangeError,
+    RequestOutcome,
     Streamed,
     Upload,
     exchange,
     fault_of,
     timeouts_of,
 )
-from grue.transports.llm.reply_room import current_room
 
 OWN_KEY = "GRUE_API_KEY"
 _PROVIDER_KEYS = {host: rows[0].key_variable for host, rows in PROFILES.items()}
@@ -243,6 +248,65 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         """Return the fields for `__rich_repr__`."""
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
+    """The request is on file, and its reply is read by a later process.
+
+    Args:
+        item: Its id in the batch.
+    """
+
+    def __init__(self, item: str) -> None:
+        super().__init__(f"the request waits for a batch as {item}")
+        self.item = item
+
+
+class ReplyRoom(Protocol):
+    """Keeps the requests of one turn or episode, and has the replies that have come."""
+
+    async def reply_to(self, endpoint: "LlmEndpoint", body: bytes, request: int) -> Answered | Fault:
+        """Return the reply to a request.
+
+        Args:
+            endpoint: Whom it asks.
+            body: The request, whole.
+            request: Its number in the turn.
+
+        Raises:
+            RequestPostponed: There is none yet. The request is on file.
+        """
+
+    def read(self, model: str, outcome: RequestOutcome) -> None:
+        """Take note of what a reply has cost that was read."""
+
+
+reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
+"""The place for the requests of the turn that this code belongs to; `None`: that of the process, if any."""
+
+_of_process: list[ReplyRoom] = []
+
+
+def set_process_room(room: ReplyRoom | None) -> None:
+    """Set the place for all other requests of this process; `None`: they are sent at once."""
+    _of_process[:] = [] if room is None else [room]
+
+
+def current_room() -> ReplyRoom | None:
+    """Return where a request of this code waits; `None`: it is sent at once."""
+    return reply_room.get() or (_of_process[0] if _of_process else None)
+
+
+def limit_in(body: bytes) -> int | None:
+    """Return the most tokens that a request allows its reply; `None`: it sets no limit."""
+    asked = msgspec.json.decode(body, type=_Limits)
+    return asked.max_tokens or asked.max_completion_tokens or asked.max_output_tokens
+
+
+class _Limits(Struct):
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
 
 
 class LlmEndpoint:

@@ -1,10 +1,9 @@
-"""Read the tool definitions of a raw `tools/list`, page by page. A malformed tool is left out.
+"""Read the tool definitions of a raw `tools/list`, page by page, and remember listings for later processes.
 
-Source: P37
+A malformed tool is left out.
 
-The listings that servers had in earlier processes, in the user's cache folder (`start="beside"`).
-
-A turn may presume such a listing, and verifies it before anything follows from it, so a wrong one costs one
+The listings that servers had in earlier processes are in the user's cache folder (`start="beside"`). A turn
+may presume such a listing, and verifies it before anything follows from it, so a wrong one costs one
 request. But the listing decides what a paid request offers. So a file counts only if nobody else can have
 written it. A file with any fault is ignored, and the turn goes on without it.
 
@@ -12,6 +11,8 @@ A file also says which MCP revision the server spoke, so that the next process n
 
 A file's name is a keyed digest of how the server is started or reached, environment and headers included. The
 key is random, and stays on the machine, so that nobody can try values against a name. No value is stored.
+
+Source: P37
 """
 
 import hmac

@@ -153,6 +153,7 @@ def test_a_tool_use_knows_its_limit_its_reply_and_its_protocol() -> None:
         timeout_s=30.0,
         iteration=1,
         protocol_version="2025-11-25",
+        message=8,
     )
     (session,) = told.closed(ToolSession)
     assert session.outcome == SessionSummary(iterations_used=1, tools_called=1, final_action="take lamp")
