@@ -1,13 +1,12 @@
 """The LLM actor: keeps the conversation, sends requests to the endpoint and reports replies to the agent.
 
-It decides nothing itself. `protocol/chat_wire/` encodes requests and decodes replies,
-`protocol/turn/completion_attempts.py` decides what follows a failed or a cut reply, and the agent decides
-what to say next. `transports/llm/` does the HTTP.
+Read it to see what happens between `RequestCompletion` and `CompletionReceived`. `Asking` sends the requests
+that one completion takes, one after the other. To ask a model in a way of your own, write an `LlmFactory`
+(that of an endpoint is `EndpointActors`): any actor that takes `RequestCompletion` will do.
 
-`Asking` sends the requests that one completion takes, one after the other. An `LlmFactory` makes the LLM
-actor of a turn: the factory of an endpoint, or one of the host's.
-
-To ask a model in a way of your own, write such a factory: any actor that takes `RequestCompletion` will do.
+The actor decides nothing itself. `protocol/chat_wire/` encodes requests and decodes replies,
+`protocol/turn/completion_attempts.py` decides what follows a failed or a cut reply, the agent decides what to
+say next, and `transports/llm/` does the HTTP.
 """
 
 import contextlib
@@ -72,11 +71,13 @@ from grue.transports.llm.exchange import (
     request_outcome,
 )
 
+__all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
+
 REFUSED_MEDIA = "the endpoint refused a request with images or files"
 
 
 class Asking:
-    """One completion: sends the requests that `completion_attempts.py` asks for, and reports on them.
+    """One completion: sends the requests that `attempt_step` asks for, and reports on them.
 
     Args:
         endpoint: Sends the requests. It is open.
@@ -316,8 +317,6 @@ def _unshown(_: Delta) -> None:
     """Take a piece of a reply that is streamed because its endpoint does nothing else, asked or not."""
 
 
-__all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
-
 _Outcome: TypeAlias = (
     m.ToolSupportChecked | m.CompletionReceived | m.CompletionFailed | m.CompletionPostponed | m.ReplyDropped
 )
@@ -512,7 +511,7 @@ class LlmActor(Actor[m.LlmCommand]):
                 await self._report(await self._answer(asked, outcome), envelope)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
-        """Ask until a model of the chain has answered, or none is left (`completion_attempts.py`)."""
+        """Ask until a model of the chain has answered, or none is left (`after_all`)."""
         tried: list[LlmEndpoint] = []
         while True:
             outcome = await asked.asking.outcome()

@@ -1,16 +1,15 @@
-r"""Expand `${...}` in configuration values, in the notation of the other hosts that use these files.
+r"""Expand `${...}` in configuration values, and read the variables of an `envFile`.
 
-`${VAR}`, `${VAR:-default}` and `${env:VAR}` read the environment; `${workspaceFolder}`, `${userHome}` and
-`${grueServers}` (the folder of the servers that come with grue) are folders. As in a shell, a default also
-replaces an empty variable. The value of a variable is not expanded again, and never appears in an error.
+The notation is that of the other hosts that use these files. `${VAR}`, `${VAR:-default}` and `${env:VAR}`
+read the environment; `${workspaceFolder}`, `${userHome}` and `${grueServers}` (the folder of the servers that
+come with grue) are folders. As in a shell, a default also replaces an empty variable. The value of a variable
+is not expanded again, and never appears in an error.
 
-An `envFile` has environment variables in the dotenv format, one `NAME=value` a line.
-
-This is the part of the format on which dotenv readers agree. Empty lines and lines that start with `#` are
-skipped. A leading `export` is allowed. If a name occurs twice, the last value wins. A value without quotes
-ends at ` #` or at the end of the line. In single quotes a value is literal; in double quotes `\n`, `\r`,
-`\t`, `\"` and `\\` are escapes. Quoted values may span lines. Variables inside a value are not expanded,
-because readers disagree about that.
+An `envFile` has one `NAME=value` a line, in the part of the dotenv format on which readers agree. Empty lines
+and lines that start with `#` are skipped. A leading `export` is allowed. If a name occurs twice, the last
+value wins. A value without quotes ends at ` #` or at the end of the line. In single quotes a value is
+literal; in double quotes `\n`, `\r`, `\t`, `\"` and `\\` are escapes. Quoted values may span lines. Variables
+inside a value are not expanded, because readers disagree about that.
 """
 
 import re

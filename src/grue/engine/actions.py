@@ -1,6 +1,6 @@
 """Actions as JSON: a model answers with a list of them, and your program carries them out.
 
-It is for hosts that want actions in the reply's text and not the endpoint's tool calls, as the skill agent
+Use it in a host that wants actions in the reply's text and not the endpoint's tool calls, as the skill agent
 does. Each type of action has a name, a msgspec Struct for its parameters, and a function. The registry makes
 the JSON Schema of a reply, reads replies, and describes the types for a prompt. For a `ToolPolicy`, an
 action is a tool of the server `agent`.
@@ -16,10 +16,9 @@ for action in reply.actions:
     print(actions.carry_out(action.type, action.params, world, timeout_s=10))
 ```
 
-The facts that a host records about the actions of its model's replies, which are carried out after a turn.
-
-Their tags have the prefix of the host that recorded them first; traces keep it. A host names those that it
-records in `register_facts`.
+Actions are carried out after their turn, so the turn does not record them. The host records them with the
+facts of this module, and passes those that it uses to `register_facts`. Their tags have the prefix of the
+host that recorded them first, and have to keep it, because traces contain it.
 """
 
 import threading

@@ -35,6 +35,18 @@ from grue.policies import ToolAnnotations
 from grue.runtime.files import read_regular
 from grue.tool_sessions.confined_folder import ConfinedFolder
 
+__all__ = [
+    "USE_SKILL",
+    "AllowedTool",
+    "Grant",
+    "HasSkills",
+    "Skill",
+    "Skills",
+    "granted",
+    "read_skill",
+    "read_skills",
+]
+
 SKILL_FILE = "SKILL.md"
 _MOST_SKILLS = 200
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -202,18 +214,6 @@ def _allowed(value: object, path: Path, line: int) -> tuple[AllowedTool, ...] | 
 def _malformed(path: Path, line: int, problem: str) -> MCPConfigError:
     return MCPConfigError(f"{path}, line {line}: {problem}.", path=str(path), line=line)
 
-
-__all__ = [
-    "USE_SKILL",
-    "AllowedTool",
-    "Grant",
-    "HasSkills",
-    "Skill",
-    "Skills",
-    "granted",
-    "read_skill",
-    "read_skills",
-]
 
 _NO_OTHERS: Mapping[str, str] = {}
 

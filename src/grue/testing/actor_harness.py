@@ -1,8 +1,7 @@
-"""Run one actor alone, with fake channels in place of the actors around it.
+"""Test one actor alone: fake channels around it, a virtual clock, and assertions about its messages.
 
 ```python
-from grue.testing.actor_harness import ActorHarness
-from grue.testing.actor_harness import virtual_time
+from grue.testing.actor_harness import ActorHarness, virtual_time
 
 @virtual_time
 async def test_it_heats_until_the_room_is_warm() -> None:
@@ -18,40 +17,22 @@ async def test_it_heats_until_the_room_is_warm() -> None:
 The actor runs under a real supervisor with a real mailbox. `tell`, `ask` and `idle` return when the actor
 waits for its next message, a reply or a timer, so a test needs no sleeps. Time passes only in `pass_time`.
 
-A `FakeChannel` is a mailbox whose owner the test plays: it keeps what an actor sends, and answers asks as the
-test says.
+A `FakeChannel` (`ActorHarness.channel` makes one) is a mailbox whose owner the test plays: `sent` has what
+actors have sent to it, and it answers asks as the test says. It is a real `Mailbox` without a reader, so it
+records, fills up and closes as one does.
 
-```python
-thermostat = harness.channel("thermostat")
-thermostat.answers(Measured, Heat(degrees=2.0))
-...
-assert thermostat.sent == [Measured(celsius=16.0)]
-```
-
-`ActorHarness.channel` makes one. It is a real `Mailbox` without a reader, so it records, fills up and closes
-as one does.
-
-An event loop with a virtual clock, in which actors wait hours within milliseconds.
-
-```python
-@virtual_time
-async def test_it_gives_up_after_an_hour() -> None:
-    with pytest.raises(AskTimedOut):
-        await mailbox.ask(Question(), sender="test", timeout_s=3600)
-```
-
-The clock stands still while any task can run. When all tasks wait, it jumps to the next timer: a sleep, a
-time limit, a deadline. So nothing waits in real time, and the same test gives the same times in each run.
-Everything that asks the event loop for the time sees the virtual clock: `anyio.current_time`, `sleep`,
-`fail_after`, `move_on_after`, deadlines of cancel scopes.
-
-When all tasks wait and there is no timer, nothing can ever happen again. The loop then raises `Deadlock`,
-which says where each task waits. In real time such a test would hang.
+`virtual_time` runs a test in an event loop with a virtual clock. The clock stands still while any task can
+run. When all tasks wait, it jumps to the next timer: a sleep, a time limit, a deadline. So an actor waits
+hours within milliseconds, and the same test gives the same times in each run. Everything that asks the event
+loop for the time sees the virtual clock: `anyio.current_time`, `sleep`, `fail_after`, `move_on_after`,
+deadlines of cancel scopes. When all tasks wait and there is no timer, nothing can ever happen again: the loop
+raises `Deadlock`, which says where each task waits. In real time such a test would hang.
 
 The clock is for actors. A process, a socket or a pipe takes real time, so the loop refuses to wait for one.
 Work in threads takes real time as well; the loop waits for it and its clock stands still meanwhile.
 
-Assertions about the messages of a trace: what happened, in which order, what never did, and why.
+`TraceWatch` asserts about the messages of a trace: what happened, in which order, what never did, and why. It
+also works for a whole turn. A failed assertion shows the messages of the trace, one line each.
 
 ```python
 watch = TraceWatch()
@@ -62,8 +43,6 @@ watch.in_order(OpenSession, SessionOpened, TurnCompleted)
 watch.never(McpDisabled)
 watch.caused_by(ToolReturned, CallTools)
 ```
-
-A failed assertion shows the messages of the trace, one line each.
 """
 
 import asyncio

@@ -53,6 +53,23 @@ from grue.testing.providers.batches import ScriptedBatches
 from grue.testing.providers.chat_rules import Json, ProviderRules
 from grue.testing.providers.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
 
+__all__ = [
+    "ContextWindow",
+    "LlmReply",
+    "LlmRequest",
+    "Pace",
+    "Script",
+    "ScriptedLlmServer",
+    "completion",
+    "error_reply",
+    "hang_up",
+    "json_reply",
+    "refusal_reply",
+    "silence",
+    "text_reply",
+    "tool_calls_reply",
+]
+
 _FRAME_TOKENS = 4
 
 
@@ -174,23 +191,6 @@ def _head(reply: LlmReply, framing: dict[str, str]) -> bytes:
     lines += [f"{name}: {value}" for name, value in {**reply.headers, **framing}.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
-
-__all__ = [
-    "ContextWindow",
-    "LlmReply",
-    "LlmRequest",
-    "Pace",
-    "Script",
-    "ScriptedLlmServer",
-    "completion",
-    "error_reply",
-    "hang_up",
-    "json_reply",
-    "refusal_reply",
-    "silence",
-    "text_reply",
-    "tool_calls_reply",
-]
 
 _ONE_MODEL = ({"id": "scripted"},)
 

@@ -1,8 +1,7 @@
 """The connection between a session actor and a tool server: what it must offer, and what it reports.
 
-To add a kind of tool server, implement `ToolConnection`. The session actor (`actors/mcp_session.py`) uses a
-server only through `ToolConnection`; an MCP client, a dictionary of functions and a pooled session all
-implement it.
+To add a kind of tool server, implement `ToolConnection`, as an MCP client, a dictionary of functions and a
+pooled session do. The session actor (`actors/mcp_session.py`) uses a server through nothing else.
 """
 
 import contextlib

@@ -54,7 +54,7 @@ OWN_KEYS = frozenset(
     )
 )
 """The variables whose values grue itself uses, for model endpoints and observers. It has the key of every
-provider in the table of endpoints (`chat_wire/profiles.py`), because grue uses whichever fits."""
+provider in the table of endpoints (`protocol/chat_wire/profiles.py`), because grue uses whichever fits."""
 
 _SAFE = frozenset(("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"))
 _SAFE_PREFIX = "LC_"

@@ -1,7 +1,7 @@
 """The session pool of an episode: sessions that are prewarmed, ended after their turn, or kept open.
 
-A connection must be entered and left by the same task, its owner. In the pool the
-owner is a task of the episode, not of a turn. That allows four things:
+A connection must be entered and left by the same task, its owner. In the pool the owner is a task of the
+episode, not of a turn. That allows four things:
 
 - A session is opened while the host does its own work, and only the next turn uses it (`ahead`). The turn
   gets a fresh process and does not wait for its start.
@@ -19,9 +19,6 @@ if its own one has died: such a process has not seen what the turn's calls have 
 
 A session actor uses a leased connection like any other `ToolConnection`. The owners record what happens
 outside turns in the trace: `SessionPrewarmed`, `PrewarmLost`, `ServerEnded`.
-
-The owner records `SessionPrewarmed` and
-`ServerEnded` in the trace. Which connections there are is in `session_pool.py`.
 """
 
 import contextlib

@@ -1,20 +1,15 @@
 """Compare two traces, turn by turn, and within a turn message by message, along the causes.
 
 The i-th turn is compared with the i-th turn. If one of the traces has forks of recorded turns, only the turns
-with their numbers are compared. Within a turn, the messages that a message caused are compared
-with those that its counterpart caused: same sender, same receiver, same kind, in order. So two traces can be
-identical even if their actors took turns in a different order. Numbers, times, durations, processes and what
-a provider wants echoed are ignored. Ids of calls and batches may differ if they are used consistently. Pieces
-of streamed replies are left out, because the whole reply follows.
+with their numbers are compared. Within a turn, the messages that a message caused are compared with those
+that its counterpart caused: same sender, same receiver, same kind, in order. So two traces can be identical
+even if their actors took turns in a different order. Numbers, times, durations, processes and what a provider
+wants echoed are ignored. Ids of calls and batches may differ if they are used consistently. Pieces of
+streamed replies are left out, because the whole reply follows.
 
-Both traces are read in step. Of a long turn only the envelopes are in memory: a message is read again when it
-is compared, and when its difference is described.
-
-Split a trace into its turns without holding megabytes of it in memory.
-
-It is for readers that look at each message of a turn once or twice, as `diff` does. Of the messages of the
-turns that are open, a few megabytes are in memory. Of further ones, only their envelopes are: `whole` reads
-the message from the file again.
+Both traces are read in step, and neither is held in memory. `lean_turns` splits a trace into its turns, and
+keeps a few megabytes of the messages of the open ones. Of further messages only the envelopes are in memory:
+`whole` reads such a message from the file again when it is compared, and when its difference is described.
 """
 
 import hashlib

@@ -1,13 +1,11 @@
 """The data of a trace's page: its messages, its turns, its spans and its story, found in one pass.
 
-The messages are in pieces, so that the page can show the first ones while it reads the others.
-
 The page of a finished trace, the comparison of two, and the page that follows a trace all read from a
-`PageFeed`.
+`PageFeed`. The messages are in pieces, so that the page can show the first ones while it reads the others.
 
 A turn has a digest: where its time went, and what went wrong in it. A span says how long a step took, in
-which actor, and how it ended. `steps` decides what begins and ends. A span whose end is not recorded ends
-with the trace, with its turn, or where the host was killed.
+which actor, and how it ended; `steps.py` decides what begins and ends one. A span whose end is not recorded
+ends with the trace, with its turn, or where the host was killed.
 """
 
 from collections.abc import Hashable, Iterable, Iterator

@@ -6,11 +6,10 @@ only as text; and the content security policy allows the page's own style and sc
 other script, no form, and no text that becomes markup. It allows no request either. Only a page that is
 served while it follows a trace may ask its own server.
 
-The images in a trace, taken out of its messages for a page: each is in the page only once.
-
-An image is base64 text that begins as a PNG, JPEG, GIF or WebP file does, alone in a JSON string. The string
-then names the image instead, and the page shows it in its place. No other media type is shown, so that a page
-never draws SVG that a tool wrote.
+The images in a trace are taken out of its messages, so that each is in the page only once. An image is base64
+text that begins as a PNG, JPEG, GIF or WebP file does, alone in a JSON string. The string then names the
+image, and the page shows it in its place. No other media type is shown, so that a page never draws SVG that a
+tool wrote.
 """
 
 import base64

@@ -3,14 +3,12 @@
 The events are the messages that entered the agent's mailbox, in that order, and the agent's notes about the
 clock and the supervisor. The machine's commands for each event are compared with the recorded ones.
 
-Compare a recorded text with a replayed one, if secrets were replaced by placeholders.
-
-The recorded text was computed with the secret, and the secret was replaced afterwards. The replayed text is
-computed from data in which the secret was already replaced. The two differ around a placeholder in three
-cases:
-the secret was a number, which is not quoted, while its placeholder is; a full stop or a comma after the
-secret was taken for its end; the text was cut to a length, which counts the secret in one and the placeholder
-in the other.
+Where a secret was replaced by a placeholder, a recorded text may differ from the replayed one and still be
+the same. The recorded text was computed with the secret, which was replaced afterwards; the replayed text is
+computed from data in which it was already replaced. The two differ around a placeholder in three cases: the
+secret was a number, which is not quoted, while its placeholder is; a full stop or a comma after the secret
+was taken for its end; the text was cut to a length, which counts the secret in one and the placeholder in the
+other.
 """
 
 import re

@@ -4,11 +4,11 @@ Percentiles use the nearest rank, so each is a value that was measured: the smal
 large as the given percentage of all values. Times are rounded to the microsecond.
 
 `PhaseClock` assigns every instant of the trace to one phase, to show where the time went. The time between
-two consecutive envelopes belongs to the phase that was active after the first of them. `steps` decides what
-is under way. The **model** phase is active while a request is under way, retries and their pauses included;
-so is a sampling and the check of the model's tool support. **Tools**, **start-up** and **teardown** are
-active while a call is made, a session opens, or a session closes. If several are active, the first in this
-order counts.
+two consecutive envelopes belongs to the phase that was active after the first of them. `steps.py` decides
+what is under way. The **model** phase is active while a request is under way, retries and their pauses
+included; so is a sampling and the check of the model's tool support. **Tools**, **start-up** and **teardown**
+are active while a call is made, a session opens, or a session closes. If several are active, the first in
+this order counts.
 
 The remaining time of a turn is **other**: the agent itself and the answer's check. The remaining time outside
 turns belongs to the **host**. So do start-up and teardown outside turns, because no turn waits for them. If

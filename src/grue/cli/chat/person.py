@@ -1,11 +1,10 @@
 """Ask the person at the terminal: about tool calls, and what a server wants to know.
 
+`LineReader` reads the answers, and all other input of a chat, from a terminal or a pipe, with the standard
+library alone. `prompting.py` has the reader with editing and completion.
+
 A server's question is a form: a JSON Schema with properties of simple types. All of it is the server's and
 untrusted.
-
-Read input lines from a terminal or a pipe.
-
-`LineReader` needs nothing. `prompting.py` has the one for terminals, with editing and completion.
 """
 
 import json

@@ -1,12 +1,12 @@
-"""Build a conversation from a trace: from the messages that its turns have recorded.
+"""Read from a trace what a later process goes on with: a conversation, or a turn that has not ended.
 
-The reader takes the same steps as the process that recorded them (`protocol/context/history.py`), and
-compares its digest with the one that each turn was started with. So a conversation that the trace does not
-hold completely is refused, and never resumed in part.
+`resume_conversation` builds a conversation from the messages that its turns have recorded. It takes the same
+steps as the process that recorded them (`protocol/context/history.py`), and compares its digest with the one
+that each turn was started with. So a conversation that the trace does not hold completely is refused, and
+never resumed in part.
 
-The turns of a trace that a later process can go on with.
-
-A turn may have several parts: each time it is resumed, another `RunTurn` with its number begins one.
+`read_turns` returns the turns of a trace. A turn may have several parts: each time it is resumed, another
+`RunTurn` with its number begins one.
 """
 
 from collections.abc import Iterable

@@ -1,16 +1,13 @@
-"""Use tool servers without an agent, from synchronous code: connect, call, close.
+"""Use tool servers without an agent: `ToolClient` connects, calls and closes; `judge_calls` asks the policy.
 
-The sessions work as in a turn, with the same actor. The difference is their lifetime: one event loop in a
-background thread (`EpisodeLoop`) owns them until the `with` block is left, so that a session stays open
-between calls. The thread is a daemon; the interpreter closes its loop at exit.
+A `ToolClient` is for synchronous code. Its sessions work as in a turn, with the same actor, and differ in
+their lifetime: one event loop in a background thread (`EpisodeLoop`) owns them until the `with` block is
+left, so that a session stays open between calls. The thread is a daemon; the interpreter closes its loop at
+exit. The state of each server is used in that loop only, and a session is opened under a lock. So any number
+of threads can call at the same time: they share one session per server, and each gets its own result.
 
-The state of each server is used in that loop only, and a session is opened under a lock. So any number of
-threads can call at the same time: they share one session per server, and each gets its own result.
-
-Apply a tool policy to calls that a host makes itself: some are made, some denied, some asked about.
-
-It is for hosts that carry out what a model answers with, and do not leave it to a turn. The calls of one
-answer are judged as a whole before the first of them is made. The table, the questions and the binding of
+`judge_calls` and `ask_about` are for hosts that carry out themselves what a model answers with. The calls of
+one answer are judged as a whole before the first of them is made. The table, the questions and the binding of
 decisions are those of the tool calls of a turn (`protocol/turn/tools.py`).
 """
 

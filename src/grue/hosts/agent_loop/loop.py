@@ -1,7 +1,9 @@
 """`AgentLoop`: input, tool calls, output, and a conversation that goes on from input to input.
 
-The names of tools are made in `names.py`, the injected function is in
-`injected.py`, and the events are in `events.py`. The loop of a turn itself is the runner's.
+Each input is a turn of a `Runner`, which has the loop of model and tools; this module must not have one of
+its own. The model sees MCP servers as `mcp.NAME`, with other tools beside them: `mcp.files.read` for the tool
+`read` of the server `files`, `tools.add` for a function `add`, and `shell.run` for a `ShellTool`. Names that
+collide are refused. The injected function is in `injected.py`, the events are in `events.py`.
 
 `list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program, without a client object:
 
@@ -13,13 +15,8 @@ print([tool.name for tool in list_mcp_tools()])
 print(invoke_mcp_tool("echo", {"text": "hello"}).content)
 ```
 
-The client is made at the first call. It is closed at the interpreter's exit, and a program that forgets it
-ends as it would without. For several servers, or for a lifetime of your own, use a `ToolClient`.
-
-The tool servers of an agent loop under their names: MCP servers as `mcp.NAME`, other tools beside them.
-
-The model sees `mcp.files.read` for the tool `read` of the server `files`, `tools.add` for a function `add`,
-and `shell.run` for a `ShellTool`. It refuses names that collide.
+The client is made at the first call. It is closed at the interpreter's exit, and a program that does not
+close it ends all the same. For several servers, or for a lifetime of your own, use a `ToolClient`.
 """
 
 import asyncio

@@ -7,7 +7,7 @@
 {"role": "tool", "tool_call_id": "...", "content": "..."}
 ```
 
-The reply objects of `LLMClient`.
+`LLMResponse` and the other reply objects of `LLMClient` are defined here, too.
 
 Source: R4.2, R4.3
 """

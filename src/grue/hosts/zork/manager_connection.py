@@ -1,11 +1,9 @@
-"""Use any object with the four coroutines of `MCPManager` as the tool server of a turn.
+"""Use the host's own manager object as the tool server of a turn, by calling its coroutines.
 
-The coroutines are `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`.
-
-Use an `MCPManager` with overridden methods as the tool server of a turn, by calling its methods.
-
-If the overriding methods call the original ones, the turn gets the same facts as from an ordinary manager:
-why the server did not start, whether it died, its process, how it ended, and the end of its standard error.
+The object has the four coroutines of `MCPManager`: `connect_session`, `disconnect_session`,
+`get_tool_schemas` and `call_tool`. It may be an `MCPManager` with overridden methods. If these call the
+original ones, the turn gets the same facts as from an ordinary manager: why the server did not start, whether
+it died, its process, how it ended, and the end of its standard error.
 """
 
 import asyncio

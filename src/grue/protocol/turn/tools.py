@@ -4,8 +4,8 @@ A reply without calls is an answer, a refusal, or nothing usable. The rules for 
 
 - The reply is judged as a whole before any of its calls is sent. All calls that have to be approved are one
   question, and nothing of the reply runs before every answer is in.
-- What a decision means, and for which call it counts, is in `decisions.py`. One that does not count is noted
-  and ignored, as is one that comes too late.
+- What a decision means, and for which call it counts, is in `tools/policy.py`. A decision that does not
+  count, or comes too late, is noted and ignored.
 - A call that nobody makes is noted in its place among those that are made.
 - A denied call is answered with the reason. The other calls of the reply are made all the same.
 - Changed arguments are read as strictly as those that a model writes, and a text tells the model of the

@@ -1,16 +1,13 @@
 """The rules of strict providers for a chat completions request, with error messages like theirs.
 
-No provider has all of these rules. A request that passes all of them is accepted by every provider.
+No provider has all of these rules. A request that passes all of them is accepted by every provider. Requests
+in the other formats are translated to chat completions first.
 
-Requests in the other formats are translated to chat completions first.
-
-What the formats share: reading completions, sealing reasoning, and the stream of chat completions.
-
-Providers return some reasoning encrypted or signed, and check it when it comes back. `sealed` and
-`signature_of` imitate that with digests, so that a change is detected.
-
-Each event of a stream is returned as bytes, with its blank line. As in real streams, texts are split into
-several pieces, and arguments into fragments that are not valid JSON by themselves.
+The parts that the formats share are here as well: reading completions, sealing reasoning, and the stream of
+chat completions. Providers return some reasoning encrypted or signed, and check it when it comes back.
+`sealed` and `signature_of` imitate that with digests, so that a change is detected. Each event of a stream is
+returned as bytes, with its blank line. As in real streams, texts are split into several pieces, and arguments
+into fragments that are not valid JSON by themselves.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """The run folder of an episode: its trace, its two logs and, at the end, its result.
 
-`episode.log` is for people, one line for each event, and `events.jsonl` for programs.
+`events.jsonl` is for programs, one JSON object a line. `episode.log` is for people, one line for each event:
 
 ```
 [INFO] Turn 47 Iteration 1: Agent calling tool thoughtbox.think
@@ -12,8 +12,6 @@ Every line reads `[LEVEL] Turn N: ...` or `[LEVEL] Turn N Iteration I: ...`; eve
 Lines that the requirements specify are written word for word. Any other event, such as a failed call or the
 end of the episode, is a line with its own level and text. Two events that only repeat a neighbouring line are
 left out.
-
-`events.jsonl` has one JSON object a line.
 """
 
 import json

@@ -1,7 +1,10 @@
 """HTTP with an LLM endpoint: its connections, and one exchange, which returns the whole reply or a fault.
 
-This module must not retry and must not
-interpret a reply; `actors/llm.py` and `protocol/chat_wire/` do that.
+This module must not retry and must not interpret a reply; `actors/llm.py` and `protocol/chat_wire/` do that.
+
+A connection goes through `httpx.AsyncClient`, and says what its failures mean: TLS, proxies, the reuse of
+connections, the limit of a connect. The client speaks HTTP/1.1 only, because the rules for kept connections
+are those of HTTP/1.1.
 
 Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. A limit
 for single reads would not be enough: a reply that arrives byte by byte could then last for ever. If an
@@ -12,11 +15,6 @@ A program that shares limits between processes, such as a fleet, sets a gate for
 and the Zork host's client then ask it before each request, wait until the request may start, and report what
 became of it. Without a gate nothing is asked. The gate comes beside the budget of a turn or an episode, which
 stays in the agent. `grue.runtime.processes.server_gate` is the same for server processes.
-
-A connection goes through `httpx.AsyncClient`, and says what its failures mean: TLS, proxies, the reuse of
-connections, the limit of a connect. It must not interpret a reply.
-
-A client of httpx speaks HTTP/1.1 only, because all that is said here of kept connections is true of it.
 
 A body is decompressed in small steps and up to a size limit. This protects against decompression bombs: a few
 hundred bytes can expand to gigabytes, above all if a body is compressed several times. HTTP libraries

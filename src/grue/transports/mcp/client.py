@@ -1,14 +1,12 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
 
-It takes the steps of a session: reach the server, initialize, list the tools, call them, close. How
-messages travel is in `process_wire.py` and `http_wire.py`.
+It takes the steps of a session: reach the server, initialize, list the tools, call them, close. It does not
+know which wire it uses. A `Wire` (`process_wire.py`, `http_wire.py`) knows how messages travel, how the
+server ended, and what the user can do about a failure.
 
 A process is spawned before the SDK is imported, so that both start up at the same time. Every failure is
 raised as one flat error with its root cause. Exceptions of the SDK and exception groups must not leave this
 module.
-
-The client does not know which wire it uses. A wire knows how to reach its
-server, how the server ended, and what the user can do about a failure.
 """
 
 import time

@@ -1,21 +1,18 @@
-"""Find the program that npx or uvx starts, without running either of them.
+"""Find the program that npx or uvx starts, without running either of them, and say why it did not start.
 
 At every start of a server, `npx -y PACKAGE` and `uvx TOOL` look for a package, install it if need be, and
-start its program. The program itself is a file. It is looked for where these launchers put it. Nothing is
+start its program. The program itself is a file, which is looked for where these launchers put it. Nothing is
 downloaded, and only files that exist are named. `grue doctor` prints a command line without the launcher. If
 npx must not install a server that is missing, the start fails at once; npx would need seconds to report it.
 
-npx's cache of a server's package may be incomplete, as after an installation that was killed: npx installs
-the packages of a command in a folder of its own, named for a hash of their names. If it is killed meanwhile,
-the folder stays as it is, and later starts fail with errors that do not name it. It is looked at only after a
-server did not start.
+After a server did not start, two causes are looked for that its error does not name:
 
-Whether Node is too old for a server is found out only after a failure: the server exited, did not answer in
-time, or gave an unusable answer.
-
-A package states the Node versions that it needs in `engines.node` of its `package.json`. That file is
-searched beside the script, in the `node_modules` folders of the working directory and above, and in npx's
-cache. Nothing is downloaded.
+- npx's cache of the package is incomplete. npx installs the packages of a command in a folder of its own,
+  named for a hash of their names. If it is killed meanwhile, the folder stays as it is, and later starts
+  fail.
+- Node is too old: the server exited, did not answer in time, or gave an unusable answer. A package states the
+  Node versions that it needs in `engines.node` of its `package.json`. That file is searched beside the
+  script, in the `node_modules` folders of the working directory and above, and in npx's cache.
 
 Source: R14
 """

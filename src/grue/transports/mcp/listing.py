@@ -2,12 +2,11 @@
 
 A malformed tool is left out.
 
-The listings that servers had in earlier processes are in the user's cache folder (`start="beside"`). A turn
-may presume such a listing, and verifies it before anything follows from it, so a wrong one costs one
-request. But the listing decides what a paid request offers. So a file counts only if nobody else can have
-written it. A file with any fault is ignored, and the turn goes on without it.
-
-A file also says which MCP revision the server spoke, so that the next process need not try.
+Listings are kept in the user's cache folder, for `start="beside"`. A turn may presume such a listing, and
+verifies it before anything follows from it, so a wrong one costs one request. But the listing decides what a
+paid request offers. So a file counts only if nobody else can have written it. A file with any fault is
+ignored, and the turn goes on without it. It also says which MCP revision the server spoke, so that the next
+process need not try.
 
 A file's name is a keyed digest of how the server is started or reached, environment and headers included. The
 key is random, and stays on the machine, so that nobody can try values against a name. No value is stored.

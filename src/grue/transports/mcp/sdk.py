@@ -1,24 +1,20 @@
-"""The official MCP SDK, connected to a stream of messages.
+"""The official MCP SDK, connected to a stream of messages: requests, notices, change streams, headers.
 
-This module, `message_stream.py`, `line_stream.py`, `incoming.py` and `sdk_http.py` import
-`mcp` when they are loaded, which is slow. Import them inside functions.
+This module, `message_stream.py`, `line_stream.py`, `incoming.py` and `sdk_http.py` import `mcp` when they are
+loaded, which is slow. Import them inside functions.
 
-The SDK's dispatcher reads from and writes to a server process directly, without tasks or queues in between.
-Sending never blocks. Otherwise a server that has stopped reading would block the SDK, and its timeouts and
-cancellations would not take effect.
+`Link` is a session over the SDK's dispatcher, which reads from and writes to a server process directly,
+without tasks or queues in between. Sending never blocks. Otherwise a server that has stopped reading would
+block the SDK, and its timeouts and cancellations would not take effect.
 
-The streams of change notices that a session listens to: `subscriptions/listen` of 2026-07-28.
+`Subscriptions` has the streams of change notices that a session listens to: `subscriptions/listen` of
+2026-07-28. The answer to this request comes when its stream ends, so a task of its own waits for it. What the
+host gets for its request is the server's acknowledgement. The changes themselves reach the session as
+notifications, and become `updated` notices there, as with `resources/subscribe` of older revisions.
 
-The answer to this request comes when its stream ends, so a task of its own waits for it. What the host gets
-for its request is the server's acknowledgement. The changes themselves reach the session as notifications,
-and become `updated` notices there, as with `resources/subscribe` of older revisions.
-
-Importing this imports `mcp`, which is slow. Import it inside functions.
-
-The HTTP headers that mirror arguments of a tool call (`x-mcp-header` of the revision 2026-07-28).
-
-A server marks parameters in a tool's input schema, so that load balancers can route a call by their values. A
-call without these headers is refused. Only the listing says which parameters are marked.
+`ParamHeaders` makes the HTTP headers that mirror arguments of a tool call (`x-mcp-header` of the revision
+2026-07-28). A server marks parameters in a tool's input schema, so that load balancers can route a call by
+their values. A call without these headers is refused. Only the listing says which parameters are marked.
 """
 
 import asyncio
@@ -61,6 +57,8 @@ from grue.transports.mcp.http_faults import SESSION_LOST
 from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MessageStream, is_closed
 
+__all__ = ["Link", "SdkError", "Welcome", "is_closed"]
+
 _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
 """How servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some look at the headers first: those
 of that revision are missing, because a handshake has none."""
@@ -81,8 +79,6 @@ SKILLS = "io.modelcontextprotocol/skills"
 
 _DECLINED = -1
 """The error code that the specification uses for a request that the user declines."""
-
-__all__ = ["Link", "SdkError", "Welcome", "is_closed"]
 
 
 class Welcome(Struct, frozen=True):

@@ -218,8 +218,6 @@ def _data_and_others(event: bytes) -> tuple[bytes, bytes]:
     return b"\n".join(data), b"".join(others)
 
 
-__all__ = ["HttpStream"]
-
 _EVENTS = "text/event-stream"
 _JSON = "application/json"
 _SESSION_ID = "mcp-session-id"

@@ -1,26 +1,23 @@
-r"""The interpreters for Z-machine stories, in the order in which they are tried, and which one plays a story.
+r"""The interpreters for Z-machine stories: which there are, which one plays a story, and how to talk to it.
 
-To add one, write a function that returns its `Interpreter` or raises `MissingDependencyError`, and put it
-into `INTERPRETERS`. Its program must speak as dfrotz does on pipes
-(`grue.hosts.zork.games.interpreters`).
-
-`dfrotz` runs Z-machine stories of all versions; `fernz`, a Python package, those of versions 3, 4, 5 and 8.
+`INTERPRETERS` has the order in which they are tried. `dfrotz` runs stories of all versions; `fernz`, a Python
+package, those of versions 3, 4, 5 and 8. To add one, write a function that returns its `Interpreter` or
+raises `MissingDependencyError`, and put it into `INTERPRETERS`. Its program must speak as dfrotz does on
+pipes, as `fernz_player.py` does for `fernz`.
 
 Whether an interpreter prints bold and underlined words is found out by playing a tiny story in it. `dfrotz`
 2.54, which Debian 12 has, prints neither: a story of version 4 or later loses its room names and every other
 word in these styles. Other releases may print them, so the program is tried; its version is not read. Stories
-of versions 1 to 3 have no styles.
+of versions 1 to 3 have no styles. Offsets and opcodes are those of the Z-Machine Standards Document 1.1,
+sections 11 (header), 3 (text) and 15.
 
-Offsets and opcodes are those of the Z-Machine Standards Document 1.1, sections 11 (header), 3 (text) and 15.
-
-An interpreter runs as a process that answers each line with text, within a time limit. It is `dfrotz`, or a
-program that speaks as it does (`grue.hosts.zork.games.fernz_player`). It does not mark the end of an answer,
-so `exchange` makes it print a mark. It sends each line together with a second one, `\sf-N`, which sets the
-speed of the interpreter's clock to a new random number N. The interpreter prints "Speed Factor -N" when it
-reads that line, whether it is waiting for a command, the answer to a question, a single key or a file name. A
-game cannot print the mark by chance, and never sees the second line. The speed is negative because a clock
-that runs backwards never interrupts a command. Looking for the prompt ">" instead would fail with texts that
-contain one, and would wait forever at questions, which do not end with one.
+An interpreter is a process that answers each line with text, within a time limit. It does not mark the end of
+an answer, so `exchange` makes it print a mark. It sends each line together with a second one, `\sf-N`, which
+sets the speed of the interpreter's clock to a new random number N. The interpreter prints "Speed Factor -N"
+when it reads that line, whether it is waiting for a command, the answer to a question, a single key or a file
+name. A game cannot print the mark by chance, and never sees the second line. The speed is negative because a
+clock that runs backwards never interrupts a command. Looking for the prompt ">" instead would fail with texts
+that contain one, and would wait forever at questions, which do not end with one.
 """
 
 import os
