@@ -1,5 +1,7 @@
 """Find the settings and tool servers that a command uses; all commands share this."""
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +13,9 @@ from grue.config.project_tables import ProjectTables, read_project_tables
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.hosts.zork.bundled import bundled_server
+from grue.runtime.safe_text import printable
+from grue.sandbox.box import Sandbox
+from grue.sandbox.learning import Watch, watching
 from grue.tool_sessions.server_specs import McpServer, StdioServer
 
 T = TypeVar("T")
@@ -105,6 +110,51 @@ def no_such_server(name: str, known: KnownServers) -> str:
             f" add --mcp-config {known.passed_over}."
         )
     return f"There is no MCP server {name!r}. Known ({known.source}): {names}.{why} `grue add` adds one."
+
+
+def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
+    """Return the servers that are processes of ours."""
+    return {name: each for name, each in servers.items() if isinstance(each, StdioServer)}
+
+
+def named_server(servers: dict[str, StdioServer], name: str) -> StdioServer:
+    """Return the server of this name.
+
+    Raises:
+        MCPConfigError: There is none.
+    """
+    if name not in servers:
+        listed = ", ".join(servers) or "none"
+        raise MCPConfigError(
+            f"There is no preset and no server {printable(name)!r} to start. Servers: {listed}."
+        )
+    return servers[name]
+
+
+def watched_server(servers: Mapping[str, McpServer], name: str) -> tuple[StdioServer, Callable[[], str]]:
+    """Return a server that is watched and not limited, and what returns the box that it needs, as JSON.
+
+    Raises:
+        MCPConfigError: There is no such server to start.
+    """
+    server = named_server(only_started(servers), name)
+    watch = Watch()
+
+    def learned() -> str:
+        box = watch.proposal(cwd=str(Path(server.cwd or "").absolute()))
+        return json.dumps({"sandbox": _box_table(box)}, indent=2, ensure_ascii=True)
+
+    return replace(server, sandbox=watching(watch)), learned
+
+
+def _box_table(box: Sandbox) -> dict[str, object]:
+    given = {key: getattr(box, key) for key in box.__struct_fields__}
+    plain = Sandbox()
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in given.items()
+        if key == "preset" or value != getattr(plain, key)
+    }
 
 
 def _shown(path: Path) -> str:

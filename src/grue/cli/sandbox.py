@@ -1,19 +1,17 @@
 """`grue sandbox`: print what a box opens, run a command in one, and learn the box of a server."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
-from msgspec.structs import replace
 
 from grue import messages as m
-from grue.cli.project import known_servers
+from grue.cli.project import known_servers, named_server, only_started, watched_server
 from grue.cli.saying import say
 from grue.config.settings import GameConfiguration
 from grue.engine.outside_turns.tool_client import ToolClient
@@ -21,10 +19,9 @@ from grue.errors import MCPConfigError, MCPToolCallError
 from grue.runtime.safe_text import printable
 from grue.sandbox.box import Preset, Sandbox, in_words
 from grue.sandbox.launch import boxed, missing_for
-from grue.sandbox.learning import Watch, watching
 from grue.sandbox.places import places_of
 from grue.sandbox.seatbelt import SCRATCH, profile
-from grue.tool_sessions.server_specs import McpServer, StdioServer
+from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.reading import open_episode
 
 
@@ -38,7 +35,7 @@ def show(name: str | None, mcp_config: Path | None) -> None:
         _show(f"preset {name}", Sandbox(preset=name), "/bin/sh", (), os.getcwd(), dict(os.environ))  # type: ignore[arg-type]  # noqa: PTH109
         return
     servers = _started(mcp_config)
-    for each in [_named(servers, name)] if name else servers.values():
+    for each in [named_server(servers, name)] if name else servers.values():
         if each.sandbox is None:
             say(f"{each.name}: no box. It can reach all that you can.")
             continue
@@ -59,7 +56,7 @@ def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
     if name in get_args(Preset):
         box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
     else:
-        server = _named(_started(mcp_config), name)
+        server = named_server(_started(mcp_config), name)
         box, args, env = server.sandbox, tuple(server.args), server.environment()
         cwd = str(Path(server.cwd or "").absolute())
         program = shutil.which(server.command, path=env.get("PATH")) or server.command
@@ -81,7 +78,7 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
         box: Sandbox | None = Sandbox(preset=name)  # type: ignore[arg-type]  # just compared
         cwd = None
     else:
-        server = _named(_started(mcp_config), name)
+        server = named_server(_started(mcp_config), name)
         box, cwd = server.sandbox, server.cwd
     if box is None:
         raise MCPConfigError(f"The server {name!r} has no box.")
@@ -129,22 +126,6 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
     return failed == 0
 
 
-def watched_server(servers: Mapping[str, McpServer], name: str) -> tuple[StdioServer, Callable[[], str]]:
-    """Return a server that is watched and not limited, and what returns the box that it needs, as JSON.
-
-    Raises:
-        MCPConfigError: There is no such server to start.
-    """
-    server = _named(_only_started(servers), name)
-    watch = Watch()
-
-    def learned() -> str:
-        box = watch.proposal(cwd=str(Path(server.cwd or "").absolute()))
-        return json.dumps({"sandbox": _table(box)}, indent=2, ensure_ascii=True)
-
-    return replace(server, sandbox=watching(watch)), learned
-
-
 def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
     for trace in traces:
         for envelope in open_episode(trace):
@@ -162,16 +143,6 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
         yield tool, arguments
 
 
-def _table(box: Sandbox) -> dict[str, object]:
-    given = {key: getattr(box, key) for key in box.__struct_fields__}
-    plain = Sandbox()
-    return {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in given.items()
-        if key == "preset" or value != getattr(plain, key)
-    }
-
-
 def _show(name: str, box: Sandbox, program: str, args: Sequence[str], cwd: str, env: dict[str, str]) -> None:
     say(f"{name}: {in_words(box)}")
     found = places_of(box, program=program, args=args, cwd=cwd, env=env, scratch="/nonexistent")
@@ -186,17 +157,4 @@ def _show(name: str, box: Sandbox, program: str, args: Sequence[str], cwd: str, 
 
 def _started(mcp_config: Path | None) -> dict[str, StdioServer]:
     known = known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
-    return _only_started(known.servers)
-
-
-def _only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
-    return {name: each for name, each in servers.items() if isinstance(each, StdioServer)}
-
-
-def _named(servers: dict[str, StdioServer], name: str) -> StdioServer:
-    if name not in servers:
-        listed = ", ".join(servers) or "none"
-        raise MCPConfigError(
-            f"There is no preset and no server {printable(name)!r} to start. Servers: {listed}."
-        )
-    return servers[name]
+    return only_started(known.servers)

@@ -40,6 +40,11 @@ def test_the_longest_chain_is_found(figures: ModuleType) -> None:
     assert figures.longest_chain(imports) == ["a", "b", "c", "d"]
 
 
+def test_no_chain_in_grue_has_more_than_24_modules(figures: ModuleType) -> None:
+    chain = figures.longest_chain(figures.module_imports())
+    assert len(chain) <= 24, " > ".join(chain)
+
+
 def test_a_turn_with_a_function_tool_is_counted(figures: ModuleType) -> None:
     turn = figures.TurnModules()
     assert (

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.policies import MediaKind
-from grue.protocol.tools.names import NameStyle
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model should think before it answers."""
@@ -128,7 +127,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         return self.ignores_schema or self.response_format != "json_schema"
 
     @property
-    def name_style(self) -> NameStyle:
+    def name_style(self) -> Literal["canonical", "encoded"]:
         """How tool names are sent now; `learn` counts as canonical."""
         return "encoded" if self.names == "encoded" else "canonical"
 

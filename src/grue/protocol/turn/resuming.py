@@ -12,9 +12,8 @@ from grue import messages as m
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import definitions_of, record
 from grue.protocol.turn import states as states
-from grue.protocol.turn.asking import begun
 from grue.protocol.turn.end import answers_at_end, progress
-from grue.protocol.turn.states import LiveState, Turn, TurnState
+from grue.protocol.turn.states import LiveState, TurnState
 from grue.protocol.turn.tools import parked_at_questions
 
 
@@ -92,32 +91,6 @@ def _in_calls(
         used={name: max(0, count - again[name]) for name, count in turn.used.items()},
     )
     return m.Resumption(parked=parked, tasks=tuple(open_tasks.values()))
-
-
-def turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
-    """Return the turn as it was when it was parked, without its sessions."""
-    turn = begun(run)
-    if parked.refers:
-        turn = turn.referring()
-    if turn.ledger is not None and parked.calls:
-        turn = replace(turn, ledger=turn.ledger.reply(None, parked.calls, 0))
-    return replace(
-        turn,
-        iterations=parked.iterations,
-        requests=parked.requests,
-        batches=parked.batches,
-        records=parked.tool_calls,
-        usage=parked.usage,
-        media_bytes=parked.media_bytes,
-        forced=parked.forced,
-        degraded=parked.degraded,
-        reconnected=parked.reconnected,
-        used=parked.used,
-        summaries=parked.summaries,
-        overflowed=parked.overflowed,
-        searching=parked.searching,
-        window=turn.window if parked.window is None else parked.window,
-    )
 
 
 def postponed(

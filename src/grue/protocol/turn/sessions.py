@@ -26,7 +26,6 @@ from grue.protocol.tools.calls import tool_of, without_doubles
 from grue.protocol.tools.policy import unmatched_patterns
 from grue.protocol.turn.asking import ask, begun, force, heard, refused
 from grue.protocol.turn.end import fail
-from grue.protocol.turn.resuming import turn_after
 from grue.protocol.turn.states import (
     AwaitingCompletion,
     AwaitingDrop,
@@ -78,10 +77,36 @@ def open_all(turn: Turn, *, asking: bool) -> Transition:
 
 def _begin_again(run: m.RunTurn, resumed: m.Resumption) -> Transition:
     """Start a resumed turn: open the sessions, and then go on with the reply that it was parked at."""
-    turn = with_unstarted(turn_after(run, resumed.parked))
+    turn = with_unstarted(_turn_after(run, resumed.parked))
     opening = servers_at_start(turn)
     following, commands = when_all_reported(AwaitingSessions(turn, opening, resumed.new))
     return following, (*(open_session(run, server) for server in opening), *commands)
+
+
+def _turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
+    """Return the turn as it was when it was parked, without its sessions."""
+    turn = begun(run)
+    if parked.refers:
+        turn = turn.referring()
+    if turn.ledger is not None and parked.calls:
+        turn = replace(turn, ledger=turn.ledger.reply(None, parked.calls, 0))
+    return replace(
+        turn,
+        iterations=parked.iterations,
+        requests=parked.requests,
+        batches=parked.batches,
+        records=parked.tool_calls,
+        usage=parked.usage,
+        media_bytes=parked.media_bytes,
+        forced=parked.forced,
+        degraded=parked.degraded,
+        reconnected=parked.reconnected,
+        used=parked.used,
+        summaries=parked.summaries,
+        overflowed=parked.overflowed,
+        searching=parked.searching,
+        window=turn.window if parked.window is None else parked.window,
+    )
 
 
 def reopen(state: AwaitingReconnect) -> Transition:
