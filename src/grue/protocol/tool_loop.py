@@ -1,8 +1,8 @@
 """The turn as a pure state machine: `step(state, event) -> (state, commands)`.
 
 `step` is the table of the machine; its parts stand beside it, in `turn/sessions.py`, `turn/asking.py`,
-`turn/tools.py` and `turn/end.py`. They only decide: they do no I/O,
-read no clock and do not log. The agent actor feeds events to `step` and carries out its commands. The rules:
+`turn/tools.py` and `turn/end.py`. They only decide: they do no I/O, read no clock and do not log. The agent
+actor feeds events to `step` and carries out its commands. The rules:
 
 1.  Each tool call of a reply gets exactly one tool message, in the order of the calls, before the next
     request: providers reject a conversation with an unanswered call.
@@ -40,7 +40,6 @@ read no clock and do not log. The agent actor feeds events to `step` and carries
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
     it, after all calls of that reply have been decided on. Its calls are sent when it has listed its tools
     (`turn/tools.py`).
-
 13. A fork of a recorded turn gets the recorded events again, up to the fork, and its commands are not carried
     out until then. `TurnForked` replaces limits, policies and tools from there on.
 14. A request that waits for a batch closes the sessions, and the turn waits. A later process gets the
