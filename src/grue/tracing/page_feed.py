@@ -152,7 +152,7 @@ def _label(step: Step) -> str:
 
 
 _REASON_CHARS = 300
-_SAID_CHARS = 100
+_SAID_CHARS = 160
 
 
 class TurnDigest(Struct, kw_only=True):
@@ -165,8 +165,9 @@ class TurnDigest(Struct, kw_only=True):
         outcome: As in `TurnCompleted`; `failed`, `parked`, `unfinished` (the trace ends in it), or
             empty for no turn.
         reason: Why it is not `answered`; printable.
-        action: What the host did with the answer, in a few words; without such a fact, the question and the
-            answer, so that the turns of a batch can be told apart. Printable.
+        action: What the host did with the answer, in a few words; printable.
+        question: What the turn was asked, its beginning; printable.
+        answer: What the model answered, likewise. They tell the turns of a batch apart.
         requests: How many completions were requested.
         tool_calls: How many tool calls the model made.
         usage: Usage of all its completions.
@@ -178,6 +179,8 @@ class TurnDigest(Struct, kw_only=True):
     outcome: str = ""
     reason: str = ""
     action: str = ""
+    question: str = ""
+    answer: str = ""
     requests: int = 0
     tool_calls: int = 0
     usage: messages.Usage = messages.Usage()
@@ -210,12 +213,11 @@ def _add(digest: TurnDigest, body: EpisodeBody) -> None:
     match body:
         case messages.RunTurn(user=user):
             # A turn that a resumed episode runs again gets a new digest.
-            digest.outcome, digest.reason = "unfinished", ""
-            digest.action = printable(user, _SAID_CHARS)
+            digest.outcome, digest.reason, digest.answer = "unfinished", "", ""
+            digest.question = printable(user, _SAID_CHARS)
         case messages.TurnCompleted(kind=kind, reason=reason, raw_response=said):
             digest.outcome, digest.reason = kind, printable(reason, _REASON_CHARS)
-            if said:
-                digest.action = f"{digest.action} → {printable(said, _SAID_CHARS)}"
+            digest.answer = printable(said or "", _SAID_CHARS)
         case messages.TurnFailed():
             digest.outcome, digest.reason = "failed", printable(summarize(body), _REASON_CHARS)
         case messages.TurnParked():

@@ -19,5 +19,5 @@ def test_a_turn_without_a_host_has_its_question_and_its_answer(tmp_path: Path) -
     writer = DigestWriter()
     for envelope in open_episode(path):
         writer.see(envelope)
-    said = [digest.action for digest in writer.digests.values() if digest.turn]
-    assert said == ["Is a newt\\nan insect? → No.", "Is a gnat an insect? → Yes."]
+    said = [(digest.question, digest.answer) for digest in writer.digests.values() if digest.turn]
+    assert said == [("Is a newt\\nan insect?", "No."), ("Is a gnat an insect?", "Yes.")]

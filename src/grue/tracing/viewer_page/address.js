@@ -2,6 +2,7 @@
 //   123            a message, in the list of messages        turn-3       a turn, in the story
 //   tab=messages   the other tab                             passage=12   a passage of the story
 //   request=12     the request as it was sent                plot=score   what is plotted
+//   tab=table      the table of the turns
 //   q, turns, actor, kind, failures: the search and the filters
 
 const FILTER_PARTS = ["q", "turns", "actor", "kind", "failures"];
@@ -37,6 +38,7 @@ function writeAddress({ tab, message, turn, passage, request, plot, filters = {}
   if (tab === "messages" && message) parts.push(String(message));
   else if (turn !== null && turn !== undefined) parts.push(`turn-${turn}`);
   if (tab === "messages" && !message) parts.push("tab=messages");
+  if (tab === "table") parts.push("tab=table");
   if (tab === "plot") parts.push(plot ? `plot=${encodeURIComponent(plot)}` : "tab=plot");
   if (tab === "story" && passage) parts.push(`passage=${passage}`);
   if (request) parts.push(`request=${request}`);

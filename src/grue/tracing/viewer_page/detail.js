@@ -75,6 +75,8 @@ function turnDetail(trace, turn) {
       ["outcome", turn.outcome ? badge(turn.outcome, outcomeGrade(turn)) : ""],
       ["because", turn.reason],
       ["action", turn.action],
+      ["question", turn.question],
+      ["answer", turn.answer],
       ["took", duration(turn.length)],
       ["model", turn.number ? `${many(turn.requests, "request")}, ${many(sent, "token")} in, ${many(got, "token")} out${cost === null ? "" : `, ${cost} USD`}` : ""],
       ["tool calls", turn.tool_calls ? String(turn.tool_calls) : ""],

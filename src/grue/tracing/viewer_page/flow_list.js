@@ -75,12 +75,14 @@ class FlowList {
   }
 
   resized() {
+    let pinned = null;
     if (this.box.clientWidth !== this.width) {
+      if (this.items.length) pinned = { index: this.firstVisible, below: this.box.scrollTop - this.tops[this.firstVisible] };
       this.width = this.box.clientWidth;
       this.heights.clear();
       this.place();
     }
-    this.redraw();
+    this.redraw(pinned);
   }
 
   /** Draw all items for a printer, or as many as it is sensible to print. */

@@ -1,7 +1,7 @@
 // What each key does.
 
 const KEYS = [
-  ["1  2  3", "story, messages, plot"],
+  ["1  2  3  4", "story, messages, plot, table of the turns"],
   ["j  ↓", "next passage, next message"],
   ["k  ↑", "previous passage, previous message"],
   ["PgDn  PgUp", "a page on, a page back"],
@@ -64,6 +64,7 @@ class Keys {
       1: () => this.viewer.switchTab("story"),
       2: () => this.viewer.switchTab("messages"),
       3: () => this.viewer.switchTab("plot"),
+      4: () => this.viewer.switchTab("table"),
       j: () => this.viewer.step(1),
       k: () => this.viewer.step(-1),
       n: () => this.viewer.stepTurn(1),
@@ -81,7 +82,13 @@ class Keys {
     const inTurns = { ArrowDown: () => this.viewer.stepInTurns(1), ArrowUp: () => this.viewer.stepInTurns(-1), Enter: () => this.viewer.backToList() };
     if (byId("turns").contains(event.target)) return { ...anywhere, ...inTurns };
     const elsewhere = event.target.closest("button, a, summary, svg, #detail");
-    return elsewhere ? anywhere : { ...anywhere, ...(this.viewer.tab === "story" ? this.storyKeys() : this.messageKeys()) };
+    return elsewhere ? anywhere : { ...anywhere, ...this.keysOfTab() };
+  }
+
+  keysOfTab() {
+    if (this.viewer.tab === "story") return this.storyKeys();
+    if (this.viewer.tab !== "table") return this.rowKeys(byId("messages"), ROW_HEIGHT, () => this.viewer.intoDetail());
+    return this.rowKeys(byId("table-turns"), TABLE_ROW, () => this.viewer.pickTurn(this.viewer.table.items[this.viewer.table.active]));
   }
 
   storyKeys() {
@@ -99,8 +106,8 @@ class Keys {
     };
   }
 
-  messageKeys() {
-    const page = Math.max(1, Math.floor(byId("messages").clientHeight / ROW_HEIGHT) - 1);
+  rowKeys(box, height, enter) {
+    const page = Math.max(1, Math.floor(box.clientHeight / height) - 1);
     return {
       ArrowDown: () => this.viewer.step(1),
       ArrowUp: () => this.viewer.step(-1),
@@ -108,7 +115,7 @@ class Keys {
       PageUp: () => this.viewer.step(-page),
       Home: () => this.viewer.step(-Infinity),
       End: () => this.viewer.step(Infinity),
-      Enter: () => this.viewer.intoDetail(),
+      Enter: enter,
     };
   }
 }

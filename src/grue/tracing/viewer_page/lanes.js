@@ -120,7 +120,7 @@ function outcomeGrade(turn) {
 function turnFacts(turn) {
   const facts = [duration(turn.length)];
   if (turn.number) facts.push(many(turn.requests, "request"), many(turn.tool_calls, "tool call"));
-  if (turn.action) facts.push(`“${turn.action}”`);
+  if (turn.said) facts.push(`“${turn.said}”`);
   if (turn.reason) facts.push(turn.reason);
   return facts.join(" · ");
 }

@@ -116,7 +116,7 @@ class Plot {
     const { turn, value } = this.points[this.at];
     this.cursor.setAttribute("cx", this.x(turn.number));
     this.cursor.setAttribute("cy", this.y(value));
-    this.reading.replaceChildren(turnLink(turn), ` ${this.name} ${figure(value)}`, turn.action ? ` · ${turn.action}` : "");
+    this.reading.replaceChildren(turnLink(turn), ` ${this.name} ${figure(value)}`, turn.said ? ` · ${turn.said}` : "");
   }
 
   table(points) {

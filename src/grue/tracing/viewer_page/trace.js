@@ -116,7 +116,8 @@ function newTurn(digest) {
 }
 
 function digestOf({ turn: number, start_s: start, end_s: end, took_s: length, phases, marks, ...rest }) {
-  return { ...rest, number, start, end, length, marks, phases: Object.entries(phases), grade: marks[0]?.grade ?? "" };
+  const said = rest.action || [rest.question, rest.answer].filter(Boolean).join(" → ");
+  return { ...rest, said, number, start, end, length, marks, phases: Object.entries(phases), grade: marks[0]?.grade ?? "" };
 }
 
 function newPassage(row) {

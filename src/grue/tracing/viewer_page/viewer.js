@@ -3,7 +3,8 @@
 const TURN_ROW = 44;
 const ADDRESS_DELAY_MS = 200;
 const UPDATE_MS = 400;
-const TABS = ["story", "messages", "plot"];
+const TABLE_ROW = 28;
+const TABS = ["story", "messages", "plot", "table"];
 
 class Viewer {
   constructor(trace) {
@@ -28,6 +29,11 @@ class Viewer {
     this.turnList = new VirtualList(byId("turns"), {
       rowHeight: TURN_ROW,
       draw: (turn) => drawTurnEntry(trace, turn),
+      picked: (turn) => this.pickTurn(turn),
+    });
+    this.table = new VirtualList(byId("table-turns"), {
+      rowHeight: TABLE_ROW,
+      draw: drawTableRow,
       picked: (turn) => this.pickTurn(turn),
     });
     this.fillIn();
@@ -71,7 +77,7 @@ class Viewer {
     this.follow();
   }
 
-  /** Show a tab: the story, the messages, or the plot. */
+  /** Show a tab: the story, the messages, the plot, or the table of the turns. */
   showTab(tab) {
     this.tab = TABS.includes(tab) ? tab : "story";
     this.root.dataset.tab = this.tab;
@@ -92,12 +98,13 @@ class Viewer {
     this.showTab(tab);
     if (tab === "story" && turn?.number && this.story.turn !== turn) this.story.choose(turn, "top");
     if (tab === "messages") this.select(this.selected ?? (turn?.number ? turn : null));
+    if (tab === "table" && turn) this.showTurn(turn);
     this.focusTab();
     this.addressSoon();
   }
 
   focusTab() {
-    const places = { story: byId("passages"), messages: byId("messages"), plot: byId("plot").querySelector("svg") };
+    const places = { story: byId("passages"), messages: byId("messages"), plot: byId("plot").querySelector("svg"), table: byId("table-turns") };
     places[this.tab]?.focus({ preventScroll: true });
   }
 
@@ -108,7 +115,8 @@ class Viewer {
 
   applyFilters() {
     byId("clear").hidden = !this.filters.inUse;
-    const [count, all, noun] = this.tab === "messages" ? this.showMessages() : this.showStory();
+    const [count, all, noun] = this.tab === "messages" ? this.showMessages() : this.tab === "table" ? this.countTurns() : this.showStory();
+    this.filterTurns();
     const reading = this.trace.whole ? "" : ", still reading";
     byId("count").textContent = this.filters.inUse && this.tab !== "plot" ? `${count.toLocaleString("en")} of ${many(all, noun)}${reading}` : "";
     byId("nothing").hidden = count > 0 || !this.trace.whole || this.tab === "plot" || !this.filters.inUse;
@@ -138,13 +146,37 @@ class Viewer {
     return [count, this.trace.messageOf.size, "message"];
   }
 
+  /** The turns of which the filters let something through: a message in its tab, elsewhere a passage of the story. */
+  turnsShown() {
+    const { trace, filters } = this;
+    if (!filters.inUse) return trace.turns;
+    const test = filters.test();
+    const passes = (turn) => turn.passages.some((passage) => trace.messagesOf(passage).some(test));
+    return trace.turns.filter(this.tab === "messages" ? (turn) => turn.messages.some(test) : passes);
+  }
+
+  countTurns() {
+    const numbered = (turns) => turns.filter(({ number }) => number).length;
+    return [numbered(this.turnsShown()), numbered(this.trace.turns), "turn"];
+  }
+
+  /** Let the list of turns follow the filters. It stays where it is unless they let other turns through. */
+  filterTurns() {
+    const shown = new Set(this.turnsShown());
+    if (shown.size !== this.turnList.items.length || this.turnList.items.some((turn) => !shown.has(turn))) this.orderTurns();
+  }
+
   orderTurns() {
     const orders = {
       turn: () => 0,
       longest: (one, other) => other.length - one.length,
       worst: (one, other) => badness(other) - badness(one),
     };
-    this.turnList.show([...this.trace.turns].sort(orders[byId("order").value]));
+    const turns = [...this.turnsShown()].sort(orders[byId("order").value]);
+    const numbered = turns.filter(({ number }) => number);
+    const chosen = this.table.items[this.table.active];
+    this.turnList.show(turns, turns.indexOf(chosen));
+    this.table.show(numbered, numbered.indexOf(chosen));
     this.shownTurn = null;
     this.follow();
   }
@@ -173,7 +205,7 @@ class Viewer {
       byId("timeline").replaceChildren(drawTimeline(this.trace, turn, byId("timeline").clientWidth));
     }
     this.overview.cursor.setAttribute("x", this.trace.turns.indexOf(turn) * this.overview.step);
-    this.turnList.activate(this.turnList.items.indexOf(turn));
+    for (const list of [this.turnList, this.table]) list.activate(list.items.indexOf(turn));
   }
 
   /** Mark what was searched for, wherever it can be seen. */
@@ -224,7 +256,7 @@ class Viewer {
     if (!turn) return;
     if (this.tab === "messages") this.move(turn);
     else this.toStory(turn);
-    this.backToList();
+    this.intoList();
   }
 
   // --- the story ---
@@ -372,6 +404,11 @@ class Viewer {
   }
 
   step(by) {
+    if (this.tab === "table") {
+      const { items, active } = this.table;
+      if (items.length) this.showTurn(items[Math.max(0, Math.min(items.length - 1, active + by))]);
+      return;
+    }
     if (this.tab === "story") {
       this.story.step(by);
       this.addressSoon();
@@ -383,6 +420,10 @@ class Viewer {
   }
 
   stepTurn(by) {
+    if (this.tab === "table") {
+      this.step(by);
+      return;
+    }
     if (this.tab === "story") {
       this.story.stepTurn(by);
       this.addressSoon();
@@ -406,15 +447,19 @@ class Viewer {
     byId("detail").focus();
   }
 
+  get listOfTab() {
+    return { messages: byId("messages"), table: byId("table-turns") }[this.tab] ?? byId("passages");
+  }
+
+  intoList() {
+    delete this.root.dataset.pane;
+    byId("turns-button").setAttribute("aria-expanded", "false");
+    this.listOfTab.focus({ preventScroll: true });
+  }
+
   backToList() {
-    const list = this.tab === "messages" ? byId("messages") : byId("passages");
-    if (this.root.dataset.pane || !list.contains(document.activeElement)) {
-      delete this.root.dataset.pane;
-      byId("turns-button").setAttribute("aria-expanded", "false");
-      list.focus({ preventScroll: true });
-    } else if (this.filters.inUse) {
-      this.filters.clear();
-    }
+    if (this.root.dataset.pane || !this.listOfTab.contains(document.activeElement)) this.intoList();
+    else if (this.filters.inUse) this.filters.clear();
   }
 
   toggleTurns() {
@@ -454,7 +499,10 @@ class Viewer {
       this.requested = 0;
       this.addressSoon();
     });
-    byId("order").addEventListener("change", () => this.orderTurns());
+    byId("order").addEventListener("change", () => {
+      this.orderTurns();
+      this.table.box.scrollTop = 0;
+    });
     this.listenToOverview();
     addEventListener("hashchange", () => this.goToAddress());
     new Keys(this);
@@ -491,6 +539,7 @@ class Viewer {
     const { items, active } = this.turnList;
     const turn = items[Math.max(0, Math.min(items.length - 1, active + by))];
     if (this.tab === "messages") this.move(turn);
+    else if (this.tab === "table" && turn) this.showTurn(turn);
     else this.toStory(turn);
   }
 }
@@ -528,8 +577,18 @@ function drawTurnEntry(trace, turn) {
       element("b", {}, turn.number ? String(turn.number) : "–"),
       marks.length
         ? element("span", { class: "marks" }, ...marks)
-        : element("span", { class: "summary" }, turn.action || turn.outcome || turn.name),
+        : element("span", { class: "summary" }, turn.said || turn.outcome || turn.name),
       element("span", { class: "took" }, duration(turn.length))),
     element("span", { class: "track" }, phases),
   );
+}
+
+/** Draw a turn's row in the table of the turns. */
+function drawTableRow(turn) {
+  const answer = turn.answer || turn.reason;
+  const texts = [turn.question, answer].map((text) => element("span", { title: text }, text));
+  return element("div", { class: `row table-row ${turn.grade}`, title: turnFacts(turn) },
+    element("b", {}, String(turn.number)), ...texts,
+    element("span", {}, turn.outcome ? badge(turn.outcome, outcomeGrade(turn)) : ""),
+    element("span", {}, String(turn.tool_calls)), element("span", { class: "took" }, duration(turn.length)));
 }
