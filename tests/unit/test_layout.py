@@ -25,10 +25,13 @@ OF_THE_PROJECT = (
 )
 """Tests of the package as a whole."""
 
-SAME_NAME_IN_A_ROOM = {
-    ("transports", "_Reply"): "what one path has of a reply, and the other one; one of the two paths goes",
+A_FACT_OF_A_HOST = "a host's form of the core's fact has its tag, and so its name"
+SAME_NAME_WHERE_IMPORTED = {
+    "EpisodeStarted": A_FACT_OF_A_HOST,
+    "EpisodeEnded": A_FACT_OF_A_HOST,
+    "ToolCall": "Zork's client speaks with the words of the chat API",
 }
-"""Classes of one room that share a name, by room and name, each with the reason."""
+"""Class names that a module can find in two of the modules that it imports, each with the reason."""
 
 FILES = sorted(path.relative_to(UNIT) for path in UNIT.rglob("test_*.py"))
 
@@ -61,8 +64,29 @@ def test_no_two_classes_of_a_room_have_one_name() -> None:
         for part in ast.parse(module.read_bytes()).body:
             if isinstance(part, ast.ClassDef):
                 homes.setdefault((room_of(module), part.name), []).append(module.name)
-    twice = {room_and_name: places for room_and_name, places in homes.items() if len(places) > 1}
-    assert twice.keys() <= SAME_NAME_IN_A_ROOM.keys(), twice
+    assert {room_and_name: places for room_and_name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_no_module_meets_two_classes_of_one_name() -> None:
+    """A class of its own, and those of the modules that it imports."""
+    source = ROOT / "src"
+    parts = {
+        ".".join(path.relative_to(source).with_suffix("").parts): ast.parse(path.read_bytes()).body
+        for path in sorted((source / "grue").rglob("*.py"))
+    }
+    classes = {
+        name: {each.name for each in body if isinstance(each, ast.ClassDef)} for name, body in parts.items()
+    }
+    homes: dict[str, set[str]] = {}
+    for name, body in parts.items():
+        imports = [each for each in body if isinstance(each, ast.ImportFrom)]
+        named = {f"{each.module}.{one.name}" for each in imports for one in each.names}
+        met = [*{name, *named, *(str(each.module) for each in imports)} & classes.keys()]
+        for twice in {each for home in met for each in classes[home]}:
+            found = {home for home in met if twice in classes[home]}
+            if len(found) > 1:
+                homes.setdefault(twice, set()).update(found)
+    assert homes.keys() == SAME_NAME_WHERE_IMPORTED.keys(), homes
 
 
 def test_the_skill_agent_stays_small() -> None:

@@ -52,7 +52,7 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: int = 0
 
 
-class Said(Struct, frozen=True):
+class LastExchange(Struct, frozen=True):
     """What was said last in an episode: the user's text of the last turn, and the answer to it."""
 
     question: str = ""
@@ -122,7 +122,7 @@ def _add(found: dict[str, Any], **counts: int) -> None:
         found[name] = found.get(name, 0) + count
 
 
-def read_said(trace: Path) -> Said:
+def read_said(trace: Path) -> LastExchange:
     """Return the last question and the last answer of a trace.
 
     A structured answer is returned as JSON. Texts of more than 1 MiB are cut.
@@ -139,7 +139,7 @@ def read_said(trace: Path) -> Said:
             body = line.envelope().body
             if isinstance(body, m.TurnCompleted):
                 answer = _text(body.answer if body.answer is not None else body.raw_response or "")
-    return Said(question[:_MOST_ANSWER], answer[:_MOST_ANSWER])
+    return LastExchange(question[:_MOST_ANSWER], answer[:_MOST_ANSWER])
 
 
 def _text(answer: object) -> str:

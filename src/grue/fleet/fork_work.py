@@ -125,7 +125,7 @@ def _calls(end: TurnOutcome[Any] | m.TurnEnd | None) -> list[tuple[str, str]]:
 # --- Which turns
 
 
-class Turn(Struct, frozen=True, kw_only=True):
+class TurnToFork(Struct, frozen=True, kw_only=True):
     """What a condition can ask about a recorded turn.
 
     Attributes:
@@ -158,11 +158,11 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
 }
 
 
-def condition(written: str) -> Callable[[Turn], bool]:
+def condition(written: str) -> Callable[[TurnToFork], bool]:
     """Return the function that a condition stands for: `outcome = forced and tool ~ shop`.
 
-    A part is `NAME OP VALUE`. The names are the fields of `Turn`; of `tool` and `error` one of the values has
-    to fit, with `!=` all of them. `~` searches for a regular expression.
+    A part is `NAME OP VALUE`. The names are the fields of `TurnToFork`; of `tool` and `error` one of the
+    values has to fit, with `!=` all of them. `~` searches for a regular expression.
 
     Raises:
         FleetError: It cannot be read.
@@ -170,8 +170,8 @@ def condition(written: str) -> Callable[[Turn], bool]:
     parts = [_CONDITION.fullmatch(part) for part in written.split(" and ")] if written.strip() else []
     checks = []
     for part in parts:
-        if part is None or part[1] not in Turn.__struct_fields__:
-            names = ", ".join(Turn.__struct_fields__)
+        if part is None or part[1] not in TurnToFork.__struct_fields__:
+            names = ", ".join(TurnToFork.__struct_fields__)
             raise FleetError(
                 f"--where {written!r:.200}: a condition is NAME OP VALUE, several are joined by ' and '. The"
                 f" names are {names}; the operators =, !=, ~ (a regular expression), >, <."
@@ -180,7 +180,7 @@ def condition(written: str) -> Callable[[Turn], bool]:
     return lambda turn: all(check(turn) for check in checks)
 
 
-def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[Turn], bool]:
+def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToFork], bool]:
     try:
         re.compile(wanted if sign == "~" else "")
         float(wanted if sign in "<>" else 0)
@@ -189,7 +189,7 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[Turn], 
     if sign in "<>" and name not in ("turn", "requests", "calls"):
         raise FleetError(f"--where {written!r:.200}: {name} is no number, so {sign} says nothing about it.")
 
-    def check(turn: Turn) -> bool:
+    def check(turn: TurnToFork) -> bool:
         value = getattr(turn, name)
         values = value if isinstance(value, tuple) else (str(value),)
         return (all if sign == "!=" else any)(_OPERATORS[sign](each, wanted) for each in values)
@@ -197,7 +197,7 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[Turn], 
     return check
 
 
-def turns_in(folder: Path) -> Iterator[Turn]:
+def turns_in(folder: Path) -> Iterator[TurnToFork]:
     """Yield the turns of all traces below a folder, or of one trace; traces that cannot be read are left out.
 
     Of a turn that was run again, the last run counts. Forks are left out: they are no record.
@@ -210,8 +210,8 @@ def turns_in(folder: Path) -> Iterator[Turn]:
             continue  # the file is something else, or was cut off
 
 
-def _turns_of(path: Path) -> list[Turn]:
-    found: dict[int, Turn] = {}
+def _turns_of(path: Path) -> list[TurnToFork]:
+    found: dict[int, TurnToFork] = {}
     forks: set[int] = set()
     reader = open_episode(path)
     for line in reader.lines():
@@ -223,13 +223,15 @@ def _turns_of(path: Path) -> list[Turn]:
         if isinstance(body, m.RunTurn):
             model = "" if body.asks is None else body.asks.model
             trace = str(path.absolute())
-            found[number] = Turn(trace=trace, turn=number, user=body.user, system=body.system, model=model)
+            found[number] = TurnToFork(
+                trace=trace, turn=number, user=body.user, system=body.system, model=model
+            )
         elif isinstance(body, m.TurnEnd) and number in found:
             found[number] = _with_end(found[number], body)
     return [turn for number, turn in found.items() if number not in forks]
 
 
-def _with_end(turn: Turn, end: m.TurnEnd) -> Turn:
+def _with_end(turn: TurnToFork, end: m.TurnEnd) -> TurnToFork:
     kind = "failed" if isinstance(end, m.TurnFailed) else "parked"
     return msgspec.structs.replace(
         turn,
@@ -242,7 +244,7 @@ def _with_end(turn: Turn, end: m.TurnEnd) -> Turn:
     )
 
 
-def cases_of(turns: Iterable[Turn], change: Mapping[str, Any]) -> list[dict[str, Any]]:
+def cases_of(turns: Iterable[TurnToFork], change: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the two cases of each turn: what was recorded, and the fork with the change."""
     return [
         {"trace": turn.trace, "turn": turn.turn, **change, "fork": side}

@@ -10,8 +10,8 @@ Mailboxes are typed and bounded, over anyio memory streams. An envelope is recor
 mailbox, with no await between the two, so that the trace has the order of the mailbox. If the mailbox is
 full, the sender waits, and the message is recorded only when it enters.
 
-An ask carries a one-shot `Reply`. The answer does not go through the asker's mailbox. Otherwise two actors
-that ask each other with full mailboxes would deadlock.
+An ask carries a one-shot `ReplyChannel`. The answer does not go through the asker's mailbox. Otherwise two
+actors that ask each other with full mailboxes would deadlock.
 
 The `Supervisor` is the task group that the actors of a turn run in. If an actor raises an unexpected
 exception, the whole group ends. The other actors are cancelled and clean up in their own tasks. The `async
@@ -88,7 +88,7 @@ class Mailbox(Generic[M]):
         self._tap = tap
         self._held = 0
         self._closed = False
-        self._asks: set[Reply] = set()
+        self._asks: set[ReplyChannel] = set()
         self._room: anyio.Event | None = None
         self._entrance, self._exit = anyio.create_memory_object_stream[Envelope[M]](bound)
 
@@ -139,9 +139,9 @@ class Mailbox(Generic[M]):
             self._asks.discard(reply)
         raise AskTimedOut(f"{self.name} gave no reply to {type(body).__name__} within {timeout_s:g} s.")
 
-    def expect_reply(self, sender: str) -> "Reply":
+    def expect_reply(self, sender: str) -> "ReplyChannel":
         """Return the channel for the reply to an ask. `ask` makes its own; a recorded ask needs one."""
-        reply = Reply(self.name, sender, self._tap)
+        reply = ReplyChannel(self.name, sender, self._tap)
         self._asks.add(reply)
         return reply
 
@@ -209,7 +209,7 @@ class Mailbox(Generic[M]):
         return envelope
 
 
-class Reply:
+class ReplyChannel:
     """The one-shot reply channel of an ask."""
 
     def __init__(self, answerer: str, asker: str, tap: Tap) -> None:
@@ -285,7 +285,7 @@ def reply(envelope: Envelope[Any], body: object) -> None:
     Raises:
         RuntimeError: The message was not an ask, or was answered already.
     """
-    if not isinstance(envelope.reply_to, Reply):
+    if not isinstance(envelope.reply_to, ReplyChannel):
         raise RuntimeError(f"{type(envelope.body).__name__} from {envelope.sender} is not an ask")
     envelope.reply_to.give(body, cause=envelope.seq)
 

@@ -45,7 +45,7 @@ class Verdict(Struct, frozen=True):
     detail: str = ""
 
 
-class Note(NamedTuple):
+class SpanNote(NamedTuple):
     """The name, verdict and facts of a note that a message adds to its span."""
 
     name: str
@@ -72,7 +72,7 @@ class FailureWords(NamedTuple):
 _Words: TypeAlias = Callable[[Any], str]
 _Judge: TypeAlias = Callable[[Any], tuple[Severity, str]]
 _Logged: TypeAlias = Callable[[Any], LogLine | tuple[LogLine, ...]]
-_Noted: TypeAlias = Callable[[Any], Note]
+_Noted: TypeAlias = Callable[[Any], SpanNote]
 
 
 class _Row(Struct, frozen=True):
@@ -151,7 +151,7 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
     return (lines,) if isinstance(lines, LogLine) else lines
 
 
-def note_of(body: Struct) -> Note | None:
+def note_of(body: Struct) -> SpanNote | None:
     """Return the note that a message adds to its span; `None`: no note."""
     noted = _row(body).noted
     return None if noted is None else noted(body)
@@ -443,9 +443,9 @@ def _problem(event: str, message: str, **fields: object) -> LogLine:
     return LogLine("warning", event, message, fields)
 
 
-def _noted_call(name: str, error_type: str, body: m.ToolRejected | m.ToolDenied, reason: str) -> Note:
+def _noted_call(name: str, error_type: str, body: m.ToolRejected | m.ToolDenied, reason: str) -> SpanNote:
     facts: m.JsonObject = {"call_id": body.call_id, "tool_name": body.name}
-    return Note(name, Verdict("warning", error_type, reason), facts)
+    return SpanNote(name, Verdict("warning", error_type, reason), facts)
 
 
 def _unparsed(reason: str, raw: str | None) -> LogLine:
@@ -493,10 +493,10 @@ def _log_not_connected(body: m.ConnectFailed) -> tuple[LogLine, ...]:
     return (_problem("mcp_connect_retry", message, server_name=body.server, error=error),)
 
 
-def _note_not_connected(body: m.ConnectFailed) -> Note:
+def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
     facts: m.JsonObject = {"server_name": body.server, "attempt": body.attempt}
     facts |= {"phase": body.failure.phase, "then": body.then}
-    return Note("connect_failed", Verdict("warning", "server_failed", body.failure.cause), facts)
+    return SpanNote("connect_failed", Verdict("warning", "server_failed", body.failure.cause), facts)
 
 
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
@@ -522,9 +522,9 @@ def _log_drift(body: m.ToolDrifted) -> LogLine:
     )
 
 
-def _note_drift(body: m.ToolDrifted) -> Note:
+def _note_drift(body: m.ToolDrifted) -> SpanNote:
     facts = {"tool_name": f"{body.server}.{body.tool}", "change": body.change, "refused": body.refused}
-    return Note("tool_drifted", Verdict("warning", detail=drift_text(body)), facts)
+    return SpanNote("tool_drifted", Verdict("warning", detail=drift_text(body)), facts)
 
 
 def _log_lost(body: m.PrewarmLost) -> LogLine:
@@ -543,10 +543,10 @@ def _log_retried(body: m.CompletionRetried) -> LogLine:
     return _problem("llm_retry", message, attempt=body.attempt, delay_s=body.delay_s, error=error)
 
 
-def _note_retried(body: m.CompletionRetried) -> Note:
+def _note_retried(body: m.CompletionRetried) -> SpanNote:
     failure = body.failure
     facts: m.JsonObject = {"attempt": body.attempt, "delay_s": body.delay_s, "status": failure.status}
-    return Note("completion_retried", Verdict("warning", failure.kind, failure.message), facts)
+    return SpanNote("completion_retried", Verdict("warning", failure.kind, failure.message), facts)
 
 
 def _log_passed_over(body: m.ModelPassedOver) -> LogLine:
@@ -621,13 +621,13 @@ _TABLE: dict[type, _Row] = {
             f"Agent response refused, asking once more: {body.reason}",
             reason=body.reason,
         ),
-        noted=lambda body: Note("repair_requested", Verdict("warning", detail=body.reason), {}),
+        noted=lambda body: SpanNote("repair_requested", Verdict("warning", detail=body.reason), {}),
     ),
     m.FellBack: _warn(
         "fallback",
         lambda body: f"{body.reason}; got {_quoted(body.raw_response or '')}",
         logged=lambda body: _unparsed(body.reason, body.raw_response),
-        noted=lambda body: Note("fell_back", Verdict("warning", detail=body.reason), {}),
+        noted=lambda body: SpanNote("fell_back", Verdict("warning", detail=body.reason), {}),
     ),
     m.FinalForced: _warn(
         "forced",
@@ -637,7 +637,7 @@ _TABLE: dict[type, _Row] = {
         ),
         live=_always,
         logged=_log_forced,
-        noted=lambda body: Note(
+        noted=lambda body: SpanNote(
             "final_forced", Verdict(), {"reason": body.reason, "iterations": body.iterations}
         ),
     ),
@@ -645,7 +645,7 @@ _TABLE: dict[type, _Row] = {
         "unusable",
         lambda body: ", ".join(filter(None, (f"finish_reason {body.finish_reason}", body.seen))),
         logged=_log_unusable,
-        noted=lambda body: Note(
+        noted=lambda body: SpanNote(
             "reply_unusable", Verdict("warning", detail=body.seen), {"finish_reason": body.finish_reason}
         ),
     ),
@@ -669,18 +669,20 @@ _TABLE: dict[type, _Row] = {
     m.DeadlinePassed: _fail(
         "deadline",
         lambda body: f"limit {body.limit_s:g} s",
-        noted=lambda body: Note("deadline_passed", Verdict("warning", "timeout"), {"limit_s": body.limit_s}),
+        noted=lambda body: SpanNote(
+            "deadline_passed", Verdict("warning", "timeout"), {"limit_s": body.limit_s}
+        ),
     ),
     m.TurnInterrupted: _fail(
         "interrupted",
         lambda body: body.reason,
-        noted=lambda body: Note("turn_interrupted", Verdict("warning", "interrupted", body.reason), {}),
+        noted=lambda body: SpanNote("turn_interrupted", Verdict("warning", "interrupted", body.reason), {}),
     ),
     ActorFailed: _fail(
         "crashed",
         _crashed,
         logged=_log_crashed,
-        noted=lambda body: Note("actor_failed", crash_verdict(body), {"actor": body.actor}),
+        noted=lambda body: SpanNote("actor_failed", crash_verdict(body), {"actor": body.actor}),
     ),
     # Sessions
     m.OpenSession: _Row(lambda body: f"{body.server}, within {body.timeout_s:g} s"),
@@ -696,7 +698,7 @@ _TABLE: dict[type, _Row] = {
         "disabled",
         _disabled,
         live=lambda body: body.newly,
-        noted=lambda body: Note(
+        noted=lambda body: SpanNote(
             "mcp_disabled",
             Verdict("warning", detail=body.reason),
             {"server_name": body.server, "newly": body.newly},
@@ -752,7 +754,7 @@ _TABLE: dict[type, _Row] = {
         subject=_call_id,
         judge=lambda body: ("warn", "rejected" if body.refused else "skipped"),
         live=_always,
-        noted=lambda body: Note(
+        noted=lambda body: SpanNote(
             "tool_rejected" if body.refused else "tool_skipped",
             Verdict("warning", "rejected" if body.refused else "", body.reason),
             {"call_id": body.call_id},
@@ -784,7 +786,7 @@ _TABLE: dict[type, _Row] = {
         lambda body: f"request {body.request}",
         live=_always,
         logged=_log_dropped,
-        noted=lambda body: Note("reply_dropped", Verdict("warning", "reply_dropped", body.reason), {}),
+        noted=lambda body: SpanNote("reply_dropped", Verdict("warning", "reply_dropped", body.reason), {}),
     ),
     m.ReplyDropped: _Row(_reply_dropped),
     m.CompletionReceived: _Row(_reply),
@@ -797,7 +799,7 @@ _TABLE: dict[type, _Row] = {
         lambda body: f"request {body.request}",
         live=_always,
         logged=_log_cut,
-        noted=lambda body: Note(
+        noted=lambda body: SpanNote(
             "reply_cut",
             Verdict("warning"),
             {"limit_tokens": body.limit_tokens, "retried_with": body.retried_with},

@@ -21,7 +21,7 @@ from grue.tracing.changes import Changes
 from grue.tracing.divergence import Divergence
 from grue.tracing.facts import counted
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.replay_agent import RecordedTurn, ReplayEnd, recorded_turn, replay_agent
+from grue.tracing.replay_agent import AgentTurn, ReplayEnd, recorded_turn, replay_agent
 from grue.tracing.replay_sessions import Connections, replay_sessions
 from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 
@@ -113,7 +113,7 @@ def _with_cut_off(turns: Iterator[TurnSlice]) -> _WithCutOff:
 
 
 def _replay_turn(
-    turn: RecordedTurn, turn_slice: TurnSlice, connections: Connections, changes: Changes
+    turn: AgentTurn, turn_slice: TurnSlice, connections: Connections, changes: Changes
 ) -> TurnReplay:
     agent = replay_agent(turn, changes)
     sessions = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
@@ -140,7 +140,7 @@ def _place(divergence: Divergence) -> float:
     return divergence.because[-1].seq + 0.5 if divergence.because else 0.0
 
 
-def _excluded(turn: RecordedTurn, turn_slice: TurnSlice, changes: Changes) -> Iterator[Divergence]:
+def _excluded(turn: AgentTurn, turn_slice: TurnSlice, changes: Changes) -> Iterator[Divergence]:
     """Yield the first event that could not have happened as recorded under the changed limits."""
     for envelope in turn_slice.envelopes:
         if reason := changes.excludes(envelope, turn.begun):
@@ -149,7 +149,7 @@ def _excluded(turn: RecordedTurn, turn_slice: TurnSlice, changes: Changes) -> It
             return
 
 
-def _llm_divergences(turn: RecordedTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:
+def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:
     """Yield messages of the LLM actor that do not fit: a reply without a request, a retry out of order."""
     asked: m.RequestCompletion | None = None
     dropping: int | None = None

@@ -33,7 +33,7 @@ ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished
 """How a recorded turn ends: with its outcome, by a crash of the agent, by a cancellation, or unfinished."""
 
 
-class RecordedTurn(Struct, frozen=True, kw_only=True):
+class AgentTurn(Struct, frozen=True, kw_only=True):
     """A turn as the agent saw it.
 
     Attributes:
@@ -79,7 +79,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
 
-def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> RecordedTurn | None:
+def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
     """Return the turn of a slice; `None`: no agent ran a turn in it."""
     inbox, noted, said = [], [], []
     crash: EpisodeEnvelope | None = None
@@ -95,7 +95,7 @@ def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> RecordedTurn | Non
             said.append(envelope)
     if not inbox or not isinstance(inbox[0].body, m.RunTurn):
         return None
-    return RecordedTurn(
+    return AgentTurn(
         begun=inbox[0],
         run=inbox[0].body,
         inbox=tuple(inbox),
@@ -123,7 +123,7 @@ class AgentReplay(Struct, frozen=True, kw_only=True):
     commands: dict[int, m.TurnCommand | m.TurnNote]
 
 
-def replay_agent(turn: RecordedTurn, changes: Changes) -> AgentReplay:
+def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
     """Feed a turn's events to the machine, in an order in which the agent can have handled them."""
     replays = (_Drive(turn, changes).through(order) for order in _orders(turn))
     best: AgentReplay | None = None
@@ -135,7 +135,7 @@ def replay_agent(turn: RecordedTurn, changes: Changes) -> AgentReplay:
     return best
 
 
-def _orders(turn: RecordedTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
+def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
@@ -159,7 +159,7 @@ def _orders(turn: RecordedTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
 class _Drive:
     """The replay of a turn with one order of events."""
 
-    def __init__(self, turn: RecordedTurn, changes: Changes) -> None:
+    def __init__(self, turn: AgentTurn, changes: Changes) -> None:
         self._turn = turn
         self._changes = changes
         self._compared = 0

@@ -41,7 +41,7 @@ from grue.protocol.turn.connection import (
 from grue.tracing.differences import Comparison
 from grue.tracing.divergence import Divergence, derived
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.replay_agent import RecordedTurn, same_redacted
+from grue.tracing.replay_agent import AgentTurn, same_redacted
 from grue.tracing.turn_slices import TurnSlice, causes
 
 _Outcome = m.SessionOpened | m.McpDisabled | m.StartupFailed
@@ -104,7 +104,7 @@ class SessionsReplay(Struct, frozen=True):
 
 
 def replay_sessions(
-    turn: RecordedTurn,
+    turn: AgentTurn,
     turn_slice: TurnSlice,
     connections: Connections,
     commands: Mapping[int, m.TurnCommand | m.TurnNote],
@@ -138,7 +138,7 @@ class _Session:
     """One server's session, over a turn."""
 
     def __init__(
-        self, server: m.ServerName, turn: RecordedTurn, turn_slice: TurnSlice, connection: ConnectionState
+        self, server: m.ServerName, turn: AgentTurn, turn_slice: TurnSlice, connection: ConnectionState
     ) -> None:
         self.compared = 0
         self._server = server

@@ -47,7 +47,7 @@ from grue.protocol.chat_wire.wire_format import (
     Assembler,
     Choice,
     Delta,
-    Said,
+    EncodedItems,
     Shown,
     WireFormat,
     WireItem,
@@ -307,7 +307,9 @@ class AnthropicMessages(WireFormat):
         """Return the headers with the API version and, if there is one, the key."""
         return {"anthropic-version": API_VERSION} | ({"x-api-key": key} if key else {})
 
-    def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
+    def encode_items(
+        self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
+    ) -> EncodedItems:
         """Encode the items as one user message; an assistant's text between them splits it."""
         system: list[bytes] = []
         messages: list[tuple[str, list[m.JsonObject]]] = []
@@ -321,7 +323,7 @@ class AnthropicMessages(WireFormat):
                 messages.append((role, []))
             messages[-1][1].extend(blocks)
         encoded = tuple(to_json({"role": role, "content": content}) for role, content in messages)
-        return Said(tuple(system), encoded)
+        return EncodedItems(tuple(system), encoded)
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode the blocks of a reply: unchanged, except calls, which are taken from `tool_calls`."""

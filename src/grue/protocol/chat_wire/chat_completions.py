@@ -40,7 +40,7 @@ from grue.protocol.chat_wire.wire_format import (
     Assembler,
     Choice,
     Delta,
-    Said,
+    EncodedItems,
     Shown,
     WireFormat,
     WireItem,
@@ -83,10 +83,12 @@ class ChatCompletions(WireFormat):
         """Return the header with the key as a bearer token; none for an empty key."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
-    def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
+    def encode_items(
+        self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
+    ) -> EncodedItems:
         """Encode each item as a separate message."""
         encoded = (_message(item, position in marked, profile) for position, item in enumerate(items))
-        return Said(messages=tuple(map(to_json, encoded)))
+        return EncodedItems(messages=tuple(map(to_json, encoded)))
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode the assistant's message.

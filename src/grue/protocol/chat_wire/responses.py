@@ -51,7 +51,7 @@ from grue.protocol.chat_wire.wire_format import (
     Assembler,
     Choice,
     Delta,
-    Said,
+    EncodedItems,
     Shown,
     WireFormat,
     WireItem,
@@ -388,10 +388,12 @@ class Responses(WireFormat):
         """Return the header with the key as a bearer token; none for an empty key."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
-    def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
+    def encode_items(
+        self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
+    ) -> EncodedItems:
         """Encode each item as a separate input item; the format has no cache markers."""
         del marked
-        return Said(messages=tuple(to_json(_input(item, profile)) for item in items))
+        return EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode the items of a reply: unchanged, except calls, which are taken from `tool_calls`."""

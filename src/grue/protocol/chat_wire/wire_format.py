@@ -129,7 +129,7 @@ EMPTY = "(empty)"
 """Sent in place of an empty or blank text, which some endpoints refuse."""
 
 
-class Said(Struct, frozen=True):
+class EncodedItems(Struct, frozen=True):
     """Encoded messages; `system` is for formats that keep the instructions apart from the messages."""
 
     system: tuple[bytes, ...] = ()
@@ -238,7 +238,9 @@ class WireFormat(Protocol):
         """Return the header with the key, and the other headers that the format needs."""
         ...
 
-    def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
+    def encode_items(
+        self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
+    ) -> EncodedItems:
         """Encode the items between two replies; those at the positions `marked` get a cache marker."""
         ...
 

@@ -100,7 +100,7 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         body: The message.
         redacted: A secret in the body was replaced by a placeholder.
         is_long: The body's JSON is so long that work on it belongs in a thread. Not part of a trace.
-        reply_to: The `Reply` of an ask; never part of a trace.
+        reply_to: The `ReplyChannel` of an ask; never part of a trace.
     """
 
     seq: int
