@@ -1,15 +1,14 @@
 """All messages of a turn: their fields, units, senders and receivers.
 
-Come here first: the messages are the interface between the actors, and a trace consists of them. A
-command is imperative and goes to one actor (`OpenSession`, `CallTools`). An event is past tense and reports
-the result of a command (`SessionOpened`, `ToolTimedOut`). A note is a fact for the trace only; no actor
-reacts to it (`IterationStarted`, `ToolCalled`). All are frozen msgspec Structs. Their tags are their names,
-so this package is also the schema of the trace file. A renamed class must keep its old tag, or old traces
-become unreadable.
+Read it first: the messages are the interface between the actors, and a trace consists of them. A command is
+imperative and goes to one actor (`OpenSession`, `CallTools`). An event is past tense and reports the result
+of a command (`SessionOpened`, `ToolTimedOut`). A note is a fact for the trace only; no actor reacts to it
+(`IterationStarted`, `ToolCalled`). All are frozen msgspec Structs. Their tags are their names, so this module
+is also the schema of the trace file. A renamed class must keep its old tag, or old traces become unreadable.
 
-There is one module for each party that the agent exchanges messages with: `turn` (the host), `session` (a
-tool server), `llm` (the model), `approval`, and `agent` (itself). The others hold what messages carry. Import
-every name from `grue.messages`.
+The file begins with what messages carry: names, tools, what is said, failures. Then it has a section for each
+actor that the agent exchanges messages with: the LLM actor, a session actor, the approval actor, itself, the
+host.
 
 ```
 host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm       ▶ ToolSupportChecked

@@ -2,8 +2,8 @@
 
 The actor receives an event, passes it to `step` in `protocol/tool_loop.py`, and performs the commands that
 `step` returns: it sends them to the LLM actor or to a session actor, or records them. The decisions are all
-in `protocol/tool_loop.py`; change them there. Come here for how a command is performed, or for deadlines and
-cancellation.
+in `protocol/tool_loop.py`; change them there. How a command is performed, deadlines and cancellation are
+here.
 
 The deadline and the actor's own cancellation reach the state machine as events too. Otherwise there would be
 a second way to end a turn, one that skips the machine's rules: sessions would stay open, and the trace would

@@ -29,7 +29,7 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 
 
 def machine(*, needed: bool) -> Finding:
-    """Return what this machine can enforce of a box. It is no fault if no server has one."""
+    """Report which limits of a box this machine can enforce. It is no fault if no server has a box."""
     have = coverage()
     missing = have.missing(hosts=True)
     about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"

@@ -101,7 +101,7 @@ def fork_turn(options: ForkOptions) -> None:
 
 
 def change_of(options: ForkOptions) -> Change:
-    """Return what the options change.
+    """Return the change that the options ask for.
 
     Raises:
         MCPConfigError: An option has the wrong form, or a file cannot be read.

@@ -341,7 +341,7 @@ def _server(run: RecordedRun, call: m.ToolCallRecord) -> str:
 
 
 def _history(run: RecordedRun) -> list[Any]:
-    """Return what was said before the turn."""
+    """Return the history before the turn, as plain data."""
     if not run.earlier:
         return []
     past = run.begun.history

@@ -38,7 +38,7 @@ class ProjectTables(Struct, frozen=True):
         return f"{found[0] if found else GRUE}.{table}"
 
     def error(self, table: str, problems: Sequence[ConfigProblem]) -> MCPConfigError:
-        """Return the error that a table has these problems; their keys begin in it."""
+        """Return an error for problems of one table. Their keys are relative to the table."""
         return self.document.errors([self.placed(table, each) for each in problems])
 
     def placed(self, table: str, problem: ConfigProblem) -> ConfigProblem:

@@ -91,13 +91,13 @@ class _Completed(Struct, frozen=True):
 class CompletedTurns:
     """Finds the outcome of a completed turn by its number and its request.
 
-    A turn of a conversation is recalled in two cases: the conversation has the entries that it had before
-    that turn, and then gets those of the turn; or it has the entries that it had after the turn, because its
-    file has kept them.
-
-    It keeps the outcome of each turn and a digest of its request, and what was said in the turns of
+    In memory are the outcome of each turn, a digest of its request, and what was said in the turns of
     conversations. A turn is run again if a secret in its request or outcome was redacted, because the trace
     does not contain the original text.
+
+    A turn of a conversation is not run again if the conversation stands where it stood before that turn; it
+    then gets the entries of the turn. Nor is it if the conversation stands where it stood after the turn,
+    because its file has kept the entries.
 
     Args:
         path: The trace of the earlier run, or of several runs, one after the other.

@@ -321,7 +321,7 @@ class CurrentEpisode:
         return call
 
     def run_beside(self, work: Work[T]) -> T:
-        """Run something that is not a turn, and does not wait for turns, in the loop. Blocking."""
+        """Run work in the loop without waiting for turns, and block until it is done."""
         episode = self._enter()
         try:
             return episode.beside(work)

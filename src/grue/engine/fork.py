@@ -416,7 +416,7 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
 def _said(
     run: RecordedRun, place: _Place, changed: m.RunTurn
 ) -> tuple[History, tuple[m.ToolDefinition, ...]]:
-    """Return what was said up to the fork, and the tools that were offered last."""
+    """Return the history up to the fork, and the tools that were offered last."""
     until = [each for each in run.envelopes if each.seq <= place.event.seq]
     redacted = next((each for each in (*run.earlier, *until) if each.redacted), None)
     if redacted is not None:
@@ -428,7 +428,7 @@ def _said(
 
 
 def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
-    """Return what was said in the turn before it was resumed; `None`: the fork is not in a resumed part."""
+    """Return the history of the turn before it was resumed; `None`: the fork is not in a resumed part."""
     first = place.events[0] if place.events else None
     if not isinstance(first, m.RunTurn) or first.resumed is None:
         return None
@@ -488,7 +488,7 @@ def _past(
     rewrites: tuple[m.HistoryRewritten, ...],
     settings: TurnSettings,
 ) -> TurnsPast:
-    """Return what the fork takes from the record."""
+    """Return the part of the recorded turn that the fork begins with."""
     begun, seq = run.begun, place.event.seq
     endpoint = settings.wiring.endpoint
     forked = m.TurnForked(

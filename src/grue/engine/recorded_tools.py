@@ -116,7 +116,7 @@ class TurnRecord:
         return [each.call.call_id for each in self._calls.values() if each.seq]
 
     def listing(self, server: m.ServerName) -> Listing | None:
-        """Return what a server lists when the fork opens it; `None`: the record does not say."""
+        """Return the listing of a server as the fork opens it; `None`: none is recorded."""
         known = self._opened.get(server, [])
         before = [each for seq, each in known if seq <= self._after]
         listing = before[-1] if before else known[0][1] if known else None
@@ -147,7 +147,7 @@ class TurnRecord:
         return next(tasks, None)
 
     def decision(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return how a person has answered this question, and use the answer up; `None`: nobody has."""
+        """Return a person's recorded answer to this question, once each; `None`: none is left."""
         left = self._decisions.get(_asked(question))
         return _bound(left.popleft(), question) if left else None
 

@@ -321,11 +321,11 @@ class PresumedListings:
     def when_called(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], at_s: float
     ) -> tuple[m.PresumedListing, ...]:
-        """Return what a turn offers of the servers that start when they are called.
+        """Return the listings that a turn offers of servers that start when they are called.
 
         A server whose tools are not known is not among them: it starts as others do, and its tools are known
         from then on. The same holds for one whose tools were listed longer ago than it said that they hold.
-        Nor is one that was given up among them.
+        A server that was given up is left out, too.
 
         Args:
             command: The turn.

@@ -488,7 +488,7 @@ def _past_of(
 
 
 def _continued(request: TurnRequest[Any], number: int) -> KeptConversation | None:
-    """Return what a request continues: a conversation, or one made of a history as plain data."""
+    """Return the conversation that a request continues, which may be made of a history in plain data."""
     if request.conversation is None and request.history:
         return given_conversation(f"turn-{number}", request.system, request.history)
     return request.conversation

@@ -193,7 +193,7 @@ class _Turns(Generic[T]):
         self._path = FORMATS[files.manifest.wire].path
 
     def known(self, index: int, request: TurnRequest[T]) -> _Known:
-        """Return how a turn ended in an earlier run; `None`: it is to be run.
+        """Return the end of a turn in an earlier run; `None`: it has not ended, and is to be run.
 
         Raises:
             MCPError: The trace is that of another request.

@@ -5,8 +5,8 @@ the worker sends `ask` and `settle`, for a server process `ask_place` and `leave
 question with `reply`. When the connection ends, the worker's requests under way are charged in full, because
 they may have been sent, and its places are free.
 
-The server runs in a thread with an event loop of its own, so that the driver stays synchronous. Come here for
-what is on the wire; `accounts.py` answers.
+The server runs in a thread with an event loop of its own, so that the driver stays synchronous. This module
+reads and writes the lines; `accounts.py` decides what is answered.
 """
 
 import contextlib

@@ -44,7 +44,7 @@ _SELECTED = re.compile(r"(.*?)(?::([A-Za-z_][\w.-]*=.*))?", re.DOTALL)
 _NEXT_SETTING = re.compile(r",(?=[A-Za-z_][\w.-]*=)")
 _MOST_NAMED = 8
 _NO_CELL = frozenset({"seed"})
-"""Settings that make repetitions rather than cells."""
+"""Settings by which episodes of one cell differ: another seed is a repetition, not a cell of its own."""
 
 _NONE_OF = 3.0
 """If none of n cases differs, at most about 3/n of all cases do, at 95 %."""

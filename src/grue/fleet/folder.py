@@ -15,7 +15,7 @@
 An episode is done when `commit.json` exists. It is written to another name first, synced, and then linked:
 `os.link` fails if the name exists, so that of two workers that finish the same episode one commits. Without
 hard links the file is put into a folder, which is renamed: that fails if the other folder is not empty.
-Come here for what is on disk. This module decides nothing about what is tried again.
+This module reads and writes these files. What is tried again is decided by `driver.py`.
 
 The work of an episode can do anything to the episode's files. So what cannot be read here is an error of that
 episode, and `attempts` and `end_of` raise nothing.

@@ -1,8 +1,8 @@
 """The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
 
 Ray places the tasks and moves what they return. A task is never retried by Ray, because the driver counts
-attempts itself. The broker is the only actor; it keeps the ledger, on the machine of the driver. Come here
-only for what differs from the local engine.
+attempts itself. The broker is the only actor; it keeps the ledger, on the machine of the driver. Only
+what differs from the local engine is here.
 """
 
 import contextlib

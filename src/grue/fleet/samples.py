@@ -121,7 +121,7 @@ class _SampleReader:
             case m.RequestCompletion():
                 self._asked[envelope.seq] = self._request(envelope, body)
             case m.DropCompletion():
-                # Nothing was done because of its reply.
+                # The reply to this request was dropped before anything was done with it, so it is no sample.
                 self._asked = {
                     seq: each
                     for seq, each in self._asked.items()

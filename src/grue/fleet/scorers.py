@@ -3,8 +3,7 @@
     def short(finished: FinishedEpisode) -> float | tuple[float, str]: ...
 
 A scorer is a function, a regular expression, a JSON Schema or a model that judges. It has a name and a
-version; what it gives is a mark beside the episode (`grue.tracing.marks`). Come here for what each kind of
-scorer does; `scoring.py` runs them.
+version; what it gives is a mark beside the episode (`grue.tracing.marks`). `scoring.py` runs the scorers.
 
 The answer is a model's text and may say anything, also to the judge. The judge gets it as data between marks
 that it cannot guess, has no tools, and can only return a number and a sentence.

@@ -143,7 +143,7 @@ def smallest_detectable(interval: Interval) -> float:
 
 
 def times_more(interval: Interval, difference: float) -> float:
-    """Return how many times as many cases four of five comparisons would need to find a difference.
+    """Return the factor by which the cases must grow for four of five comparisons to find a difference.
 
     Args:
         interval: The interval of the comparison that was made.

@@ -64,7 +64,7 @@ class Tap(Protocol):
     def __call__(
         self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None
     ) -> Envelope[Any]:
-        """Return the recorded envelope."""
+        """Record a message, and return its envelope."""
         ...
 
 

@@ -90,7 +90,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def coverage() -> Coverage:
-    """Return what this machine can enforce. Asked once; about 0.1 ms."""
+    """Find out which limits this machine can enforce. Asked once; about 0.1 ms."""
     about = os.uname()
     system = f"{about.sysname} {about.release} on {about.machine}"
     if sys.platform != "linux" or machine() is None:

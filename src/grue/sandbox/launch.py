@@ -298,7 +298,7 @@ def _lower(pid: int, which: int, value: int) -> None:
 
 
 def _tasks_of_user() -> int:
-    """Return how many processes and threads of this user run: the kernel's limit counts them all."""
+    """Count the processes and threads of this user, as the kernel's limit does."""
     count = 0
     for name in os.listdir("/proc"):  # noqa: PTH208 - a tenth of the time
         with contextlib.suppress(OSError):

@@ -67,7 +67,7 @@ def places_of(
     env: Mapping[str, str],
     scratch: str,
 ) -> Places:
-    """Return what a box opens for a program.
+    """Return the files and folders that a box opens for a program.
 
     Args:
         box: Its description.

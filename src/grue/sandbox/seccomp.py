@@ -28,7 +28,7 @@ _IPPROTO_IPV6, _IPV6_2292PKTOPTIONS, _IPV6_RTHDR = 41, 6, 57
 _MSG_FASTOPEN = 0x20000000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _BLOCK = 8
-"""Calls in a block. Its instructions are jumped over, which reaches 255 of them."""
+"""System calls in a block of the filter. A jump skips 255 instructions at most, and has to skip a block."""
 
 
 class Machine(Struct, frozen=True):

@@ -300,7 +300,7 @@ class EpisodeResumed(Fact, frozen=True, kw_only=True):
         return "warn" if self.changes else ""
 
     def mark(self) -> str:
-        """Return a word if conditions have changed."""
+        """Return `changed` if the conditions of the episode have changed, and else an empty text."""
         return "changed" if self.changes else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:

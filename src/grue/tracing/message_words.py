@@ -143,7 +143,7 @@ def problem_in(body: Struct) -> str:
 
 
 def log_lines(body: Struct) -> tuple[LogLine, ...]:
-    """Return what the logs write of a message without knowing those before it; its text is untrusted."""
+    """Return the log lines of a message that need no earlier message. Their text is untrusted."""
     if isinstance(body, Fact):
         return body.log_lines()
     logged = _row(body).logged
@@ -188,7 +188,7 @@ def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
 
 
 def failure_words(failure: m.TurnFailure) -> FailureWords:
-    """Return what is said of a failed turn."""
+    """Return the words for the failure of a turn."""
     match failure:
         case m.ServerFailure(server=server, phase=phase, cause=cause):
             sentence = f"Failed to start MCP server '{server}': {cause}"

@@ -5,8 +5,8 @@ as every byte is the same as in an earlier request. A trace holds what was said,
 bytes that were sent. So each conversation is encoded again here, by the code that encodes requests, without
 cache markers, and each prompt is compared with the ones before it.
 
-Come here for what counts as a repetition, and for how the message is found that ended one. A `CachedPrompts`
-reads the messages of a trace one by one, and keeps no prompts but the last ones of each conversation.
+Here is decided what counts as a repetition, and which message ended one. A `CachedPrompts` reads the messages
+of a trace one by one, and keeps no prompts but the last ones of each conversation.
 """
 
 from collections.abc import Iterable, Iterator
@@ -437,7 +437,7 @@ class _Compared(Struct, frozen=True):
 
 
 class _Blaming:
-    """Notes which message has changed what a conversation has said already."""
+    """Notes a message as the cause if the code within has changed messages that were already sent."""
 
     def __init__(self, talk: _Prompted, place: tuple[int, str]) -> None:
         self._talk, self._place = talk, place
@@ -470,7 +470,7 @@ def _unmarked(profile: WireProfile) -> WireProfile:
 
 
 def _system_bytes(encoded: Conversation, messages: bytes) -> int:
-    """Return how many bytes of the messages are the system text, where the format puts it among them."""
+    """Return the size of the system text in bytes, if the format puts it among the messages."""
     first = encoded.history.entries[0] if encoded.history.entries else None
     texts = (
         [item for item in first.items if isinstance(item, m.SystemText)] if isinstance(first, m.Said) else []
@@ -483,7 +483,7 @@ def _system_bytes(encoded: Conversation, messages: bytes) -> int:
 
 
 def common_bytes(left: bytes, right: bytes) -> int:
-    """Return how many first bytes two texts have in common."""
+    """Return the length in bytes of the beginning that two texts have in common."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high
@@ -632,7 +632,7 @@ def _name(tool: m.ToolDefinition) -> str:
 
 
 def _message_at(pair: _Compared) -> str:
-    """Return which message of the prompt differs first."""
+    """Name the first message of the prompt that differs."""
     begin = sum(pair.sent.parts)
     try:
         messages = msgspec.json.decode(b"[" + pair.sent.whole[begin:] + b"]", type=list[msgspec.Raw])
@@ -714,7 +714,7 @@ def cached_prompts(envelopes: Iterable[Any]) -> Iterator[CachedPrompt]:
 
 
 def told(prompt: CachedPrompt) -> str:
-    """Return what there is to say of a prompt beside its figures: where it breaks off, and why."""
+    """Say where and why a prompt differs from the one before; empty if it repeats all of it."""
     broken = prompt.broken
     if broken is None:
         return ""

@@ -178,10 +178,10 @@ _ANSWER_CHARS = 1000
 
 
 class Person:
-    """Asks, and remembers what is always allowed.
+    """Asks the person at the terminal, and remembers which tools they have allowed for good.
 
     Args:
-        reader: Returns what answers are read from.
+        reader: Returns the reader of the answers.
         screen: Where questions are shown.
         redaction: The secrets that are not to be shown.
     """

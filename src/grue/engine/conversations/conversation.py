@@ -1,7 +1,7 @@
 """`Conversation`: turns of one runner that follow each other, each of which begins with what was said before.
 
-Come here for the public methods. What a conversation keeps is decided in `protocol/context/history.py`, how
-it is lent to a turn in `engine/conversations/kept_conversation.py`, and how it is saved in
+The public methods are here. What a conversation keeps is decided in `protocol/context/history.py`, how it is
+lent to a turn in `engine/conversations/kept_conversation.py`, and how it is saved in
 `engine/conversations/conversation_file.py`.
 """
 

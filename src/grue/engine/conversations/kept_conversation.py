@@ -620,7 +620,7 @@ class KeptConversation:
         self.ledger.save = self._unwritten.append
 
     def _lent(self, lender: LendingFactory, endpoint: LlmEndpoint | None) -> LentConversation:
-        """Return what is lent to the LLM actor."""
+        """Return the encoded conversation that a turn lends to its LLM actor."""
         self._first, self._endpoint = lender.profile, endpoint
         if self._encoded is None:
             self._encoded = self._encode(lender, endpoint)

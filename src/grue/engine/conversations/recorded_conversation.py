@@ -123,7 +123,7 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
 def said_before(
     path: str | PathLike[str], envelopes: Iterable[EpisodeEnvelope], name: m.ConversationId
 ) -> tuple[History, tuple[m.ToolDefinition, ...]]:
-    """Return what was said in a conversation up to the last of some messages, and the tools offered last.
+    """Return the history of a conversation after some of its messages, and the tools offered last.
 
     Args:
         path: The trace that they are from.
@@ -510,7 +510,7 @@ class RecordedTurn:
         _take_steps(history, self.said)
 
     def said_alone(self) -> History:
-        """Return what was said in the turn, all of it: what was cleared may be of earlier turns too."""
+        """Return the whole history of the turn, with earlier turns, whose entries it may have cleared."""
         history = History()
         take_step(history, self.run)
         cleared = (m.HistoryRewritten, m.RewriteHistory)

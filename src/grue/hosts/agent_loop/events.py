@@ -1,7 +1,7 @@
 """The events of an agent loop: the model's words and the tool calls, as they happen.
 
-`EventFeed` makes the events from the streamed reply and from the trace, in the thread of the turn. Come here
-to report something else.
+`EventFeed` makes the events from the streamed reply and from the trace, in the thread of the turn. A new kind
+of event is a class here and a case in `EventFeed`.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,9 @@
 """`McpManager`: connects MCP servers once, and calls their tools from synchronous code until it is closed.
 
-Come here for the routing of names. The sessions are those of a `ToolClient`: an event loop in a background
-thread owns them, so that the task that opens a server closes it. A program that never closes its manager
-leaves no server process: the loop ends with the interpreter, or when the manager is garbage collected.
+This module decides which server a name means. The sessions are those of a `ToolClient`: an event loop in a
+background thread owns them, so that the task that opens a server closes it. A program that never closes its
+manager leaves no server process: the loop ends with the interpreter, or when the manager is garbage
+collected.
 
 A tool is called by its bare name or by `server.tool`. If two servers have a tool of one name, the bare name
 means that of the later server, and the other tool is listed as `server.tool`.

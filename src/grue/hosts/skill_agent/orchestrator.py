@@ -1,7 +1,7 @@
 """`Orchestrator`: runs a task with a model, its MCP servers and the agent's own actions, in synchronous code.
 
-Come here for the life cycle: servers are connected once, before the first turn, and disconnected at the end,
-however the run ends. If they cannot be connected, the run goes on without them.
+Servers are connected once, before the first turn, and disconnected at the end, however the run ends. If they
+cannot be connected, the run goes on without them.
 """
 
 import time

@@ -305,12 +305,12 @@ def fit(
     *,
     may_summarise: bool,
 ) -> Fit:
-    """Fit a request that adds `new` into the room.
+    """Decide what is cleared or cut so that a request that adds `new` fits into the window.
 
     Args:
         ledger: The sizes of the conversation so far.
         new: What the request adds.
-        room: The room in the window.
+        room: How many tokens there are for prompts.
         stub_for: Returns the stub of a tool's result.
         named: The tools' names, by the ids of the calls that `new` answers.
         may_summarise: Whether a summary can be asked for.

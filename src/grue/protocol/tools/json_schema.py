@@ -286,7 +286,7 @@ def _objects(value: object) -> Iterator[m.JsonObject]:
 
 
 def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
-    """Return how many parts of the schema can apply to one place of a value.
+    """Return the most parts of the schema that can apply to one place of a value.
 
     Follows the schema as the validator does, for every value at once: a state is the parts that apply to one
     place, each as often as it applies. A recursive schema comes back to a state, unless its parts double with
@@ -393,7 +393,7 @@ def _target(reference: object, root: m.JsonObject, anchors: Mapping[str, m.JsonO
 
 
 def _size(part: m.JsonObject) -> int:
-    """Return how much of a part the validator looks at for one value."""
+    """Return the size of a part: the keywords and items that the validator looks at for one value."""
     return sum(
         len(value) if isinstance(value, list | dict) else 1
         for key, value in part.items()

@@ -63,7 +63,7 @@ def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: 
 
 
 def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswer]:
-    """Return what a request asks for; it offers the tools anew if they have changed."""
+    """Return the mode of a request: an answer, or the tools, which are listed again if they have changed."""
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
     mode = m.OfferTools(turn.offered if turn.relisted else None, _stated(turn))

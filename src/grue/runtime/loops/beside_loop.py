@@ -112,10 +112,14 @@ def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def context_of(library: str | None) -> Context:
-    """Return a copy of the caller's context, for code that runs under `library`; `None`: under none.
+    """Return a copy of the caller's context, in which sniffio names another async library, or none.
 
-    Where something has installed sniffio, anyio and httpx ask it which library runs. Its variable says so,
-    and a copied context has that of the caller: with it `anyio.run` refuses to run in another thread.
+    anyio and httpx ask sniffio, where it is installed, which async library is running, and sniffio reads a
+    context variable. A plain copy would have the caller's value, and `anyio.run` would refuse to start a loop
+    in another thread.
+
+    Args:
+        library: The library that the code will run under, such as `asyncio`; `None`: it runs under none.
     """
     context = copy_context()
     if _library is not None:

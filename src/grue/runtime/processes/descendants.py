@@ -143,7 +143,7 @@ def _can_mark() -> bool:
 
 
 def _room() -> int:
-    """Return how many hosts' marks are left below the hard limit, which only root can raise."""
+    """Return the number of hosts' marks that fit below the hard limit, which only root can raise."""
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     return 10**9 if hard == resource.RLIM_INFINITY else min(10**9, (hard - _BASE) // 10**9)
 

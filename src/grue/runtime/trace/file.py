@@ -413,7 +413,7 @@ class TraceWriter(Closing):
 
 
 def writers_of(recorder: Recorder) -> list[TraceWriter]:
-    """Return what writes the messages of a recorder to trace files."""
+    """Return the observers of a recorder that write its messages to trace files."""
     return [each for each in recorder.observers if isinstance(each, TraceWriter)]
 
 

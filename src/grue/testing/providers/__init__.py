@@ -2,7 +2,8 @@
 
 Two parts of grue stand in for a provider and have to be as strict as one: the offline model
 (`grue.testing.offline`) and the scripted endpoint of the testing kit (`grue.testing.llm_server`). Both take
-the formats and the rules from here. Come here when a provider changes a format or refuses something new.
+the formats and the rules from here. When a provider changes a format or
+refuses something new, it is these modules that change.
 
 - `dialects.py`: a row for each format; `Dialect.read` checks a request;
 - `chat_rules.py`: what strict providers refuse in a chat completions request;

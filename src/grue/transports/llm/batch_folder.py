@@ -8,9 +8,9 @@
     DIR/replies/0001.jsonl       what became of each request, written once, when the batch has ended
 
 A request's id is made of the run, the turn, the number of the request in it, a digest of its body, and how
-often the turn was begun.
-So a process that asks again what an earlier one has asked finds it here, and asks nothing. Come here for what
-is on disk. This module talks to nobody (`batch_desk.py` does) and decides nothing about turns.
+often the turn was begun. So a process that asks again what an earlier one has asked finds it here, and asks
+nothing. This module reads and writes these files. It sends nothing (`batch_desk.py` does) and decides nothing
+about turns.
 """
 
 import fcntl
@@ -192,7 +192,7 @@ class BatchFolder:
         self._note(item, self._number)
 
     def result(self, item: str) -> Result | None:
-        """Return what became of a request; `None`: nothing yet."""
+        """Return the reply to a request, or its error; `None`: there is none yet."""
         place = self._replies.get(item)
         if place is None:
             return None

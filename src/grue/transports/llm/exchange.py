@@ -366,7 +366,7 @@ _H11 = operator.attrgetter("stream._stream._httpcore_stream._stream._connection.
 
 
 def exchange_error(error: httpx.HTTPError) -> ExchangeError:
-    """Return what an exception of httpx means for an exchange."""
+    """Translate an exception of httpx into a fault of an exchange."""
     match error:
         case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.ProxyError():
             return ExchangeError("unreachable", _innermost_text(error))

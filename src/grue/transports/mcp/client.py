@@ -87,7 +87,7 @@ class Wire(Protocol):
         ...
 
     def refusals(self, text: str) -> str:
-        """Return what the server's box has refused, as far as `text` tells; empty: nothing is known."""
+        """Read from `text` the accesses that the server's box has refused; empty: none is known."""
         ...
 
     @property

@@ -113,7 +113,7 @@ async def read_pages(
 
 
 def _ttl_s(page: m.JsonObject) -> float | None:
-    """Return how long a page holds; `None`: not stated.
+    """Return the seconds for which a page may be used again; `None`: not stated.
 
     Zero is what the SDK's servers send if their author has not thought of it, so it says nothing.
     """

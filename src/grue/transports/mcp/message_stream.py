@@ -83,7 +83,7 @@ def is_closed(error: SdkError, stream: MessageStream) -> bool:
 
 
 def encode_large(message: types.JSONRPCMessage) -> bytes:
-    """Return a message of megabytes as JSON. Pydantic's encoder keeps the interpreter three times as long."""
+    """Return a message of megabytes as JSON. Pydantic's encoder would hold the GIL three times as long."""
     try:
         return msgspec.json.encode(message.model_dump(by_alias=True, exclude_unset=True))
     except (ValueError, TypeError):  # what only the other encoder knows how to write

@@ -104,7 +104,7 @@ class ProcessWire:
         return found if self._process.exited is not None else f"{found}\n{advice}"
 
     def refusals(self, text: str) -> str:
-        """Return what the server's box has refused, one sentence a line, as far as `text` tells."""
+        """Read from `text` the accesses that the server's box has refused: a sentence a line."""
         return (
             self.redactor.text(plain_text("\n".join(self._process.refusals(text))))
             if self._server.sandbox

@@ -252,7 +252,7 @@ class Link:
         return self._welcome(instructions)
 
     async def _speaks_as_before(self) -> bool:
-        """Discover a server without a handshake; return whether it can be discovered."""
+        """Try `server/discover`, which newer servers answer without a handshake; return whether it worked."""
         left_s = anyio.current_effective_deadline() - anyio.current_time()
         try:
             with anyio.fail_after(min(_DISCOVERY_S, left_s / 2)):
