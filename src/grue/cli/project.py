@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,8 +16,6 @@ from grue.runtime.safe_text import printable
 from grue.sandbox.box import Sandbox
 from grue.sandbox.learning import Watch, watching
 from grue.tool_sessions.server_specs import McpServer, StdioServer
-
-T = TypeVar("T")
 
 PROJECT_FILE = "pyproject.toml"
 BUNDLED = "bundled with grue"
@@ -91,13 +88,6 @@ def known_servers(
         except MCPConfigError as error:
             unusable[name] = str(error)
     return KnownServers(source=_shown(path), servers=servers, unusable=unusable, warnings=file.warnings)
-
-
-def without_network(server: T) -> T:
-    """Return a server that npx starts only from what is installed or in npm's cache; others unchanged."""
-    if not isinstance(server, StdioServer) or Path(server.command).name != "npx":
-        return server
-    return replace(server, env={**server.env, "npm_config_offline": "true"})
 
 
 def no_such_server(name: str, known: KnownServers) -> str:

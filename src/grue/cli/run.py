@@ -20,9 +20,9 @@ from grue.cli.live import LiveView
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import started_options
-from grue.cli.project import without_network
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
+from grue.config.mcp_servers import without_network
 from grue.engine.actions import ActionsPlanned, StepEnded, StepExecutionResult
 from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError

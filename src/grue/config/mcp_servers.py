@@ -18,8 +18,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
+from msgspec.structs import replace
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -53,6 +54,8 @@ from grue.tool_sessions.server_specs import (
     ServerOptions,
     StdioServer,
 )
+
+T = TypeVar("T")
 
 DEFAULT_FILE_NAME = "mcp_config.json"
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
@@ -557,12 +560,13 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
     return found
 
 
-def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
+def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False) -> McpServer:
     """Return the server's configuration in the form that the transports take, and read its `envFile`.
 
     Args:
         name: Its name in the configuration.
         config: Its configuration, expanded.
+        offline: As `without_network`.
 
     Raises:
         MCPConfigError: The `envFile` cannot be read, or the URL or a header is invalid.
@@ -581,7 +585,7 @@ def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
     env = dict(config.env or {})
     if config.envFile is not None:
         env = read_env_file(Path(config.envFile), wanted_by=f"MCP server {name!r}") | env
-    return StdioServer(
+    server = StdioServer(
         name=name,
         command=config.command,
         args=tuple(config.args),
@@ -591,6 +595,14 @@ def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
         inherit_env=config.inherit_env or "all",
         sandbox=_box(config),
     )
+    return without_network(server) if offline else server
+
+
+def without_network(server: T) -> T:
+    """Return a server that npx starts only from what is installed or in npm's cache; others unchanged."""
+    if not isinstance(server, StdioServer) or Path(server.command).name != "npx":
+        return server
+    return replace(server, env={**server.env, "npm_config_offline": "true"})
 
 
 def _box(config: MCPServerConfig) -> Sandbox | None:

@@ -1,7 +1,9 @@
 """The commands, run in this process: what they print and how they exit."""
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,24 @@ def test_an_episode_is_played_and_its_trace_shown(run: CliRunner) -> None:
     shown = run.invoke(app, ["trace", "show", "run", "--width", "90"])
     assert shown.exit_code == 0
     assert "SessionClosed" in shown.output
+
+
+def test_offline_npx_starts_a_server_from_what_is_installed(
+    run: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "npx"
+    program.parent.mkdir()
+    server = shlex.join(faulty_server.argv())
+    program.write_text(
+        f'#!/bin/sh\n[ "$npm_config_offline" = true ] || exit 9\nexec {server}\n', encoding="utf-8"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    entry = {"command": "npx", "args": ["-y", "some-server"]}
+    Path("mcp_config.json").write_text(json.dumps({"mcpServers": {"seq": entry}}), encoding="utf-8")
+    played = run.invoke(app, ["play", "--offline", "--mcp-config", "mcp_config.json", "--turns", "1"])
+    assert played.exit_code == 0, played.output
+    assert "turn_limit: " in played.output
 
 
 def test_json_and_quiet_print_what_they_say(run: CliRunner) -> None:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.cli.chat.facts import ChatPast
 from grue.cli.play_options import recorded_options, run_folder, started_options
-from grue.cli.project import BUNDLED, known_servers, watched_server, without_network
+from grue.cli.project import BUNDLED, known_servers, watched_server
+from grue.config.mcp_servers import without_network
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
 from grue.hosts.agent_loop.loop import prefixed_policy

@@ -35,6 +35,7 @@ from grue.hosting import (
     LoggerObserver,
     changed_conditions,
     shown_endpoint,
+    to_tool_server,
 )
 from grue.hosts.zork.agent import FALLBACK_ACTION, ZorkAgent
 from grue.hosts.zork.client import LLMClient
@@ -325,7 +326,8 @@ class EpisodeSetup(Struct, kw_only=True):
         policy: What failures lead to.
         approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
         turn_timeout_s: Time limit of each turn; `None`: `turn_timeout_seconds` of the configuration.
-        scripted: Whether the model is the offline script, which results then say.
+        scripted: Whether the model is the offline script, which results then say. npx starts the configured
+            server from what is installed then, and downloads nothing.
         start: When each turn's server starts; `None`: as the configuration says. `after_turn` and
             `beside_turn` start it for the turn after, in one event loop for the episode.
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
@@ -473,6 +475,8 @@ class ZorkOrchestratorV2:
         except MCPError as error:
             self._note(McpInitFailed(error=str(error)), turn=0)
             raise MCPConfigError(f"MCP initialization failed: {error}") from error
+        if self.setup.scripted:
+            manager.tool_server = to_tool_server(manager.server_name, manager.server_config, offline=True)
         if self.setup.past is None:
             self._note_manager(manager)
         return manager
