@@ -25,6 +25,7 @@ from check_sizes import MODULE, measure
 SOURCE = Path("src/grue")
 MESSAGES = ("ReplyCut", "ToolDrifted", "McpDisabled")
 LONG = 40
+PAIRS = 10
 
 Imports = Mapping[str, set[str]]
 
@@ -70,13 +71,16 @@ class TurnModules:
         entered: Those in which a function runs.
         before_request: Those of them that are entered before the model has the first request.
         loaded: Those that are imported when the turn has ended; none of `grue.testing`.
-        changes: How often a call goes from one module to another one.
+        changes: How often a call goes from one module to another one, by the two modules. A coroutine that
+            goes on after a wait counts as called once more.
+        going_on: How many of the changes are coroutines that go on.
     """
 
     def __init__(self) -> None:
         self.entered: set[str] = set()
         self.before_request: set[str] = set()
-        self.changes = 0
+        self.changes = collections.Counter[tuple[str, str]]()
+        self.going_on = 0
         from grue import FunctionTools, LlmSettings, Runner, TurnRequest
         from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -101,7 +105,11 @@ class TurnModules:
         module, caller = frame.f_globals.get("__name__", ""), frame.f_back
         if event == "call" and _of_a_turn(module) and frame.f_code.co_name != "<module>":
             self.entered.add(module)
-            self.changes += caller is not None and caller.f_globals.get("__name__") != module
+            came_from = module if caller is None else caller.f_globals.get("__name__", "")
+            if came_from != module:
+                self.changes[came_from, module] += 1
+                # The argument of RESUME: 0 at the beginning of a function.
+                self.going_on += frame.f_code.co_code[frame.f_lasti + 1] & 3 != 0
 
 
 def outside_contracts() -> list[str]:
@@ -136,9 +144,11 @@ def main() -> None:
     turn = TurnModules()
     print(
         f"a turn with one function tool: {len(turn.entered)} modules entered,"
-        f" {len(turn.before_request)} before the first request, {turn.changes} changes of module,"
-        f" {len(turn.loaded)} modules loaded"
+        f" {len(turn.before_request)} before the first request, {turn.changes.total()} changes of module"
+        f" ({turn.going_on} of them coroutines that go on), {len(turn.loaded)} modules loaded"
     )
+    for (came_from, module), count in turn.changes.most_common(PAIRS):
+        print(f"  {count} times from {came_from} to {module}")
     lines = collections.Counter[str]()
     for path in _modules():
         inside = path.relative_to(SOURCE).parts

@@ -259,15 +259,15 @@ class Actor(Generic[M]):
 
     Args:
         mailbox: Where its messages come from; its name is the actor's name.
+
+    Attributes:
+        mailbox: As the argument.
+        name: The actor's name, as sender and receiver in the trace.
     """
 
     def __init__(self, mailbox: Mailbox[M]) -> None:
         self.mailbox = mailbox
-
-    @property
-    def name(self) -> str:
-        """The actor's name, as sender and receiver in the trace."""
-        return self.mailbox.name
+        self.name = mailbox.name
 
     async def run(self) -> None:
         """Receive until the mailbox is closed. Cancelled, it ends at once: clean up in a `finally`."""

@@ -50,4 +50,5 @@ def test_a_turn_with_a_function_tool_is_counted(figures: ModuleType) -> None:
     assert (
         {"grue.engine.turn", "grue.protocol.tool_loop"} <= turn.before_request < turn.entered <= turn.loaded
     )
-    assert turn.changes > len(turn.entered)
+    assert turn.changes.total() > turn.going_on > 0
+    assert {module for _, module in turn.changes} <= turn.entered
