@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
@@ -155,6 +156,25 @@ def test_p40_a_warning_names_the_twin_once() -> None:
             call(answer)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("shell", "warned"), [("ZMQInteractiveShell", False), ("TerminalInteractiveShell", True)]
+)
+def test_a_notebook_is_not_warned_of_what_its_guide_recommends(
+    monkeypatch: pytest.MonkeyPatch, shell: str, warned: bool
+) -> None:
+    ipython: Any = types.ModuleType("IPython")
+    ipython.get_ipython = type(shell, (), {})
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+
+    async def cell() -> int:
+        return call(answer)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert asyncio.run(cell()) == 42
+    assert [each.category for each in caught] == [BlockingInsideEventLoopWarning] * warned
 
 
 def test_several_threads_may_call_at_once() -> None:
