@@ -1,12 +1,16 @@
 """Two traces side by side in a real browser."""
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_turns import Box, model, runner
 from story_traces import full_story
 from viewer_traces import EpisodeTape, begin, plain_turn
 
+from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.viewer import write_comparison
 
 pytestmark = [pytest.mark.made_up_trace, pytest.mark.slow]
@@ -82,4 +86,56 @@ def test_identical_traces_are_said_to_be(open_page: Any, tmp_path: Path) -> None
     assert write_comparison(trace, trace, tmp_path / "page.html") == 0
     watched = open_page(tmp_path / "page.html")
     expect(watched.page.locator("#verdict")).to_contain_text("identical")
+    watched.assert_calm()
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a conversation beside a fork of its second turn, in which a tool says something else."""
+    folder = tmp_path_factory.mktemp("fork")
+    record, fork = folder / "record.jsonl", folder / "fork.jsonl"
+
+    def play() -> None:
+        with ScriptedLlmServer(model) as server:
+            with runner(server, "chat_completions", record, servers=Box().servers()) as each:
+                talk = each.conversation("Be brief.", name="talk")
+                talk.ask("Tidy up the hall.")
+                said = talk.ask("Tidy up the attic.")
+            with runner(server, "chat_completions", fork) as each:
+                changed = {said.tool_calls[2].call_id: "<b>old</b> is <i>still there</i>"}
+                outcome = each.fork(record, turn=2, tool_results=changed)
+        assert said.response == "After 3: old is gone"
+        assert outcome.response == "After 3: <b>old</b> is <i>still there</i>"
+
+    with ThreadPoolExecutor(1) as beside:  # an open browser's event loop counts as running in this thread
+        beside.submit(play).result()
+    assert write_comparison(record, fork, folder / "page.html") > 0
+    return folder / "page.html"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
+def test_a_fork_beside_its_record_differs_where_it_was_changed(
+    open_page: Any, forked: Path, width: int, scheme: str
+) -> None:
+    watched = open_page(forked, size=(width, 900), scheme=scheme)
+    page = watched.page
+    expect(page.locator("#verdict")).to_contain_text("differ from turn 2 on")
+    first, second = (page.get_by_role("article", name=f"Turn {turn}", exact=True) for turn in (1, 2))
+    expect(first).to_contain_text("the same")
+    expect(second.locator("pre.told")).to_contain_text(
+        re.compile('"old is gone"\n.*"<b>old</b> is <i>still there</i>"')
+    )
+    record, fork = (second.locator(f"[data-side='{side}']") for side in (0, 1))
+    expect(fork).to_contain_text("from here on a fork of turn 2 of record, after message 47: result of c8")
+    expect(record).not_to_contain_text("a fork of")
+    for side, said in ((record, "old is gone"), (fork, "<b>old</b> is <i>still there</i>")):
+        # What was said before the fork is the same; marked are the call and what follows from its result.
+        expect(side.locator(".diverges").first).to_contain_text("box.delete")
+        expect(side.locator(".diverges").filter(has_text=f"After 3: {said}")).to_have_count(1)
+        expect(side.locator(".passage").filter(has_text="One moment.")).not_to_have_class(
+            re.compile("diverges")
+        )
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    fork.get_by_role("link", name="Request as sent").last.click()
+    expect(page.get_by_role("dialog")).to_contain_text("<b>old</b> is <i>still there</i>")
     watched.assert_calm()
