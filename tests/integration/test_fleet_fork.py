@@ -12,7 +12,7 @@ from forked_turns import Box, runner
 
 from grue import TurnRequest
 from grue.errors import FleetError, MCPError
-from grue.fleet.fork_work import Turn, condition, turns_in
+from grue.fleet.fork_work import TurnToFork, condition, turns_in
 from grue.fleet.results import results
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import diff
@@ -127,7 +127,7 @@ def test_conditions_choose_turns(folder: Path) -> None:
     assert all(condition("")(turn) for turn in turns)
     with pytest.raises(FleetError):
         condition("outcome")
-    assert not condition("tool = a.b")(Turn(trace="t", turn=1))
+    assert not condition("tool = a.b")(TurnToFork(trace="t", turn=1))
 
 
 def test_forks_are_not_forked_again(tmp_path: Path, folder: Path, server: ScriptedLlmServer) -> None:
