@@ -76,6 +76,7 @@ def _fresh(running: Guarded) -> Guarded:
     issuer = running.issuer
     issuer.life_s = issuer.told_s = 3600
     issuer.refuses_refresh = False
+    issuer.iss = None
     issuer.rewrite = _unchanged
     issuer.registered = issuer.refreshed = 0
     issuer.access.clear()

@@ -135,6 +135,7 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
         load("grue.transports.mcp.sdk_http")
     if any(isinstance(server, StdioServer) for server in servers):
         load("grue.transports.mcp.process_wire")
+        load("grue.transports.mcp.line_stream")
         guard.start()
 
 

@@ -330,7 +330,7 @@ def test_turns_in_several_threads_at_once_do_not_disturb_each_other() -> None:
 HOST = """
 import asyncio, os, signal, sys
 import anyio
-from grue.runtime.processes.process_group import ProcessLimits
+from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.processes.child_process import ServerProcess
 from grue.tool_sessions.server_specs import StdioServer
