@@ -28,7 +28,7 @@ from grue.runtime.secrets.secret_forms import looks_secret
 BUNDLES = "mcp_bundles"
 """The folder beside `mcp_config.json` into which bundles are unpacked, each in a folder of its own."""
 PACKAGES = "mcp_packages"
-"""The folder beside it in which launchers keep what they download, likewise."""
+"""The folder beside `mcp_config.json` for what launchers download, with a folder for each server."""
 BUNDLE = "mcpb"
 
 _T = TypeVar("_T")

@@ -26,7 +26,7 @@ _MODEL_KEYS = {"name": "agent_model", "base_url": "client_base_url"}
 
 
 class ModelTable(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The table `model`. A key that is left out has the default of `pyproject.toml`'s."""
+    """The table `model`. A key that is left out has the same default as in `pyproject.toml`."""
 
     name: str = ""
     base_url: str = ""

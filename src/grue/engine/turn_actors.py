@@ -505,9 +505,9 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """Prewarm the next turn's sessions while this turn waits for its model.
+        """Prewarm the next turn's sessions if this turn waits for its model now.
 
-        A server that has not started yet in this episode is left alone: it may not start at all.
+        A server that has not started yet in this episode is not prewarmed, because it may not start at all.
         """
         if self._early is not None:
             self._early.stepped()

@@ -87,10 +87,10 @@ class Cell(Struct, frozen=True):
         return f"{self.fleet}:{chosen}" if chosen else str(self.fleet)
 
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
-        """Return its episodes, of those of the fleet.
+        """Return the episodes of this cell, from all episodes of its fleet.
 
         Raises:
-            FleetError: It has none; the text names the values that there are.
+            FleetError: The cell has none; the text names the values that the settings have in the fleet.
         """
         found = [each for each in everything if self._has(each)]
         if not found:

@@ -205,7 +205,7 @@ _MOST_DIVERGENCES = 5000
 """Most differences that a page names; one more tells that there are further ones."""
 
 _MOST_IN_FULL = 500
-"""Most differences that it describes in full."""
+"""Most differences that a page describes in full; of further ones it gives the place only."""
 
 
 class _Difference(Struct, frozen=True, array_like=True):

@@ -1,6 +1,6 @@
 """Read the results of foreign clients and managers: grue's own objects, an SDK's, or similar ones.
 
-Such a client is asked through its `_supports_tool_calling` whether a model can call tools.
+A client of another class is asked whether a model can call tools, if it has `_supports_tool_calling`.
 
 Source: R12, P13
 """

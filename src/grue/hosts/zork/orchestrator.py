@@ -1,14 +1,13 @@
 """The host that plays a text adventure: a plain synchronous loop around the agent.
 
 In every turn it shows the agent what the game shows, plays the command that the agent returns, and remembers
-the result. The episode ends, always with a reason, when the game, the turns or the budget are at an end, when
-the agent falls back too often in a row, or after an error that another turn cannot mend.
+the result: for each place, where points were gained, what killed, and where exits lead. The episode ends,
+always with a reason, when the game, the turns or the budget are at an end, when the agent falls back too
+often in a row, or after an error that another turn cannot mend.
 
 The configuration (`Conditions`) is recorded at the start and at each resume. A resume with another game, with
 MCP switched on or off, or with another MCP server is refused. Any other change is reported and recorded, and
 the episode goes on, because people also resume an episode after they have mended its configuration.
-
-The host remembers of each place where points were gained, what killed, and where exits lead.
 
 Source: R9, R10.2
 """

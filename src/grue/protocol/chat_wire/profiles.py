@@ -1,30 +1,24 @@
-"""What an endpoint accepts: the table of known ones, and what is learned of others from their refusals.
+"""What an endpoint accepts, and whether its model can call tools: tables, and what is learned from refusals.
 
-To add a provider, add a row, and the name of its key to `OWN_KEYS` in `tool_sessions/server_specs.py`.
-
-The names of providers are those of OpenTelemetry's conventions for GenAI (`gen_ai.provider.name`). A provider
+To add a provider, add a row, and the name of its key to `OWN_KEYS` in `tool_sessions/server_specs.py`. The
+names of providers are those of OpenTelemetry's conventions for GenAI (`gen_ai.provider.name`). A provider
 that the conventions do not name gets its own name here.
 
 To handle another kind of refusal, add an adaptation. Each adaptation recognises one in the provider's text
 and removes what was refused from the profile. A profile can only lose features, so a request is repeated a
 bounded number of times. The adapted profile is kept for the run.
 
-Decide whether a model can call tools.
+Whether a model can call tools is known from three sources, in this order: the setting
+`mcp_force_tool_support`, the model list of the endpoint (the reply to `GET {base_url}/models`), and the table
+of names below, which is only a heuristic. To add a model family, add a row to it.
 
-To add a model family, add a row to the table. There are three sources, in this order: the setting
-`mcp_force_tool_support`, the model list of the endpoint, and the table of names below, which is only a
-heuristic.
-
-The table is matched against the last segment of the model's path in lower case, so that the vendor's name
+That table is matched against the last segment of the model's path in lower case, so that the vendor's name
 does not matter. Rows are tried from top to bottom; the rows for models without tools come before those for
-models with tools.
-
-The rows for models without tools cover the models of the required list, and whole families where the list has
-a prefix, whatever the vendor. Some models of those families do call tools, such as the reasoning variants of
-Grok and Ministral. For these the endpoint's model list or the setting overrides the table. A model that no
-row matches is taken to call tools: if it does not, the first request fails with the provider's reason.
-
-The model list of an endpoint is the reply to `GET {base_url}/models`.
+models with tools. The rows for models without tools cover the models of the required list, and whole families
+where the list has a prefix, whatever the vendor. Some models of those families do call tools, such as the
+reasoning variants of Grok and Ministral. For these the endpoint's model list or the setting overrides the
+table. A model that no row matches is taken to call tools: if it does not, the first request fails with the
+provider's reason.
 
 Source: R4.5, R12, P13
 """

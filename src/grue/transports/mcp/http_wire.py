@@ -29,7 +29,7 @@ _LEAVE_S = 1.0
 """Time limit for telling the server that the session ends."""
 
 _LEAVE_AT_LEAST_S = 0.3
-"""Shortest such limit, used if the deadline that it was entered under has passed or is near."""
+"""The same limit if the turn's deadline has passed or is near."""
 
 
 class HttpWire:

@@ -1,8 +1,7 @@
 """Log in to a server by URL, as a person with a browser, and log out again.
 
-`grue login` and `grue logout` are these functions; hosts may call them too.
-
-A browser returns to an address on this machine after a login (RFC 8252).
+`grue login` and `grue logout` are these functions; hosts may call them too. After a login the browser goes
+back to an address on this machine (RFC 8252), where this module waits for it.
 """
 
 import html
@@ -223,7 +222,7 @@ async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> htt
 
 
 async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> httpx2.Response:
-    """Return the head of the answer to a request of 2026-07-28, each of which introduces the client."""
+    """Send a request of the revision 2026-07-28, which names its client, and return the answer's head."""
     client.headers.update({"mcp-protocol-version": _MODERN, "mcp-method": method})
     named = {
         "protocolVersion": _MODERN,
