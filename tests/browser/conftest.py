@@ -104,6 +104,25 @@ def open_messages(open_page: OpenPage) -> OpenPage:
     return opened
 
 
+HELD = """
+const isShown = () => "shown" in document.documentElement.dataset;
+const whenIdle = requestIdleCallback.bind(window);
+window.held = [];
+requestIdleCallback = (act, options) => isShown() ? held.push(act) : whenIdle(act, options);
+release = () => { requestIdleCallback = (act) => setTimeout(act); held.forEach((act) => act()); };
+let now = 0;
+performance.now = () => isShown() ? (now += 20) : 0;  // each piece takes longer than a page may be busy
+"""
+"""The page waits for its first messages, however slow the browser is, and reads no more until `release`."""
+
+
+@pytest.fixture
+def held_page(chromium: Any) -> Any:
+    with chromium.new_context(viewport={"width": 400, "height": 900}) as context:
+        context.add_init_script(HELD)
+        yield context.new_page()
+
+
 def _watch(watched: Watched, address: str) -> dict[str, Any]:
     """Note what the page does; return the listeners by their events."""
     page, deeds = watched

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from forked_turns import Box, model, runner
 from story_traces import full_story
-from viewer_traces import EpisodeTape, begin, plain_turn
+from viewer_traces import EpisodeTape, begin, long_episode, plain_turn
 
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.viewer import write_comparison
@@ -139,3 +139,24 @@ def test_a_fork_beside_its_record_differs_where_it_was_changed(
     fork.get_by_role("link", name="Request as sent").last.click()
     expect(page.get_by_role("dialog")).to_contain_text("<b>old</b> is <i>still there</i>")
     watched.assert_calm()
+
+
+def test_two_long_traces_can_be_looked_at_while_the_page_reads_them(held_page: Any, tmp_path: Path) -> None:
+    left, right = long_episode(tmp_path / "left.jsonl", 300), tmp_path / "right.jsonl"
+    with EpisodeTape(right, episode="right") as tape:
+        begin(tape)
+        for turn in range(1, 301):
+            plain_turn(tape, text="A <b>garden</b>." if turn == 290 else "A hall.")
+    assert write_comparison(left, right, tmp_path / "page.html") == 97
+    held_page.goto(f"{(tmp_path / 'page.html').as_uri()}#turn-290")
+    held_page.locator("html[data-shown]").wait_for()
+    expect(held_page.locator("#verdict")).to_contain_text("differ from turn 97 on")
+    pair = held_page.get_by_role("article", name="Turn 290", exact=True)
+    expect(pair.locator("pre.told")).to_contain_text("A <b>garden</b>.")
+    expect(pair).to_contain_text("still reading this turn")
+    held_page.evaluate("release()")
+    held_page.locator("html[data-ready]").wait_for()
+    expect(pair.locator("[data-side='0']")).to_contain_text("A hall.")
+    expect(pair.locator("[data-side='1'] .diverges").first).to_contain_text("A <b>garden</b>.")
+    expect(pair).to_have_attribute("aria-current", "true")
+    expect(pair).to_be_in_viewport()

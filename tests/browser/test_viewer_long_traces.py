@@ -49,25 +49,6 @@ def test_a_thousand_turns_put_no_more_into_the_page_than_is_seen(open_messages: 
     watched.assert_calm()
 
 
-HELD = """
-const isShown = () => "shown" in document.documentElement.dataset;
-const whenIdle = requestIdleCallback.bind(window);
-window.held = [];
-requestIdleCallback = (act, options) => isShown() ? held.push(act) : whenIdle(act, options);
-release = () => { requestIdleCallback = (act) => setTimeout(act); held.forEach((act) => act()); };
-let now = 0;
-performance.now = () => isShown() ? (now += 20) : 0;  // each piece takes longer than a page may be busy
-"""
-"""The page waits for its first messages, however slow the browser is, and reads no more until `release`."""
-
-
-@pytest.fixture
-def held_page(chromium: Any) -> Any:
-    with chromium.new_context(viewport={"width": 400, "height": 900}) as context:
-        context.add_init_script(HELD)
-        yield context.new_page()
-
-
 def test_the_first_turns_can_be_read_and_searched_while_the_page_reads_the_others(
     held_page: Any, long_html: Path
 ) -> None:

@@ -75,6 +75,31 @@ def test_a_turn_reads_from_what_was_shown_to_what_was_decided(open_page: Any, ht
     expect(page.locator(".headline").first).to_have_text("take lamp")
 
 
+STILL_READING = """
+window.reading = true;
+const { get } = Object.getOwnPropertyDescriptor(Document.prototype, "readyState");
+Object.defineProperty(document, "readyState", { get: () => window.reading ? "loading" : get.call(document) });
+done = () => { window.reading = false; document.dispatchEvent(new Event("DOMContentLoaded")); };
+"""
+"""The browser says that it still reads the page, until `done`."""
+
+
+def test_an_image_is_shown_as_soon_as_the_page_has_it(chromium: Any, html: Path) -> None:
+    with chromium.new_context(viewport={"width": 1400, "height": 2000}) as context:
+        context.add_init_script(STILL_READING)
+        page = context.new_page()
+        page.goto(f"{html.as_uri()}#turn-1")
+        call = page.locator(".passage.call").first
+        expect(call).to_contain_text("A brass lamp.")
+        expect(call).not_to_contain_text("An image, which is not in this page.")
+        assert call.locator("img.picture").count() == 0
+        page.evaluate("done()")
+        page.locator("html[data-ready]").wait_for()
+        picture = call.locator("img.picture")
+        expect(picture).to_be_visible()
+        assert picture.evaluate("image => image.naturalWidth") == 24
+
+
 def test_a_call_is_folded_and_holds_arguments_approval_result_and_image(open_page: Any, html: Path) -> None:
     watched = open_page(html, at="turn-1", size=(1400, 2000))
     call = watched.page.locator(".passage.call").first

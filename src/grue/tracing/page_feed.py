@@ -387,14 +387,15 @@ class PageFeed:
         self._new_spans: list[Span] = []
         self._passages: dict[tuple[int, int], Passage] = {}
 
-    def see(self, envelope: EpisodeEnvelope) -> None:
-        """Add a message to the page."""
+    def see(self, envelope: EpisodeEnvelope) -> int:
+        """Add a message to the page, and return the turn that it is shown in."""
         turn = self._digests.see(envelope)
         self._add_spans(self._spans.see(envelope, turn))
         self._passages |= {passage.id: passage for passage in self._story.see(envelope, turn)}
         self.overview.see(envelope)
         self._actors |= dict.fromkeys((envelope.sender, envelope.receiver), True)
         self._add_row(self._row(envelope, turn))
+        return turn
 
     def finish(self) -> None:
         """Add the spans that have no end."""

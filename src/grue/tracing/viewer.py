@@ -140,7 +140,12 @@ def _write_page(page: BinaryIO, reader: EpisodeReader, title: str, max_message_c
 
 
 def write_pieces(
-    pieces: BinaryIO, reader: EpisodeReader, title: str, feed: PageFeed, side: int = 0
+    pieces: BinaryIO,
+    reader: EpisodeReader,
+    title: str,
+    feed: PageFeed,
+    side: int = 0,
+    turns: dict[int, int] | None = None,
 ) -> EpisodePage:
     """Write a trace's messages, a script element for each piece, and return the rest of the page's data.
 
@@ -150,9 +155,12 @@ def write_pieces(
         title: The page's title for it.
         feed: Finds what the page holds.
         side: Which of the traces of the page it is, counted from 0.
+        turns: Gets the turns of those messages whose numbers it has.
     """
     for envelope in reader:
-        feed.see(envelope)
+        turn = feed.see(envelope)
+        if turns and envelope.seq in turns:
+            turns[envelope.seq] = turn
         if feed.due:
             _write_piece(pieces, feed.take(), side)
     feed.finish()
@@ -208,7 +216,7 @@ _MOST_IN_FULL = 500
 """Most differences that a page describes in full; of further ones it gives the place only."""
 
 
-class _Difference(Struct, frozen=True, array_like=True):
+class _Difference(Struct, array_like=True):
     """A message that differs; `viewer_page/compare.js` takes the fields in this order.
 
     Attributes:
@@ -216,12 +224,14 @@ class _Difference(Struct, frozen=True, array_like=True):
         right: The same in the second trace.
         text: What differs, in a line; printable.
         details: The same in full, for the first differences; empty for others.
+        turn: The turn that the page shows it in.
     """
 
     left: int
     right: int
     text: str
     details: tuple[str, ...] = ()
+    turn: int = 0
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
@@ -287,8 +297,14 @@ def _write(
     parts = page_parts("compare", title, style=STYLE, scripts=_SCRIPTS)
     with replacing(target) as page, tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as pieces:
         images = ImageTable(spool)
+        rows = comparison.differences
+        turns = {row.left: 0 for row in rows if row.left}, {row.right: 0 for row in rows if row.right}
         episodes = [
-            embedded(write_pieces(pieces, reader, name, PageFeed(images, max_chars), side))
-            for side, (reader, name) in enumerate(zip(readers, names, strict=True))
+            embedded(
+                write_pieces(pieces, reader, names[side], PageFeed(images, max_chars), side, turns[side])
+            )
+            for side, reader in enumerate(readers)
         ]
+        for row in rows:
+            row.turn = turns[0][row.left] if row.left else turns[1][row.right]
         fill_page(page, parts, (*episodes, embedded(comparison), pieces, images))

@@ -35,6 +35,7 @@ def test_the_page_names_what_differs_and_holds_both_traces(tmp_path: Path) -> No
     assert data is not None
     found = json.loads(data[1])["differences"]
     assert found[0][2].startswith("turn 2: ")
+    assert {row[4] for row in found} == {2}
     assert [line.split()[-1] for line in found[0][3][2:5]] == ["$.text", '"y"', '"</script>"']
     assert "default-src 'none'" in text
     assert "connect-src" not in text

@@ -2,6 +2,8 @@
 
 const MOST_PASSAGES = 300;
 const READING = { unfolded: false, words: [] };
+const CARDS = { card: true };
+const UPDATE_MS = 400;
 
 class Pair {
   constructor(number, left, right) {
@@ -10,6 +12,10 @@ class Pair {
 
   get differs() {
     return this.differences.length > 0;
+  }
+
+  get isOpen() {
+    return this.open ?? this.differs;
   }
 }
 
@@ -32,11 +38,8 @@ class Comparison {
     this.goToAddress();
   }
 
-  note([left, right, text, details]) {
-    const seqs = [left, right];
-    seqs.forEach((seq, side) => seq && this.marks[side].set(seq, text));
-    const side = left ? 0 : 1;
-    const turn = this.traces[side].messageOf.get(seqs[side])?.turn ?? 0;
+  note([left, right, text, details, turn]) {
+    [left, right].forEach((seq, side) => seq && this.marks[side].set(seq, text));
     this.pairs.get(turn)?.differences.push({ left, right, text, details });
   }
 
@@ -57,9 +60,37 @@ class Comparison {
     return [...this.pairs.values()].filter((pair) => pair.differs);
   }
 
+  get items() {
+    return [CARDS, ...[...this.pairs.values()].filter((pair) => !this.only || pair.differs)];
+  }
+
   show() {
-    const pairs = [...this.pairs.values()].filter((pair) => !this.only || pair.differs);
-    this.list.show([{ card: true }, ...pairs]);
+    this.list.show(this.items);
+  }
+
+  /** Read the pieces of both traces, and show from time to time what is new in the turns that are open. */
+  async readRest(sides) {
+    let touched = new Set();
+    let [shown, began] = [performance.now(), performance.now()];
+    while (sides.some((pieces) => !pieces.done)) {
+      const read = sides.map((pieces) => pieces.take());
+      read.forEach((piece, side) => {
+        for (const item of piece ? this.traces[side].extend(piece) : []) touched.add(this.pairs.get(item.turn));
+      });
+      const now = performance.now();
+      if (now - shown > UPDATE_MS) {
+        this.update(touched);
+        [touched, shown] = [new Set(), now];
+      }
+      if (read.some(Boolean) && now - began < SLICE_MS) continue;
+      await idle();
+      began = performance.now();
+    }
+    this.update(touched);
+  }
+
+  update(touched) {
+    this.list.change(this.items, new Set([...touched].filter((pair) => pair.isOpen)));
   }
 
   drawCards() {
@@ -76,7 +107,7 @@ class Comparison {
       ...pair.differences.slice(0, 1).map(({ text, details }) => (details.length ? element("pre", { class: "told fail" }, details.map((row) => row.slice(2)).join("\n")) : element("p", { class: "told fail" }, text))),
       element("div", { class: "columns" }, ...pair.sides.map((turn, side) => this.drawSide(turn, side))),
     ];
-    const fold = lazyFold(summary, contents, { open: pair.open ?? pair.differs, changed: (open) => {
+    const fold = lazyFold(summary, contents, { open: pair.isOpen, changed: (open) => {
       pair.open = open;
     } });
     return element("article", { class: `pair ${pair.differs ? "differs" : ""}`, "aria-label": name(pair) }, fold);
@@ -89,6 +120,7 @@ class Comparison {
       box.append(element("p", { class: "summary" }, "There is no such turn here."));
       return box;
     }
+    if (!turn.passages.length && !trace.whole) box.append(element("p", { class: "summary" }, "The page is still reading this turn."));
     for (const passage of turn.passages.slice(0, MOST_PASSAGES)) {
       const made = drawPassage(trace, passage, READING);
       const marks = trace.messagesOf(passage).map(({ seq }) => this.marks[side].get(seq)).filter(Boolean);
@@ -177,7 +209,9 @@ function pairsOf([left, right]) {
 }
 
 const read = (id) => JSON.parse(byId(id).textContent);
-const traces = ["trace-episode", "other-episode"].map((id, side) => wholeTrace(read(id), side));
+const traces = ["trace-episode", "other-episode"].map((id) => new Trace(read(id)));
 const comparison = new Comparison(traces, read("trace-comparison"));
 byId("pairs").focus({ preventScroll: true });
+document.documentElement.dataset.shown = String(comparison.count);
+await comparison.readRest(traces.map((_, side) => new Pieces(side)));
 document.documentElement.dataset.ready = String(comparison.count);

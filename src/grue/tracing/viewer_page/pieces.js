@@ -41,11 +41,3 @@ const idle = () => new Promise((done) => {
   if (globalThis.requestIdleCallback) requestIdleCallback(done, { timeout: 60 });
   else setTimeout(done);
 });
-
-/** Return a trace with all its pieces. */
-function wholeTrace(episode, side) {
-  const trace = new Trace(episode);
-  const pieces = new Pieces(side);
-  for (let piece = pieces.take(); piece; piece = pieces.take()) trace.extend(piece);
-  return trace;
-}

@@ -39,6 +39,11 @@ function bodyOf(message) {
 
 /** Draw an image; one that cannot be shown is named. */
 function drawImage(id, name = "An image in the trace") {
+  if (!images.served && document.readyState === "loading") {
+    const place = element("span"); // the images are at the end of the page, which the browser still reads
+    document.addEventListener("DOMContentLoaded", () => place.replaceWith(drawImage(id, name)), { once: true });
+    return place;
+  }
   const source = images.find(id);
   if (!source) return element("p", { class: "note" }, "An image, which is not in this page.");
   return element("img", { class: "picture", src: source, alt: name, loading: "lazy" });
