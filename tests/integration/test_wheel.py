@@ -24,13 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 _LIMIT_S = 280
 INSTALLS = re.compile(r"^(pip install|pipx run|uvx) .*grue.*$", re.MULTILINE)
-EGGS = """
-from grue.testing.mock_server import MockServer, tool
-
-def stock(article: str) -> int:
-    \"\"\"Return how many of an article are left.\"\"\"
-    return 12
-"""
 
 
 class Installed(NamedTuple):
