@@ -1,6 +1,7 @@
 """What people write first, and what they are told: refused where it is made, with the right form."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -102,6 +103,11 @@ def test_a_base_url_without_its_scheme_is_refused_where_it_is_made(base_url: str
     assert f"Did you mean {meant}?" in str(refused.value)
 
 
+@dataclass
+class Count:
+    number: int
+
+
 def http(**wrong: Any) -> HttpServer:
     return HttpServer(**{"name": "a", "url": "http://127.0.0.1:9/mcp", **wrong})
 
@@ -136,6 +142,7 @@ def request(**wrong: Any) -> TurnRequest[Any]:
         (lambda: Budget(requests="5"), "Budget(requests='5')"),
         (lambda: request(answer="int"), "answer= wants a type, answer=int, not 'int'"),
         (lambda: request(answer=["yes", "no"]), "answer= wants a type"),
+        (lambda: request(answer=Count(1)), "answer= wants a type, answer=Count, not an instance of it"),
         (lambda: request(answer={"type": "object"}), "answer=AnswerSpec(json.loads, schema={...})"),
         (lambda: request(answer=weather), "answer= wants a type"),
         (lambda: request(user=None), "user= wants a text"),

@@ -130,7 +130,13 @@ def unusable_answer(answer: object) -> str:
         # A text that names a type is the commonest of these.
         meant = answer if isinstance(answer, str) and answer.isidentifier() else "int"
         return f"answer= wants a type, answer={meant}, not {answer!r:.60}"
+    if not isinstance(answer, type | AnswerSpec) and type(answer).__module__ not in _TYPES_OF_TYPES:
+        return f"answer= wants a type, answer={type(answer).__name__}, not an instance of it"
     return ""
+
+
+_TYPES_OF_TYPES = ("builtins", "types", "typing", "typing_extensions")
+"""Where the types of `None`, `list[int]`, `int | None` and `Literal["a"]` are."""
 
 
 class _Reader:
