@@ -45,7 +45,6 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         refreshed: How often a token was refreshed.
         assertions: The assertions of the identity provider that it trusts, with their claims.
         asserted: Who a token was issued to in exchange for an assertion, one after the other.
-        iss: The issuer that a login comes back with (RFC 9207); `None`: none.
         rewrite: Makes another body of each answer at another path than the MCP server's, as odd servers do.
     """
 
@@ -59,7 +58,6 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         self.refresh: dict[str, RefreshToken] = {}
         self.assertions: dict[str, dict[str, str]] = {}
         self.asserted: list[str] = []
-        self.iss: str | None = None
         self.rewrite: Callable[[str, bytes], bytes] = _as_it_is
 
     async def get_client(self, client_id: str) -> OAuthClientInformationFull | None:
@@ -81,8 +79,7 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
             redirect_uri_provided_explicitly=params.redirect_uri_provided_explicitly,
             resource=params.resource,
         )
-        came = {"code": code, "state": params.state or "", **({"iss": self.iss} if self.iss else {})}
-        return f"{params.redirect_uri}?{urlencode(came)}"
+        return f"{params.redirect_uri}?{urlencode({'code': code, 'state': params.state or ''})}"
 
     async def load_authorization_code(
         self, client: OAuthClientInformationFull, authorization_code: str

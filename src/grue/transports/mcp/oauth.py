@@ -570,14 +570,10 @@ def _authorization_code(
     async def returned() -> AuthorizationCodeResult:
         if person is None:
             raise OAuthFlowError("nobody can log in here")
-        came = await aside(person.returned)
-        known = provider.context.oauth_metadata
-        # The SDK compares `iss` letter by letter with the issuer, as `adapted` has written it.
-        iss = came.iss and as_known(came.iss, [str(known.issuer)] if known else [])
-        return AuthorizationCodeResult(code=came.code, state=came.state, iss=iss)
+        # The SDK compares `iss` with the issuer letter by letter, as RFC 9207 wants it.
+        return await aside(person.returned)
 
-    provider = OAuthClientProvider(url, metadata, storage, show, returned, auth.client_metadata_url)
-    return provider
+    return OAuthClientProvider(url, metadata, storage, show, returned, auth.client_metadata_url)
 
 
 def _with_scope(address: str, scope: str | None) -> str:
