@@ -258,7 +258,7 @@ def test_the_score_is_plotted_over_the_turns(open_page: Any, tmp_path: Path) -> 
     expect(page.get_by_role("heading", name="score, from Observed")).to_be_visible()
     page.locator("svg.plot").focus()
     page.keyboard.press("End")
-    expect(page.locator("#reading")).to_have_text("Turn 3 score 25")
+    expect(page.locator("#reading")).to_have_text("Turn 3 score 25 · A hall.")
 
 
 def test_passages_that_unfold_do_not_move_what_is_above(open_page: Any, html: Path) -> None:

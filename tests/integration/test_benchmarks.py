@@ -121,16 +121,12 @@ SECTIONS = [
     ),
 ]
 BARS = {
-    "a turn, ratio to the script": 0.95,
+    "a turn, ratio to the script": 1.05,
     "a turn, peak memory": 80,
-    "a cold first turn, ratio to the script": 0.95,
-    "many agents, throughput to bare": 1.0,
+    "a cold first turn, ratio to the script": 1.10,
+    "many agents, throughput to bare": 0.9,
     "boots, 0.05 s, presumed, over its bound": 10,
-    "boots, 0.05 s, beside, ratio to its bound": 1.02,
-    "one-shot, http: first request after httpx's": 0,
-    "one-shot, https: first request after httpx's": 0,
-    "one-shot, http: first request": 300,
-    "one-shot, https: first request": 300,
+    "boots, 0.05 s, beside, ratio to its bound": 1.03,
     "episode, ahead, ratio to the script": 0.2,
 }
 """Bars of docs/architecture.md, by what they are called."""
@@ -169,14 +165,14 @@ def test_each_thing_that_grows_misses_its_own_bar(leak: str, missed: list[str]) 
 def test_the_page_shows_a_run_of_all_parts(quick_run: Ran, page: Path) -> None:
     run = json.loads(quick_run.out.read_text())
     sections = {section["name"]: section for section in run["sections"]}
-    sections["turn"]["bars"][0]["value"] = 1.0041
+    sections["turn"]["bars"][0]["value"] = 1.0641
     results = page.parents[1] / "benchmarks" / "results.json"
     results.write_text(json.dumps(run))
     python(results.with_name("performance_page.py"))
 
     bars = between(page, "bars")
     at, load = sections["turn"]["at"], sections["turn"]["load"]
-    row = f"1.004 x | at most 0.95 x | **missed** | {at[11:]} | {load[0]} |\n"
+    row = f"1.064 x | at most 1.05 x | **missed** | {at[11:]} | {load[0]} |\n"
     assert f"| a turn, ratio to the script | {row}" in bars
     assert f"Measured on {run['sections'][0]['at'][:10]} on one machine" in bars
     assert all(f"| {bar['label']} |" in bars for section in run["sections"] for bar in section["bars"])
