@@ -248,10 +248,10 @@ def test_closing_twice_does_nothing_and_connecting_twice_is_an_error() -> None:
 
 
 def test_without_servers_nothing_is_started() -> None:
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     with McpManager() as manager:
         assert manager.connect_all({}) == []
-        assert threading.active_count() == before
+        assert {*threading.enumerate()} <= before, "another test's thread may end meanwhile"
 
 
 def test_it_can_be_used_inside_a_running_event_loop() -> None:
