@@ -149,7 +149,7 @@ def main(arguments: list[str]) -> int:
         folder = Path(tempfile.mkdtemp(prefix="grue-bare-"))
         try:
             machine = BareMachine(folder, version, python)
-            noted = f"OPTIONS=--passed '{machine.passed}'"
+            noted = f"OPTIONS=--passed='{machine.passed}'"
             for command in (["play"], ["test", f"TEST={PART}"] if done else ["test", noted]):
                 failed |= not machine.try_it("make", *command)
             if passed and not done and machine.passed.exists():
