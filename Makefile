@@ -17,7 +17,8 @@ COVERED := tests/unit tests/properties tests/integration/episodes tests/integrat
   tests/integration/sandbox tests/integration/test_export.py tests/integration/test_fork.py \
   tests/integration/test_fleet_fork.py tests/integration/test_fleet_scoring.py tests/integration/test_trace_to_test.py \
   tests/integration/test_long_results.py tests/integration/test_model_chain.py tests/integration/test_when_called.py \
-  tests/integration/test_prompt_cache.py tests/integration/test_tool_search.py
+  tests/integration/test_prompt_cache.py tests/integration/test_tool_search.py tests/integration/test_batches.py \
+  tests/integration/test_fleet_batches.py tests/integration/test_add.py tests/integration/test_served_skills.py
 
 # Many tests wait for a process: more workers than cores keep the cores busy. The slow tests keep them busy themselves.
 # Modules that share something slow to make stay in one worker (tests/conftest.py).

@@ -143,6 +143,11 @@ def test_a_page_of_batches_says_where_it_goes_on() -> None:
         batches_in(OPENAI, b'{"data":[{}]}')
 
 
+def test_a_result_of_an_unknown_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="a result of the type 'postponed'"):
+        ANTHROPIC.result(b'{"custom_id":"a","result":{"type":"postponed"}}')
+
+
 def test_what_the_results_lack_has_failed() -> None:
     assert lost("a", "expired", "in the provider's words").message == "in the provider's words"
     assert lost("a", "").reason == "reply"

@@ -12,6 +12,7 @@ from grue.protocol.chat_wire.failures import (
     MAX_WORDS,
     Fault,
     describe,
+    error_in,
     fault_of_error,
     fault_of_status,
     is_loopback,
@@ -206,3 +207,7 @@ def test_no_refusal_raises(status: int, body: bytes) -> None:
     failure = describe(fault_of_status(status, body), base_url="http://h", model="m", profile=GENERIC)
     assert failure.message.isprintable()
     assert failure.remedy
+
+
+def test_a_status_code_of_0_in_a_reply_is_no_error() -> None:
+    assert error_in({"choices": [], "base_resp": {"status_code": 0, "status_msg": "success"}}) is None

@@ -153,6 +153,11 @@ def test_what_is_checked(schema: Any, value: Any, fault: str | None) -> None:
     assert found == fault if fault is None else (found or "").startswith(fault)
 
 
+def test_a_required_property_whose_reference_leads_nowhere_has_no_default() -> None:
+    with pytest.raises(NotCheckedError, match="refers to nothing: #/nowhere"):
+        check_of({"properties": {"a": {"$ref": "#/nowhere"}}, "required": ["a"]})({})
+
+
 def test_too_many_levels_have_a_reason() -> None:
     assert reason(RecursionError()) == "it is nested too deeply"
 
