@@ -15,14 +15,19 @@ PUBLIC = ("", "errors", "hosting", "messages", "policies")
 
 
 def public_names(module: str) -> list[str]:
-    """Return the public names of a module, sorted."""
+    """Return the public names of a module, sorted. What `grue` imports from it is `grue`'s."""
     path = SOURCE / f"{module or '__init__'}.py"
     stub = path.with_suffix(".pyi")
     if stub.exists():
         lines = stub.read_text(encoding="utf-8").splitlines()
         return sorted(line.split()[-1] for line in lines if line.startswith("from "))
+    theirs = (SOURCE / "__init__.pyi").read_text(encoding="utf-8")
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return sorted(name for name in _defined(tree) if not name.startswith("_"))
+    return sorted(
+        name
+        for name in _defined(tree)
+        if not name.startswith("_") and f"from grue.{module} import {name} " not in theirs
+    )
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:

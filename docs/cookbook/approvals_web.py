@@ -9,16 +9,8 @@ from pathlib import Path
 
 from flask import Flask, Response, jsonify
 
-from grue import (
-    ApprovalPending,
-    FunctionTools,
-    LlmSettings,
-    Runner,
-    ToolPolicy,
-    ToolRule,
-    TurnRequest,
-    parked_turns,
-)
+from grue import FunctionTools, LlmSettings, Runner, ToolPolicy, ToolRule, TurnRequest, parked_turns
+from grue.errors import ApprovalPending
 
 app = Flask(__name__)
 POLICY = ToolPolicy(rules=(ToolRule(tools=("shop.refund",), verdict="ask"),), parking=True)

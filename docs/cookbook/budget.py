@@ -5,7 +5,8 @@ A turn that reaches its limit gives its final answer; one that has nothing left 
 
 import os
 
-from grue import Budget, BudgetSpent, LlmSettings, Runner, TurnLimits, TurnRequest
+from grue import Budget, LlmSettings, Runner, TurnLimits, TurnRequest
+from grue.errors import BudgetSpent
 
 llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
 a_turn = TurnLimits(budget=Budget(tokens=5_000))

@@ -6,7 +6,8 @@ If a reply has to be taken back, for instance because its connection broke, a de
 import os
 import sys
 
-from grue import LlmSettings, Runner, TextDelta, TurnRequest
+from grue import LlmSettings, Runner, TurnRequest
+from grue.messages import TextDelta
 
 
 def show(delta: TextDelta) -> None:

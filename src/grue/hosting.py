@@ -9,9 +9,9 @@ Any other exception is a bug, and ends the turn as a crash. `ConfinedFolder` giv
 
 Ask a model in your own way: write an LLM actor or a blocking client with the same rules as `Runner`.
 
-The parts are pure, except `LlmEndpoint` and the mailbox: a `Conversation` encodes what was said, a
-`WireProfile` says what an endpoint accepts, and `attempt_step` decides when a request is sent again. Pass a
-factory for your actor to `Runner(llm=...)`; see `LlmFactory`.
+The parts are pure, except `LlmEndpoint` and the mailbox: an `EncodedConversation` encodes what was said, a
+`WireProfile` says what an endpoint accepts, and `permit_for` waits until a request may be sent.
+Pass a factory for your actor to `Runner(llm=...)`; see `LlmFactory`.
 
 Hold a session with a tool server yourself, and the state of each server from turn to turn.
 

@@ -14,9 +14,7 @@ from msgspec.structs import replace
 from skill_runs import act, call, finish, run
 
 from grue import (
-    ApprovalPending,
     ApprovalQuestion,
-    ChangeRefused,
     FunctionTools,
     LlmSettings,
     Runner,
@@ -26,6 +24,7 @@ from grue import (
     ask_at_terminal,
 )
 from grue.cli.chat.person import Person
+from grue.errors import ApprovalPending, ChangeRefused
 from grue.hosting import OwnCall, ask_about, judge_calls
 from grue.hosts.skill_agent import AgentConfig, Orchestrator
 from grue.messages import ServerName, ToolDefinition

@@ -9,7 +9,6 @@ import anyio.lowlevel
 import pytest
 
 from grue import (
-    ActorCrashed,
     ApprovalQuestion,
     FunctionTools,
     LlmSettings,
@@ -18,9 +17,9 @@ from grue import (
     ToolPolicy,
     ToolRule,
     TurnRequest,
-    TurnTimedOut,
     ask_at_terminal,
 )
+from grue.errors import ActorCrashed, TurnTimedOut
 from grue.messages import AskApproval, CallsDecided, DecisionIgnored, ToolCalled
 from grue.runtime.trace.recorder import Envelope
 from grue.testing.leftovers import assert_nothing_left

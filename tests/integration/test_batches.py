@@ -16,10 +16,10 @@ import waiting_batch
 from msgspec.structs import replace
 from waiting_batch import WIRES, batching, counting, noting, requests, settings
 
-from grue import AnswerSpec, Budget, ContextPolicy, LLMError, Runner, TurnRequest, UserText
+from grue import AnswerSpec, Budget, ContextPolicy, Runner, TurnRequest
 from grue.engine.batch import BatchItem
-from grue.errors import BudgetSpent, MCPConfigError, TraceError
-from grue.messages import TurnWaits
+from grue.errors import BudgetSpent, LLMError, MCPConfigError, TraceError
+from grue.messages import TurnWaits, UserText
 from grue.policies import TurnLimits
 from grue.testing.llm_faults import rate_limited
 from grue.testing.llm_server import (

@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from grue import (
-    ApprovalPending,
-    ContextPolicy,
-    LLMError,
-    Runner,
-    ToolPolicy,
-    ToolRule,
-    TurnLimits,
-    TurnRequest,
-)
+from grue import ContextPolicy, Runner, ToolPolicy, ToolRule, TurnLimits, TurnRequest
+from grue.errors import ApprovalPending, LLMError
 from grue.messages import CompletionFailed, RewriteHistory, Summarised, ToolReturned
 from grue.policies import ContextOverflow
 from grue.protocol.retry import RetryPolicy

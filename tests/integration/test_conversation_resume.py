@@ -10,7 +10,8 @@ import pytest
 from media import PNG
 from talks import WIRES, changed_prefixes, chatty, runner_for, said_to
 
-from grue import Conversation, ConversationError, Recorder, Runner, TraceWriter, TurnRequest
+from grue import Conversation, Recorder, Runner, TraceWriter, TurnRequest
+from grue.errors import ConversationError
 from grue.messages import HistoryRewritten, ThoughtsDropped
 from grue.protocol.chat_wire.formats import WireName
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply

@@ -16,25 +16,27 @@ from rows import first_of
 from talks import WIRES, broken_runner, changed_prefixes, chatty, runner_for
 
 from grue import (
-    AssistantReply,
     Conversation,
-    ConversationBusy,
-    ConversationError,
     FunctionTools,
-    LLMError,
     LlmSettings,
     MCPError,
     Recorder,
     Runner,
-    TextDelta,
-    ToolMessage,
     TraceWriter,
-    TurnCancelled,
     TurnRequest,
-    UserText,
     messages,
 )
-from grue.messages import CallId, RequestCompletion, RunTurn, ToolCall
+from grue.errors import ConversationBusy, ConversationError, LLMError, TurnCancelled
+from grue.messages import (
+    AssistantReply,
+    CallId,
+    RequestCompletion,
+    RunTurn,
+    TextDelta,
+    ToolCall,
+    ToolMessage,
+    UserText,
+)
 from grue.protocol.chat_wire.formats import WireName
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer
 from grue.tracing.reading import read_episode

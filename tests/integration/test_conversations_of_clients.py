@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from grue import (
-    ApprovalPending,
-    ContextPolicy,
-    Conversation,
-    ConversationError,
-    FunctionTools,
-    Runner,
-    ToolPolicy,
-    ToolRule,
-)
+from grue import ContextPolicy, Conversation, FunctionTools, Runner, ToolPolicy, ToolRule
+from grue.errors import ApprovalPending, ConversationError
 from grue.hosts.zork.client_actor import client_actor
 
 POLICY = ToolPolicy(rules=(ToolRule(tools=("box.delete",), verdict="ask"),), parking=True)

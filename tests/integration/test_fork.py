@@ -10,22 +10,18 @@ from commands import grue
 from forked_turns import ASKS, Box, model, runner
 
 from grue import (
-    ApprovalPending,
     FunctionTools,
     LlmSettings,
-    MCPConfigError,
     MCPError,
-    NothingToResume,
     Runner,
     ToolAnnotations,
-    ToolCallResult,
     ToolPolicy,
     ToolRule,
     TurnRequest,
     tool,
 )
-from grue.errors import ForkMissed, TraceError
-from grue.messages import ModelAsked, SessionOpened, ToolDefinition, TurnForked, TurnParked
+from grue.errors import ApprovalPending, ForkMissed, MCPConfigError, NothingToResume, TraceError
+from grue.messages import ModelAsked, SessionOpened, ToolCallResult, ToolDefinition, TurnForked, TurnParked
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import diff
 from grue.tracing.reading import open_episode, read_episode

@@ -165,7 +165,7 @@ def test_the_async_twin_shares_the_callers_loop_and_can_be_cancelled(llm: str) -
 
 
 def test_a_turn_limit_bounds_everything_teardown_included(llm: str) -> None:
-    from grue import TurnTimedOut
+    from grue.errors import TurnTimedOut
 
     stubborn = runner(llm, "--silent-at", "call", *STUBBORN, tool_timeout_s=60)
     with (

@@ -17,8 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-from grue import LLMError, Runner, TurnRequest
+from grue import Runner, TurnRequest
 from grue.engine.answers import AnswerSpec
+from grue.errors import LLMError
 from grue.messages import TextDelta
 from grue.policies import TurnLimits
 from grue.protocol.retry import RetryPolicy

@@ -12,7 +12,6 @@ import pytest
 from talks import WIRES, changed_prefixes
 
 from grue import (
-    ApprovalPending,
     ContextPolicy,
     Conversation,
     FunctionTools,
@@ -23,6 +22,7 @@ from grue import (
     TurnLimits,
     TurnRequest,
 )
+from grue.errors import ApprovalPending
 from grue.messages import RequestCompletion, ToolCalled, ToolReturned, TurnCompleted
 from grue.protocol.chat_wire.formats import WireName
 from grue.testing import replay

@@ -18,13 +18,9 @@ from patient_turns import wait_until
 from promises import within
 
 from grue import (
-    ActorCrashed,
-    AnswerError,
     AnswerSpec,
     Budget,
-    BudgetSpent,
     FunctionTools,
-    LLMError,
     LlmSettings,
     ProcessLimits,
     Recorder,
@@ -33,8 +29,8 @@ from grue import (
     StdioServer,
     TraceWriter,
     TurnRequest,
-    TurnTimedOut,
 )
+from grue.errors import ActorCrashed, AnswerError, BudgetSpent, LLMError, TurnTimedOut
 from grue.messages import Interrupted, SessionClosed, SessionOpened, TurnFailed
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left

@@ -19,16 +19,8 @@ from real_servers import npm_server
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
-from grue import (
-    HttpServer,
-    MCPRequestError,
-    Recorder,
-    ServerOptions,
-    StdioServer,
-    ToolClient,
-    ToolServerDied,
-    TurnLimits,
-)
+from grue import HttpServer, Recorder, ServerOptions, StdioServer, ToolClient, TurnLimits
+from grue.errors import MCPRequestError, ToolServerDied
 from grue.messages import ServerFailure, ServerNoted, SessionOpened
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.mock_features import reference_server

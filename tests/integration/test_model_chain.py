@@ -10,18 +10,10 @@ import pytest
 from msgspec.structs import replace
 from talks import WIRES, chatty, look
 
-from grue import (
-    Conversation,
-    FunctionTools,
-    LLMError,
-    LlmSettings,
-    MCPConfigError,
-    RetryPolicy,
-    Runner,
-    TurnRequest,
-)
+from grue import Conversation, FunctionTools, LlmSettings, RetryPolicy, Runner, TurnRequest
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
+from grue.errors import LLMError, MCPConfigError
 from grue.fleet.host_settings import chosen_endpoint
 from grue.messages import CompletionReceived, ModelPassedOver, RunTurn, TextDelta, ThoughtsDropped
 from grue.policies import Budget, TurnLimits

@@ -14,17 +14,10 @@ from parked_turns import TALK, Job, Stage
 from talks import WIRES, changed_prefixes
 
 from grue import (
-    ApprovalPending,
-    ChangeRefused,
     ContextPolicy,
     Conversation,
-    ConversationError,
-    ConversationParked,
     FunctionTools,
     LlmSettings,
-    MCPConfigError,
-    MCPServerStartupError,
-    NothingToResume,
     Recorder,
     Runner,
     StdioServer,
@@ -33,10 +26,26 @@ from grue import (
     TraceWriter,
     TurnOutcome,
     TurnRequest,
-    UserText,
     parked_turns,
 )
-from grue.messages import AssistantReply, RewriteHistory, ToolCalled, ToolMessage, TurnParked, TurnResumed
+from grue.errors import (
+    ApprovalPending,
+    ChangeRefused,
+    ConversationError,
+    ConversationParked,
+    MCPConfigError,
+    MCPServerStartupError,
+    NothingToResume,
+)
+from grue.messages import (
+    AssistantReply,
+    RewriteHistory,
+    ToolCalled,
+    ToolMessage,
+    TurnParked,
+    TurnResumed,
+    UserText,
+)
 from grue.protocol.chat_wire.formats import WireName
 from grue.testing.llm_server import (
     ContextWindow,

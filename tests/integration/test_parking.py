@@ -11,17 +11,9 @@ import pytest
 from msgspec.structs import replace
 from parked_turns import DELETE, Job, Stage, runner, wait_until_past
 
-from grue import (
-    ApprovalPending,
-    MCPConfigError,
-    NothingToResume,
-    Recorder,
-    TraceWriter,
-    TurnRequest,
-    parked_turns,
-)
+from grue import Recorder, TraceWriter, TurnRequest, parked_turns
 from grue.engine.conversations.recorded_conversation import resume_conversation
-from grue.errors import TraceError
+from grue.errors import ApprovalPending, MCPConfigError, NothingToResume, TraceError
 from grue.messages import (
     AssistantReply,
     CompletionReceived,

@@ -15,19 +15,10 @@ from msgspec.structs import replace
 from transport_servers import faulty
 from typer.testing import CliRunner
 
-from grue import (
-    Conversation,
-    FailurePolicy,
-    LlmSettings,
-    MCPServerStartupError,
-    Runner,
-    StdioServer,
-    TurnOutcome,
-    TurnRequest,
-)
+from grue import Conversation, FailurePolicy, LlmSettings, Runner, StdioServer, TurnOutcome, TurnRequest
 from grue.cli.app import app
 from grue.engine.outside_turns.tool_client import ToolClient
-from grue.errors import MCPConfigError, TurnTimedOut
+from grue.errors import MCPConfigError, MCPServerStartupError, TurnTimedOut
 from grue.messages import (
     CallTools,
     CheckAnswer,

@@ -28,7 +28,7 @@ from grue.messages import (
     UserText,
 )
 from grue.messages import ToolDefinition as Tool
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
@@ -106,7 +106,7 @@ def without_meant_differences(value: Any) -> Any:
 def ours(server: ScriptedLlmServer, profile_url: str, **settings: Any) -> list[dict[str, Any]]:
     """Return our bodies: the tool on offer, streamed and not, then the forced answer."""
     endpoint = LlmEndpoint(LlmSettings(base_url=profile_url, api_key=KEY, **settings))
-    conversation, path = Conversation(endpoint.profile), FORMATS[endpoint.profile.wire].path
+    conversation, path = EncodedConversation(endpoint.profile), FORMATS[endpoint.profile.wire].path
     conversation.ask((SystemText("You play."), UserText("Where am I?")), OfferTools((THINK,)))
     streamed = conversation.body(endpoint.settings, stream=True)
     offered = conversation.body(endpoint.settings)
@@ -232,7 +232,7 @@ def test_every_body_is_what_the_anthropic_package_has_types_for() -> None:
 def media_requests(*profiles: WireProfile) -> Iterator[Any]:
     """Yield the requests of a conversation in which tools return an image, a recording and a PDF file."""
     for profile in profiles:
-        conversation = Conversation(profile)
+        conversation = EncodedConversation(profile)
         conversation.ask((UserText("Where am I?"),), OfferTools((THINK,)))
         conversation.keep(Reply(tool_calls=(ToolCall(call_id=CallId("c"), name="a.b", arguments="{}"),)))
         conversation.ask((tool_message("c", image(), audio(), blob()),), OfferTools())

@@ -17,10 +17,10 @@ import pytest
 from commands import environment, forked
 from small_model import MODEL, PATIENCE_S, WINDOW, served
 
-from grue import FunctionTools, LLMError, Runner, TurnRequest
+from grue import FunctionTools, Runner, TurnRequest
 from grue.cli.trace_to_test import to_test
 from grue.engine.answers import AnswerSpec
-from grue.errors import AnswerError
+from grue.errors import AnswerError, LLMError
 from grue.messages import CompletionReceived, SchemaIgnored, TextDelta, ToolsUnseen
 from grue.policies import TurnLimits
 from grue.protocol.retry import RetryPolicy

@@ -18,16 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from grue import (
-    ApprovalPending,
-    FunctionTools,
-    LlmSettings,
-    Runner,
-    ToolPolicy,
-    ToolRule,
-    TurnRequest,
-    parked_turns,
-)
+from grue import FunctionTools, LlmSettings, Runner, ToolPolicy, ToolRule, TurnRequest, parked_turns
+from grue.errors import ApprovalPending
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, completion
 from grue.tracing.observers.otel import OtelObserver

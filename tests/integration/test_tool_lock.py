@@ -15,8 +15,6 @@ from grue import (
     LlmSettings,
     Runner,
     StdioServer,
-    ToolChanged,
-    ToolNotFound,
     ToolPolicy,
     ToolRule,
     TurnOutcome,
@@ -25,6 +23,7 @@ from grue import (
 from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
 from grue.engine.outside_turns.tool_client import ToolClient
+from grue.errors import ToolChanged, ToolNotFound
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.manager import MCPManager

@@ -11,7 +11,6 @@ import pytest
 from grue import (
     FunctionTools,
     LlmSettings,
-    MCPConfigError,
     Runner,
     ToolPolicy,
     ToolRule,
@@ -19,6 +18,7 @@ from grue import (
     TurnLimits,
     TurnRequest,
 )
+from grue.errors import MCPConfigError
 from grue.messages import ToolCalled
 from grue.protocol.chat_wire.formats import WireName
 from grue.testing import assert_prefix_stable, replay

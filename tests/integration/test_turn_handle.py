@@ -16,14 +16,8 @@ from lifetimes import EVERY_RUN, PLAIN_MODES, modes
 from patient_turns import ASK, DEADLINE_S, PatientModel, patient_model, wait_until
 from promises import within
 
-from grue import (
-    AnswerError,
-    AnswerSpec,
-    LLMError,
-    MCPServerStartupError,
-    TurnCancelled,
-    TurnRequest,
-)
+from grue import AnswerSpec, TurnRequest
+from grue.errors import AnswerError, LLMError, MCPServerStartupError, TurnCancelled
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import error_reply
 

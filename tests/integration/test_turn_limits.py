@@ -12,7 +12,8 @@ from promises import within
 from rows import first_of
 from transport_servers import STUBBORN, faulty
 
-from grue import FunctionTools, LlmSettings, Runner, TurnRequest, TurnTimedOut
+from grue import FunctionTools, LlmSettings, Runner, TurnRequest
+from grue.errors import TurnTimedOut
 from grue.messages import RunTurn
 from grue.runtime.actor import Actor
 from grue.runtime.trace.recorder import Envelope

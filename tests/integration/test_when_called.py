@@ -14,11 +14,8 @@ from msgspec.structs import replace
 from transport_servers import faulty
 
 from grue import (
-    ApprovalPending,
     HttpServer,
     LlmSettings,
-    MCPConfigError,
-    MCPServerStartupError,
     Recorder,
     Runner,
     ServerOptions,
@@ -31,6 +28,7 @@ from grue import (
 )
 from grue.cli.doctor import saved_when_called
 from grue.engine.outside_turns.tool_client import ToolClient
+from grue.errors import ApprovalPending, MCPConfigError, MCPServerStartupError
 from grue.messages import (
     CallTools,
     ConnectFailed,

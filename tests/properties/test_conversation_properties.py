@@ -17,16 +17,8 @@ from msgspec.structs import replace
 from replayed import replay_all
 from wire_bodies import refusal, up_to_last_message, without_markers
 
-from grue import (
-    Conversation,
-    FunctionTools,
-    LLMError,
-    LlmSettings,
-    Recorder,
-    RetryPolicy,
-    Runner,
-    TraceWriter,
-)
+from grue import Conversation, FunctionTools, LlmSettings, Recorder, RetryPolicy, Runner, TraceWriter
+from grue.errors import LLMError
 from grue.messages import AssistantReply, ToolMessage
 from grue.protocol.chat_wire.profiles import OPENROUTER
 from grue.transports.llm.endpoint import LlmEndpoint

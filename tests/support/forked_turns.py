@@ -10,7 +10,6 @@ import msgspec
 from media import PNG
 
 from grue import (
-    ApprovalPending,
     ContextPolicy,
     FunctionTools,
     LlmSettings,
@@ -21,6 +20,7 @@ from grue import (
     TurnOutcome,
     TurnRequest,
 )
+from grue.errors import ApprovalPending
 from grue.messages import TextDelta, TurnForked
 from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.retry import RetryPolicy

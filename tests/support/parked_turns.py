@@ -116,7 +116,7 @@ def act(job: Job, beat: Callable[..., None]) -> str:
 
 def converse(job: Job, beat: Callable[..., None]) -> str:
     """Ask until a turn is parked, approve its call, and ask once more."""
-    from grue import ApprovalPending
+    from grue.errors import ApprovalPending
 
     with contextlib.closing(runner(job, trace=True)) as made:
         talk = made.conversation("Be brief.", path=Path(job.folder, TALK), name="talk")
@@ -131,7 +131,8 @@ def converse(job: Job, beat: Callable[..., None]) -> str:
 
 def converse_on(job: Job, beat: Callable[..., None]) -> str:
     """Finish what is open of the conversation, and return what it was and what the model said last."""
-    from grue import ApprovalPending, Conversation, NothingToResume
+    from grue import Conversation
+    from grue.errors import ApprovalPending, NothingToResume
 
     said = []
     with contextlib.closing(runner(job, trace=False)) as made:

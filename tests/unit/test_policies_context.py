@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from grue import ContextPolicy, MCPConfigError
+from grue import ContextPolicy
+from grue.errors import MCPConfigError
 
 
 @pytest.mark.parametrize(

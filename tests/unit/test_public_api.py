@@ -6,7 +6,10 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 from case_tables import each_case
+
+import grue
 
 ROOT = Path(__file__).resolve().parents[2]
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
@@ -28,6 +31,29 @@ def test_the_public_names_are_those_of_the_snapshot() -> None:
         f"gone: {gone}; new: {new}. If this is meant, say so in CHANGELOG.md and run: "
         "python tools/public_api.py > tests/unit/public_api.txt"
     )
+
+
+def test_a_name_is_in_one_public_module_and_grue_has_few() -> None:
+    names = [line.split()[1] for line in SNAPSHOT.read_text().splitlines()]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+    assert len(tool().public_names("")) <= 45
+
+
+@each_case(
+    "name, home",
+    [
+        ("TurnTimedOut", "grue.errors"),
+        ("TextDelta", "grue.messages"),
+        ("Batching", "grue.policies"),
+        ("RunFolder", "grue.hosting"),
+    ],
+)
+def test_an_import_from_the_wrong_module_names_the_right_one(name: str, home: str) -> None:
+    told = f"module 'grue' has no attribute '{name}'; it is in {home}: from {home} import {name}$"
+    with pytest.raises(ImportError, match=told):
+        exec(f"from grue import {name}")
+    with pytest.raises(AttributeError, match=told):
+        getattr(grue, name)
 
 
 @each_case("module", tool().PUBLIC)

@@ -17,7 +17,7 @@ import anyio
 import httpx
 
 from grue.messages import LlmFailure
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault, describe, fault_of_status
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
@@ -127,7 +127,7 @@ async def _fault_of(row: Row, profile: WireProfile) -> Fault:
         return answer
     if not 200 <= answer.status < 300:
         return fault_of_status(answer.status, answer.body, answer.location, answer.retry_after_s, time.time())
-    read = Conversation(profile, model="m").read(answer.body, request=1, used_ids=frozenset())
+    read = EncodedConversation(profile, model="m").read(answer.body, request=1, used_ids=frozenset())
     assert not isinstance(read, Reply), row
     return read
 

@@ -4,7 +4,8 @@ import os
 
 from celery import Celery
 
-from grue import LLMError, LlmSettings, Runner, TurnRequest
+from grue import LlmSettings, Runner, TurnRequest
+from grue.errors import LLMError
 
 app = Celery("answers", broker=os.environ.get("BROKER_URL", "memory://"))
 

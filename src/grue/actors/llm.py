@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import ContextPolicy, SupportCheck
 from grue.protocol.answers import has_shape
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
 from grue.protocol.chat_wire.reply import Reply
@@ -97,7 +97,7 @@ class Asking:
     def __init__(
         self,
         endpoint: LlmEndpoint,
-        conversation: Conversation,
+        conversation: EncodedConversation,
         command: m.RequestCompletion,
         say: Callable[[m.LlmNote], None],
         on_sent: Callable[[], None] | None = None,
@@ -365,12 +365,12 @@ class LentConversation(Struct):
     """
 
     id: m.ConversationId
-    encoded: Conversation
+    encoded: EncodedConversation
     save: Callable[[], Awaitable[None]] = _save_nothing
     told: m.RequestCompletion | None = None
     reported: int = 0
 
-    async def ask(self, command: m.RequestCompletion, *, long: bool = False) -> Conversation:
+    async def ask(self, command: m.RequestCompletion, *, long: bool = False) -> EncodedConversation:
         """Add what a request says, put it on file, and return the conversation whose `body` is to be sent.
 
         A request aside is not added: its conversation is a copy.
@@ -391,7 +391,7 @@ class LentConversation(Struct):
         return self.encoded
 
     async def answered(
-        self, command: m.RequestCompletion, asked: Conversation, reply: Reply, elapsed_s: float
+        self, command: m.RequestCompletion, asked: EncodedConversation, reply: Reply, elapsed_s: float
     ) -> m.CompletionReceived:
         """Keep the reply, put it on file unless the request was aside, and return what the agent gets.
 
@@ -438,7 +438,7 @@ class _Asked(Struct):
     """
 
     command: m.RequestCompletion
-    conversation: Conversation
+    conversation: EncodedConversation
     lent: LentConversation
     asking: Asking
     begun: float
@@ -644,7 +644,7 @@ class LlmActor(Actor[m.LlmCommand]):
     def _conversation(self, name: m.ConversationId) -> LentConversation:
         if name not in self._conversations:
             endpoint, history = self._endpoint, History(call_ids=self._call_ids)
-            encoded = Conversation(endpoint.profile, model=endpoint.settings.model, history=history)
+            encoded = EncodedConversation(endpoint.profile, model=endpoint.settings.model, history=history)
             self._conversations[name] = LentConversation(name, encoded)
         return self._conversations[name]
 

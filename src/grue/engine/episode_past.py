@@ -21,7 +21,7 @@ A turn is finished as soon as its end is in the trace; its request is not sent t
 from collections.abc import Container
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -36,9 +36,7 @@ from grue.tracing.message_words import kind_of
 from grue.tracing.observers.run_folder import RESULT_FILE
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
-__all__ = ["FINAL_STATUSES", "Past", "TurnEnd", "ends_episode", "has_result", "read_past"]
-
-TurnEnd: TypeAlias = m.TurnCompleted | m.TurnFailed
+__all__ = ["FINAL_STATUSES", "Past", "ends_episode", "has_result", "read_past"]
 
 FINAL_STATUSES = frozenset({401, 402, 403, 404})
 """HTTP statuses after which every further turn would fail too, if no reason is known."""
@@ -84,7 +82,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
     """
 
     started: _Started
-    end: TurnEnd | None = None
+    end: m.TurnCompleted | m.TurnFailed | None = None
     spent: Spent = Spent()
     tool_calls: int = 0
     connections: dict[m.ServerName, Settled] = field(default_factory=dict)
@@ -203,7 +201,7 @@ def read_past(
     return past
 
 
-def _has_a_result(end: TurnEnd, *, answered: bool) -> bool:
+def _has_a_result(end: m.TurnCompleted | m.TurnFailed, *, answered: bool) -> bool:
     """Return whether a host can go on from such an end. After other failures the turn is run again."""
     if isinstance(end, m.TurnCompleted):
         return True

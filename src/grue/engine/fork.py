@@ -35,7 +35,7 @@ from grue.engine.turn_request import TurnOutcome, TurnRequest
 from grue.engine.wiring import Wiring
 from grue.errors import ActorCrashed, ForkMissed, MCPConfigError, MCPError, TraceError
 from grue.policies import Budget, FailurePolicy, Misses
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.context.history import History
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.tools import results as tool_results
@@ -469,7 +469,7 @@ def _wiring(
     if not history.entries:
         return wiring
     lender = wiring.lender
-    encoded = Conversation(lender.profile, model=lender.model, history=history)
+    encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
     encoded.offer(offered)
     return wiring.lending(LentConversation(_conversation(run), encoded))
 

@@ -35,7 +35,7 @@ from grue.engine.wiring import TurnsUnderWay
 from grue.errors import BudgetSpent, MCPConfigError, MCPError, TraceError
 from grue.policies import Batching, Budget
 from grue.protocol.chat_wire.batch_forms import form_of
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault, shown_endpoint
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.context.history import History, take_step
@@ -301,7 +301,7 @@ class _Turns(Generic[T]):
             )
         assert asked is not None, "a turn that waits has asked"
         lender = wiring.lender
-        encoded = Conversation(lender.profile, model=lender.model, history=waited.history)
+        encoded = EncodedConversation(lender.profile, model=lender.model, history=waited.history)
         encoded.offer(part.tools)
         lent = LentConversation(m.ConversationId(f"turn-{part.run.turn}"), encoded)
         wiring = replace(wiring, llm=wiring.asking_first(lent, asked))

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from grue.config.mcp_servers import tool_servers
 from grue.config.settings import GameConfiguration
 from grue.errors import FleetError, MCPConfigError
 from grue.fleet.host_settings import chosen_endpoint, with_endpoint
 from grue.fleet.work import Episode, work
-from grue.hosting import MCPConfig, ToolServer, llm_settings, tool_servers
+from grue.hosting import MCPConfig, ToolServer, llm_settings
 from grue.hosts.agent_loop import AgentLoop
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat

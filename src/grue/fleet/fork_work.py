@@ -82,8 +82,8 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
 def _servers(case: ForkCase) -> dict[str, Any]:
     if case.misses == "fail":
         return {}
+    from grue.config.mcp_servers import MCPConfig, tool_servers
     from grue.config.settings import GameConfiguration
-    from grue.hosting import MCPConfig, tool_servers
 
     return dict(tool_servers(MCPConfig.from_file(GameConfiguration.of_project().mcp_config_path)))
 

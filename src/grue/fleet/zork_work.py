@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from grue import Recorder
 from grue.errors import FleetError, MCPConfigError, MCPError
 from grue.fleet.host_settings import begin_again, continue_interrupted, with_endpoint
 from grue.fleet.work import Episode, work
-from grue.hosting import GameConfiguration, Recorder, RunFolder
+from grue.hosting import GameConfiguration, RunFolder
 from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.games.catalogue import open_game

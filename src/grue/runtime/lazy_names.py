@@ -23,10 +23,28 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
         import importlib
 
         if name not in homes:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+            elsewhere = _public_home(name) if name[:1].isupper() else None
+            where = f"; it is in {elsewhere}: from {elsewhere} import {name}" if elsewhere else ""
+            text = f"module {module!r} has no attribute {name!r}{where}"
+            # `from grue import ...` replaces the text of an AttributeError, but not that of an ImportError.
+            # `hasattr` needs the former.
+            importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # noqa: SLF001 - the only way to tell
+            raise ImportError(text, name=module) if importing and elsewhere else AttributeError(text)
         home = importlib.import_module(homes[name])
         value = getattr(home, name, None) or importlib.import_module(f"{home.__name__}.{name}")
         setattr(sys.modules[module], name, value)
         return value
 
     return find, lambda: sorted(homes), sorted(homes)
+
+
+def _public_home(name: str) -> str | None:
+    """Return the public module that has a name which was looked for in another one."""
+    import importlib
+
+    for home in ("grue", "grue.errors", "grue.policies", "grue.messages", "grue.hosting"):
+        module = importlib.import_module(home)
+        listed = name in getattr(module, "__all__", ())
+        if listed or getattr(vars(module).get(name), "__module__", None) == home:
+            return home
+    return None

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ContextPolicy
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, profile_for
@@ -155,7 +155,7 @@ class _Prompted(Struct, kw_only=True):
     """
 
     name: m.ConversationId
-    encoded: Conversation
+    encoded: EncodedConversation
     run: m.RunTurn | None = None
     whole: bool = True
     sent: dict[bool, _Sent] = {}
@@ -259,7 +259,7 @@ class CachedPrompts:
         return talk
 
     def _new(self, name: m.ConversationId) -> _Prompted:
-        encoded = Conversation(self._form.profile, model=self._form.model, history=History(Ledger()))
+        encoded = EncodedConversation(self._form.profile, model=self._form.model, history=History(Ledger()))
         return _Prompted(name=name, encoded=encoded)
 
     def _note(self, turn: int, place: tuple[int, str], why: str) -> None:
@@ -360,7 +360,7 @@ class CachedPrompts:
         found = (a for a in self._asked.values() if (a.turn, a.command.request) == (turn, body.request))
         return next(found, None)
 
-    def _sent(self, asked: _Asked, talk: _Prompted, encoded: Conversation) -> _Sent:
+    def _sent(self, asked: _Asked, talk: _Prompted, encoded: EncodedConversation) -> _Sent:
         prompt = encoded.prompt
         head = len(prompt.tools) + len(prompt.system) + _system_bytes(encoded, prompt.messages)
         asks = None if talk.run is None else talk.run.asks
@@ -469,7 +469,7 @@ def _unmarked(profile: WireProfile) -> WireProfile:
     return replace(profile, cache_markers=0, given_cache_markers=0)
 
 
-def _system_bytes(encoded: Conversation, messages: bytes) -> int:
+def _system_bytes(encoded: EncodedConversation, messages: bytes) -> int:
     """Return the size of the system text in bytes, if the format puts it among the messages."""
     first = encoded.history.entries[0] if encoded.history.entries else None
     texts = (
@@ -477,7 +477,7 @@ def _system_bytes(encoded: Conversation, messages: bytes) -> int:
     )
     if not texts:
         return 0
-    alone = Conversation(encoded.profile, model=encoded.model)
+    alone = EncodedConversation(encoded.profile, model=encoded.model)
     alone.ask(texts, m.RequireAnswer())
     return common_bytes(alone.prompt.messages, messages)
 

@@ -20,8 +20,8 @@ from patient_turns import wait_until
 from transport_servers import faulty
 from worded_turns import WordedModel, ask
 
-from grue import AnswerSpec, FunctionTools, MCPConfigError, Recorder, Runner, TraceWriter
-from grue.errors import TraceError, TurnCancelled
+from grue import AnswerSpec, FunctionTools, Recorder, Runner, TraceWriter
+from grue.errors import MCPConfigError, TraceError, TurnCancelled
 from grue.messages import Interrupted, ServerEnded, SessionPrewarmed, TurnCompleted, TurnFailed
 from grue.runtime.trace.recorder import Envelope
 

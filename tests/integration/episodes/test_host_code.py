@@ -12,16 +12,8 @@ from fault_turns import Mode
 from rows import first_of
 from worded_turns import WordedModel, ask
 
-from grue import (
-    ActorCrashed,
-    AnswerError,
-    AnswerSpec,
-    FunctionTools,
-    Recorder,
-    Runner,
-    TurnOutcome,
-    TurnRequest,
-)
+from grue import AnswerSpec, FunctionTools, Recorder, Runner, TurnOutcome, TurnRequest
+from grue.errors import ActorCrashed, AnswerError
 from grue.messages import CompletionReceived
 from grue.runtime.actor import ActorFailed
 from grue.testing.llm_server import ScriptedLlmServer, tool_calls_reply

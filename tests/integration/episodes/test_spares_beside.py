@@ -8,7 +8,8 @@ import pytest
 from patient_turns import ASK, wait_until
 from transport_servers import STUBBORN, faulty
 
-from grue import LlmSettings, MCPConfigError, Runner
+from grue import LlmSettings, Runner
+from grue.errors import MCPConfigError
 from grue.messages import (
     PrewarmLost,
     RunTurn,

@@ -4,8 +4,9 @@ from pathlib import Path
 import boxes
 import pytest
 
-from grue import MCPServerStartupError, ShellTool, StdioServer
+from grue import ShellTool, StdioServer
 from grue.engine.outside_turns.tool_client import ToolClient
+from grue.errors import MCPServerStartupError
 from grue.sandbox.box import Sandbox
 
 

@@ -13,8 +13,9 @@ import anyio.lowlevel
 import pytest
 from transport_servers import SETSID
 
-from grue import MCPConfigError, ShellTool, ToolClient
+from grue import ShellTool, ToolClient
 from grue.engine.tool_servers import hide_secrets
+from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolCallResult
 from grue.runtime.processes.descendants import all_processes
 from grue.runtime.processes.limits import ProcessLimits

@@ -7,16 +7,8 @@ from fault_turns import Mode
 from lifetimes import DONE, PLAIN_MODES, episode, modes
 from transport_servers import faulty
 
-from grue import (
-    FunctionTools,
-    ShellTool,
-    ToolAnnotations,
-    ToolPolicy,
-    ToolRule,
-    TurnLimits,
-    TurnTimedOut,
-    tool,
-)
+from grue import FunctionTools, ShellTool, ToolAnnotations, ToolPolicy, ToolRule, TurnLimits, tool
+from grue.errors import TurnTimedOut
 from grue.messages import ToolCalled
 
 in_every_lifetime = pytest.mark.parametrize("mode", modes(*PLAIN_MODES, "beside"))

@@ -20,7 +20,7 @@ from grue.messages import (
     Usage,
     UserText,
 )
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.context.history import History, Ledger
 from grue.protocol.turn.prices import Price
 from grue.runtime.actor import Supervisor
@@ -107,7 +107,7 @@ async def test_a_conversation_that_outlives_the_turn_and_its_file_lose_the_reply
     with ScriptedLlmServer([text_reply("hm"), silence()]) as server:
         endpoint = LlmEndpoint(settings_for(server.base_url))
         history = History(Ledger(saved.append))
-        encoded = Conversation(endpoint.profile, model=endpoint.settings.model, history=history)
+        encoded = EncodedConversation(endpoint.profile, model=endpoint.settings.model, history=history)
 
         async def nothing() -> None:
             pass

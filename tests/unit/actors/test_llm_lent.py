@@ -14,7 +14,7 @@ from grue.messages import (
     ToolMessage,
     UserText,
 )
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -25,7 +25,7 @@ THOUGHT = "a private thought of another model"
 
 async def test_a_reply_is_on_file_before_its_calls_can_be_made() -> None:
     saved: list[object] = []
-    conversation = Conversation(GENERIC, model="some/model")
+    conversation = EncodedConversation(GENERIC, model="some/model")
 
     async def save() -> None:
         saved.append(conversation.history.unread)
@@ -42,7 +42,7 @@ async def test_a_reply_is_on_file_before_its_calls_can_be_made() -> None:
 
 @pytest.mark.parametrize("model", ["some/model", "another/model"])
 async def test_thoughts_go_to_the_model_that_had_them_and_to_no_other(model: str) -> None:
-    conversation = Conversation(GENERIC, model="some/model")
+    conversation = EncodedConversation(GENERIC, model="some/model")
 
     async def save() -> None: ...
 

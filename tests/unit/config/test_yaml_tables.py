@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from msgspec import Struct, field
 
-from grue import MCPConfigError, StdioServer, ToolRule
+from grue import StdioServer, ToolRule
+from grue.errors import MCPConfigError
 from grue.hosting import (
     ModelTable,
     ServersTable,

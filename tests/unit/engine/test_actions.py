@@ -11,8 +11,9 @@ import pytest
 from case_tables import each_case
 from msgspec import Struct
 
-from grue import MCPConfigError, ToolAnnotations
+from grue import ToolAnnotations
 from grue.engine.actions import FILE_ACTIONS, Action, ActionRegistry, ActionType, PlannedAction
+from grue.errors import MCPConfigError
 from grue.hosting import ConfinedFolder
 
 WORD: ContextVar[str] = ContextVar("WORD", default="")

@@ -2,8 +2,9 @@
 
 import pytest
 
-from grue import FunctionTools, MCPConfigError, StdioServer, ToolPolicy, ToolRule
+from grue import FunctionTools, StdioServer, ToolPolicy, ToolRule
 from grue.engine.tool_servers import servers_for, usable_policy
+from grue.errors import MCPConfigError
 from grue.messages import ServerName
 
 NAMES = ("web", "weather", "box")

@@ -8,7 +8,7 @@ import pytest
 
 from grue import messages as m
 from grue.messages import OfferTools, ServerName, SystemText, ToolDefinition, UserText
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.protocol.tools.built_in import CALL_TOOL, find_tools
 from grue.tool_sessions.tool_search import ToolIndex, ToolSearcher
@@ -64,7 +64,7 @@ def test_a_request_with_181_tools_has_three_percent_of_its_size_with_search() ->
     servers = tuple(dict.fromkeys(tool.server for tool in TOOLS))
     sizes = []
     for offered in (TOOLS[:181], (find_tools(servers), CALL_TOOL)):
-        conversation = Conversation(GENERIC)
+        conversation = EncodedConversation(GENERIC)
         conversation.ask((SystemText("Be brief."), UserText("What time is it?")), OfferTools(offered))
         sizes.append(sum(map(len, conversation.prompt)))
     assert sizes[1] <= 0.03 * sizes[0], sizes

@@ -47,7 +47,7 @@ from grue.engine.conversations.conversation_file import (
     read_conversation,
 )
 from grue.errors import ConversationBusy, ConversationError, ConversationParked, MCPError
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.context.fit import sizes_of
 from grue.protocol.context.history import History, Ledger, SaidStep, history_of, take_step
@@ -242,7 +242,7 @@ class KeptConversation:
         self._told_handles = history is not None and _tells_handles(history.entries)
         self._learned = learned
         self._tools = tools if learned is None else learned.tools
-        self._encoded: Conversation | None = None
+        self._encoded: EncodedConversation | None = None
         self._file: ConversationFile | None = None
         self._unwritten: list[bytes] = []
         self._failed: ConversationError | None = None
@@ -626,14 +626,14 @@ class KeptConversation:
             self._encoded = self._encode(lender, endpoint)
         return LentConversation(self.id, self._encoded, self._write)
 
-    def _encode(self, lender: LendingFactory, endpoint: LlmEndpoint | None) -> Conversation:
+    def _encode(self, lender: LendingFactory, endpoint: LlmEndpoint | None) -> EncodedConversation:
         learned, names = self._learned, None
         if learned is not None and learned.model == lender.model:
             if endpoint is not None:
                 endpoint.recall(learned.first, learned.profile)
             if learned.profile.name_style == lender.profile.name_style:
                 names = WireNames.restored(lender.profile.name_style, learned.names)
-        encoded = Conversation(lender.profile, model=lender.model, history=self.history, names=names)
+        encoded = EncodedConversation(lender.profile, model=lender.model, history=self.history, names=names)
         encoded.offer(self._tools)
         return encoded
 
@@ -680,7 +680,7 @@ class KeptConversation:
             with contextlib.suppress(ConversationError):
                 self._write_now()
 
-    def _learn(self, encoded: Conversation) -> None:
+    def _learn(self, encoded: EncodedConversation) -> None:
         if self._first is None:
             return
         # The model that answered may be another one of the chain than the first.

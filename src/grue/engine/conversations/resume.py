@@ -36,7 +36,7 @@ from grue.engine.turn_request import TurnRequest
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationError, MCPError, TraceError
 from grue.policies import ApprovalDecision, Budget
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.context.history import History
 from grue.protocol.tools.policy import read_decisions
 from grue.runtime.trace.file import TraceWriter, writers_of
@@ -305,7 +305,7 @@ def resumed_run(
 def _remembering(wiring: Wiring, resumed: ResumedTurn) -> Wiring:
     """Return the parts of a turn whose LLM actor knows what was said in it."""
     lender = wiring.lender
-    encoded = Conversation(lender.profile, model=lender.model, history=resumed.history)
+    encoded = EncodedConversation(lender.profile, model=lender.model, history=resumed.history)
     encoded.offer(resumed.tools)
     name = m.ConversationId(f"turn-{resumed.command.turn}")
     # Nothing is saved: the trace holds the turn's entries.

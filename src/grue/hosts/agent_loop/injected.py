@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue import FunctionTools, MCPConfigError
+from grue import FunctionTools
 from grue import messages as m
+from grue.errors import MCPConfigError
 from grue.hosting import Listing, Note, ToolConnection, WrappedConnection, json_object
 from grue.hosting import results as tool_results
 

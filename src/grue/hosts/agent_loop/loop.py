@@ -37,12 +37,10 @@ from grue import (
     Budget,
     ContextPolicy,
     Conversation,
-    ConversationBusy,
     FailurePolicy,
     FunctionTools,
     HttpServer,
     LlmSettings,
-    MCPConfigError,
     MCPError,
     ProcessLimits,
     Recorder,
@@ -58,6 +56,7 @@ from grue import (
     TurnRequest,
 )
 from grue import messages as m
+from grue.errors import ConversationBusy, MCPConfigError
 from grue.hosting import Image, ToolServer
 from grue.hosts.agent_loop.events import EventFeed
 from grue.hosts.agent_loop.injected import MCP, PREFIX, InjectedTools, InvokeMcpTool, McpCall, McpTool

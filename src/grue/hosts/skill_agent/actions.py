@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from grue import ToolAnnotations
-from grue.hosting import FILE_ACTIONS, USE_SKILL, ActionType, ConfinedFolder, Skills, actions
+from grue import ToolAnnotations, hosting
+from grue.hosting import FILE_ACTIONS, USE_SKILL, ActionType, ConfinedFolder, Skills
 
 MCP_CALL = "mcp_call"
 
@@ -71,7 +71,7 @@ _BUILT_IN = (
 )
 
 
-class ActionRegistry(actions.ActionRegistry):
+class ActionRegistry(hosting.ActionRegistry):
     """The types of actions that a model can answer with. A new one has those of the skill agent."""
 
     def __init__(self) -> None:

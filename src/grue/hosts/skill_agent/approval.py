@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from grue import ApprovalDecision
 from grue import messages as m
 from grue.hosting import (
     ApprovalsAsked,
@@ -23,7 +24,6 @@ from grue.hosting import (
 from grue.hosts.skill_agent.actions import MCP_CALL, OTHER_AGENTS
 from grue.hosts.skill_agent.facts import SkillProblem
 from grue.hosts.skill_agent.run import Run
-from grue.policies import ApprovalDecision
 
 _ALWAYS = frozenset({"agent.finish", "agent.note", "agent.respond", "agent.use_skill"})
 

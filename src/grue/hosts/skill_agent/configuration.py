@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from grue import LlmSettings, MCPConfigError, ShellTool, ToolPolicy
+from grue import LlmSettings, ShellTool, ToolPolicy
+from grue.errors import MCPConfigError
 from grue.hosting import (
     AGENT,
     LlmEndpoint,

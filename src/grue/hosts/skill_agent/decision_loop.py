@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue import AnswerError, BudgetSpent, Conversation, MCPConfigError, MCPError, TurnTimedOut
+from grue import Conversation, MCPError
 from grue import messages as m
+from grue.errors import AnswerError, BudgetSpent, MCPConfigError, TurnTimedOut
 from grue.hosting import (
     ActionReply,
     ActionsPlanned,

@@ -5,6 +5,7 @@ Each fact about MCP is an event, too, with the name that programs which read `ev
 
 from typing import ClassVar, Literal, TypeAlias
 
+from grue import hosting
 from grue.hosting import (
     ActionsPlanned,
     ApprovalsAsked,
@@ -21,7 +22,6 @@ from grue.hosting import (
     McpToolShadowed,
     StepEnded,
     StepStarted,
-    facts,
     register_facts,
 )
 
@@ -56,7 +56,7 @@ class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillPr
         return self.problem
 
 
-class RunStarted(facts.EpisodeStarted, frozen=True, kw_only=True, tag="EpisodeStarted"):
+class RunStarted(hosting.EpisodeStarted, frozen=True, kw_only=True, tag="EpisodeStarted"):
     """A run begins with a task."""
 
     task: str
@@ -67,7 +67,7 @@ class RunStarted(facts.EpisodeStarted, frozen=True, kw_only=True, tag="EpisodeSt
         return _short(self.task)
 
 
-class RunEnded(facts.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnded"):
+class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnded"):
     """A run ends. `turns` are the replies that were acted upon."""
 
     reason: EndReason

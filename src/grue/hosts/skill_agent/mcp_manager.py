@@ -17,8 +17,9 @@ from typing import Literal, Self, TypeAlias
 
 from msgspec import Struct
 
-from grue import MCPError, MCPToolCallError, Recorder, ToolChanged, ToolClient, ToolNotFound
+from grue import MCPError, Recorder, ToolClient, TurnLimits
 from grue import messages as m
+from grue.errors import MCPToolCallError, ToolChanged, ToolNotFound
 from grue.hosting import (
     Fact,
     McpConnectionFailed,
@@ -30,7 +31,6 @@ from grue.hosting import (
     tool_routes,
 )
 from grue.hosting import results as tool_results
-from grue.policies import TurnLimits
 
 OnConnectFailure: TypeAlias = Literal["raise", "skip"]
 

@@ -21,13 +21,12 @@ from grue import (
     Budget,
     ContextPolicy,
     Conversation,
-    MCPConfigError,
     MCPError,
     Recorder,
     Runner,
-    Usage,
 )
 from grue import messages as m
+from grue.errors import MCPConfigError
 from grue.hosting import (
     AGENT,
     AskPerson,
@@ -51,6 +50,7 @@ from grue.hosts.skill_agent.mcp_manager import McpManager
 from grue.hosts.skill_agent.past import RunPast, read_run
 from grue.hosts.skill_agent.prompt import build_prompt
 from grue.hosts.skill_agent.run import Run, error_text
+from grue.messages import Usage
 
 
 class RunResult(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from msgspec import field
 
+from grue import hosting
 from grue import messages as m
 from grue.hosting import (
     ActionsPlanned,
@@ -13,11 +14,10 @@ from grue.hosting import (
     StepExecutionResult,
     StepStarted,
 )
-from grue.hosting import episode_past as past
 from grue.hosts.skill_agent.facts import RunStarted
 
 
-class RunPast(past.Past[RunStarted], kw_only=True):
+class RunPast(hosting.Past[RunStarted], kw_only=True):
     """The recorded part of a run.
 
     Attributes:
@@ -64,4 +64,4 @@ def read_run(path: Path) -> RunPast:
             redacted.
     """
     needed = (ActionsPlanned, StepEnded)
-    return past.read_past(path, RunPast, needed=needed, started=RunStarted, over=("finished", "gave_up"))
+    return hosting.read_past(path, RunPast, needed=needed, started=RunStarted, over=("finished", "gave_up"))

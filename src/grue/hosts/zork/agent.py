@@ -16,7 +16,7 @@ import anyio.to_thread
 from msgspec.structs import replace
 from pydantic import BaseModel, Field
 
-from grue import AnswerSpec, Recorder, Runner, TurnOutcome, TurnRequest
+from grue import AnswerSpec, FailurePolicy, Recorder, Runner, TurnOutcome, TurnRequest
 from grue import messages as m
 from grue.hosting import (
     Disabled,
@@ -37,7 +37,7 @@ from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_s
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.games.commands import sanitise_command
-from grue.policies import FailurePolicy, Keep, Start, starts_ahead
+from grue.policies import Keep, Start, starts_ahead
 
 FALLBACK_ACTION = "look"
 """The command to play if the model gives none. It changes nothing in any game.

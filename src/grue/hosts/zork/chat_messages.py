@@ -1,4 +1,4 @@
-"""Convert message dicts, as `LLMClient` takes them, to a `Conversation`, and a reply to an `LLMResponse`.
+"""Turn message dicts, as `LLMClient` takes them, into an `EncodedConversation`, replies into `LLMResponse`.
 
 ```
 {"role": "system" | "user", "content": "...", "cache_control": {"type": "ephemeral"}}
@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
+from grue import MCPError
 from grue import messages as m
-from grue.errors import MCPError
-from grue.hosting import Conversation, ModelSettings, Reply, WireProfile
+from grue.hosting import EncodedConversation, ModelSettings, Reply, WireProfile
 
 
 @dataclass
@@ -123,7 +123,7 @@ def conversation_of(
     tools: Iterable[Mapping[str, Any]] | None,
     mode: m.OfferTools | m.RequireAnswer,
     profile: WireProfile,
-) -> Conversation:
+) -> EncodedConversation:
     """Return a conversation with these messages, ready for a request of the given `mode`.
 
     Calls without a result are left out, because providers refuse them. If there are no `tools`, the tools
@@ -134,7 +134,7 @@ def conversation_of(
         ValueError: A tool message does not belong to a call of the assistant's message before it.
     """
     given = sum(len(_cache_points(message)) for message in messages)
-    conversation = Conversation(profile, given_markers=given)
+    conversation = EncodedConversation(profile, given_markers=given)
     offered = [given_tool(tool) for tool in tools or ()] or _named_in(messages)
     conversation.ask((), m.OfferTools(tuple(offered)))
     new: list[m.ConversationItem] = []

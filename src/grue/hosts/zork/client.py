@@ -23,7 +23,7 @@ from grue.errors import LLMError
 from grue.hosting import (
     Asking,
     Choice,
-    Conversation,
+    EncodedConversation,
     GameConfiguration,
     LlmEndpoint,
     Reply,
@@ -246,7 +246,7 @@ class LLMClient:
     async def _outcome(
         self,
         endpoint: LlmEndpoint,
-        conversation: Conversation,
+        conversation: EncodedConversation,
         mode: m.OfferTools | m.RequireAnswer,
         choice: Choice,
     ) -> Reply | m.LlmFailure:
@@ -305,7 +305,7 @@ class _AskedByClient(LlmEndpoint):
         )
 
 
-def _choice(tool_choice: str | Mapping[str, Any] | None, conversation: Conversation) -> Choice:
+def _choice(tool_choice: str | Mapping[str, Any] | None, conversation: EncodedConversation) -> Choice:
     match tool_choice:
         case {"function": {"name": str() as name}}:
             return Choice("named", conversation.names.to_wire(name))

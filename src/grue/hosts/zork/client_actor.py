@@ -11,12 +11,12 @@ from typing import Any, Unpack
 
 from msgspec.structs import replace
 
+from grue import MCPError
 from grue import messages as m
-from grue.errors import MCPError
 from grue.hosting import (
     Actor,
     Answered,
-    Conversation,
+    EncodedConversation,
     Envelope,
     Fault,
     LentConversation,
@@ -133,7 +133,7 @@ class ClientActor(Actor[m.LlmCommand]):
 
     def _conversation(self, name: m.ConversationId) -> LentConversation:
         if name not in self._conversations:
-            encoded = Conversation(self._profile, model=self._settings.model)
+            encoded = EncodedConversation(self._profile, model=self._settings.model)
             self._conversations[name] = LentConversation(name, encoded)
         return self._conversations[name]
 
@@ -151,7 +151,7 @@ class ClientActor(Actor[m.LlmCommand]):
         self._call_ids.update(call.call_id for call in reply.tool_calls)
         return await lent.answered(command, conversation, counted, time.monotonic() - begun)
 
-    async def _asked(self, conversation: Conversation, request: int) -> Reply | m.LlmFailure:
+    async def _asked(self, conversation: EncodedConversation, request: int) -> Reply | m.LlmFailure:
         """Ask the client when the process's gate admits the request; return its reply, or the failure."""
         body, settings = conversation.body(self._settings), self._settings
         permit: Permit | str | None = None

@@ -5,8 +5,9 @@ The tags have no prefix, because the first traces were written before tags had o
 
 from typing import ClassVar, Literal, TypeAlias
 
+from grue import hosting
 from grue import messages as m
-from grue.hosting import Fact, LogLine, Severity, facts, register_facts
+from grue.hosting import Fact, LogLine, Severity, register_facts
 
 EndReason: TypeAlias = Literal[
     "won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"
@@ -16,7 +17,7 @@ EndReason: TypeAlias = Literal[
 _SHORT = 80
 
 
-class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
+class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
     """The host begins an episode of a game.
 
     Attributes:
@@ -48,7 +49,7 @@ class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
         return (LogLine("info", "episode_started", message, self.log_fields()),)
 
 
-class EpisodeEnded(facts.EpisodeEnded, frozen=True, kw_only=True):
+class EpisodeEnded(hosting.EpisodeEnded, frozen=True, kw_only=True):
     """The host ends an episode of a game, with its score; unknown values are `None`."""
 
     reason: EndReason

@@ -15,9 +15,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue import Recorder, StdioServer
+from grue import MCPError, Recorder, StdioServer
 from grue import messages as m
-from grue.errors import MCPError, MCPServerStartupError
+from grue.errors import MCPServerStartupError
 from grue.hosting import (
     ClientOptions,
     Disabled,

@@ -15,8 +15,9 @@ from typing import Any, Literal, Protocol, Self
 import anyio
 from msgspec.structs import replace
 
+from grue import MCPError
 from grue import messages as m
-from grue.errors import MCPError, MCPServerStartupError
+from grue.errors import MCPServerStartupError
 from grue.hosting import (
     Connect,
     ConnectionStatus,

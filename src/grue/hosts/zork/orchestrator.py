@@ -22,9 +22,9 @@ import msgspec
 from msgspec import Struct, field, structs
 
 import grue
-from grue import HttpServer, Recorder, StdioServer
+from grue import FailurePolicy, HttpServer, MCPError, Recorder, StdioServer
 from grue import messages as m
-from grue.errors import GameError, LLMError, MCPConfigError, MCPError, TurnTimedOut
+from grue.errors import GameError, LLMError, MCPConfigError, TurnTimedOut
 from grue.hosting import (
     ConditionChanged,
     Envelope,
@@ -33,6 +33,7 @@ from grue.hosting import (
     LangfuseObserver,
     LoggerObserver,
     changed_conditions,
+    ends_episode,
     shown_endpoint,
     to_tool_server,
 )
@@ -51,8 +52,8 @@ from grue.hosts.zork.facts import (
 from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.manager import MCPManager
-from grue.hosts.zork.past import Past, TurnEnd, ends_episode
-from grue.policies import FailurePolicy, Start
+from grue.hosts.zork.past import Past
+from grue.policies import Start
 
 RECENT = 6
 """How many past commands are shown, and are checked for a player who is stuck."""
@@ -391,7 +392,7 @@ class ZorkOrchestratorV2:
         self._began = time.monotonic()
         self._started = False
         self._end: EpisodeEnded | None = None
-        self._turn_end: TurnEnd | None = None
+        self._turn_end: m.TurnCompleted | m.TurnFailed | None = None
         past = self.setup.past
         unrecorded = self._come_back(past) if past is not None else []
         self.mcp_manager = self._initialize_mcp()

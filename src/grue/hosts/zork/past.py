@@ -8,17 +8,15 @@ from pathlib import Path
 
 from msgspec import field
 
+from grue import hosting
 from grue.errors import TraceError
-from grue.hosting import EpisodeEnded, EpisodeEnvelope, TurnEnd, ends_episode
-from grue.hosting import episode_past as past
+from grue.hosting import EpisodeEnded, EpisodeEnvelope
 from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed, Remembered
-
-__all__ = ["Past", "TurnEnd", "ends_episode", "read_past"]
 
 _FOR_GOOD = ("won", "died", "quit")
 
 
-class Past(past.Past[EpisodeStarted], kw_only=True):
+class Past(hosting.Past[EpisodeStarted], kw_only=True):
     """The recorded part of an episode.
 
     Attributes:
@@ -66,7 +64,7 @@ def read_past(path: Path) -> Past:
         TraceError: The trace cannot be read or has no episode, the episode is over, or a message that is
             needed was redacted.
     """
-    read = past.read_past(path, Past, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
+    read = hosting.read_past(path, Past, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
     _check_order(path, read.decided)
     return read
 

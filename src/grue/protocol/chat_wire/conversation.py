@@ -1,7 +1,7 @@
 """A conversation with an endpoint, which encodes each message once and builds the request bodies.
 
-How one message is written is up to the wire formats. A `Conversation` has state but does no I/O: add messages
-with `ask`, send what `body` returns, and give replies to `read` and `keep`. What was said is in its
+How one message is written is up to the wire formats. An `EncodedConversation` has state but does no I/O: add
+messages with `ask`, send what `body` returns, and give replies to `read` and `keep`. What was said is in its
 `history`, as plain data; the encoded messages are made from that and from the profile alone.
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
@@ -163,7 +163,7 @@ def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 
-class Conversation:
+class EncodedConversation:
     """The messages of a conversation so far, encoded for one endpoint.
 
     Args:
@@ -226,7 +226,7 @@ class Conversation:
 
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
-    ) -> "Conversation":
+    ) -> "EncodedConversation":
         """Return a copy that asks something beside the conversation; it lacks a reply without answers."""
         other = self.branch()
         other.history.unread = None
@@ -269,9 +269,9 @@ class Conversation:
         """End a turn: keep what was said in it, and answer the calls that have no answer yet."""
         self._encode(self.history.close(end))
 
-    def branch(self) -> "Conversation":
+    def branch(self) -> "EncodedConversation":
         """Return a copy; what is added to one of them does not change the other."""
-        other = Conversation(
+        other = EncodedConversation(
             self.profile, model=self.model, history=self.history.branch(), names=self.names.copy()
         )
         other.offer(self.tools)

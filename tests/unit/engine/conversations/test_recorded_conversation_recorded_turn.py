@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from grue import FunctionTools, LlmSettings, NothingToResume, Runner, ToolPolicy, TurnRequest
-from grue.errors import TraceError
+from grue import FunctionTools, LlmSettings, Runner, ToolPolicy, TurnRequest
+from grue.errors import NothingToResume, TraceError
 from grue.messages import RequestCompletion, RunTurn
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.reading import read_episode

@@ -5,7 +5,8 @@ import time
 from msgspec.structs import replace
 
 from grue import ToolPolicy, ToolRule
-from grue.hosting import OwnCall, ask_about, decisions_about, judge_calls
+from grue.engine.outside_turns.tool_client import decisions_about
+from grue.hosting import OwnCall, ask_about, judge_calls
 from grue.messages import ServerName, ToolDefinition
 
 

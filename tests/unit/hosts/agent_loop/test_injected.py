@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from grue import LlmSettings, MCPConfigError
+from grue import LlmSettings
+from grue.errors import MCPConfigError
 from grue.hosts.agent_loop import AgentLoop
 from grue.messages import ToolDefinition
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply

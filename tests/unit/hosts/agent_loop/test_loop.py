@@ -10,17 +10,8 @@ from typing import Any
 import pytest
 from promises import cancelled_when
 
-from grue import (
-    ApprovalQuestion,
-    BudgetSpent,
-    LLMError,
-    LlmSettings,
-    MCPConfigError,
-    MCPError,
-    ToolPolicy,
-    ToolRule,
-    TurnLimits,
-)
+from grue import ApprovalQuestion, LlmSettings, MCPError, ToolPolicy, ToolRule, TurnLimits
+from grue.errors import BudgetSpent, LLMError, MCPConfigError
 from grue.hosts import agent_loop
 from grue.hosts.agent_loop import AgentLoop, LoopEvent, ToolEnded, ToolStarted, Words
 from grue.testing.leftovers import assert_nothing_left

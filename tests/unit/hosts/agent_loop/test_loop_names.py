@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from grue import FunctionTools, MCPConfigError, ShellTool, ToolPolicy, ToolRule, ToolSearch
+from grue import FunctionTools, ShellTool, ToolPolicy, ToolRule, ToolSearch
+from grue.errors import MCPConfigError
 from grue.hosting import ToolLock
 from grue.hosts.agent_loop.loop import beside, prefixed, prefixed_lock, prefixed_policy, prefixed_search
 

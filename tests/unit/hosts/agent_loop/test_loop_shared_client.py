@@ -11,14 +11,8 @@ from typing import Any
 
 import pytest
 
-from grue import (
-    FunctionTools,
-    HttpServer,
-    LlmSettings,
-    MCPConfigError,
-    MCPServerStartupError,
-    StdioServer,
-)
+from grue import FunctionTools, HttpServer, LlmSettings, StdioServer
+from grue.errors import MCPConfigError, MCPServerStartupError
 from grue.hosts.agent_loop import (
     AgentLoop,
     configure_mcp_client,

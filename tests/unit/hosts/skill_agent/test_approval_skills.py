@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from skill_runs import Ran, act, call, finish, run
 
-from grue import LlmSettings, MCPConfigError, ToolPolicy, ToolRule
+from grue import LlmSettings, ToolPolicy, ToolRule
+from grue.errors import MCPConfigError
 from grue.hosts.skill_agent import AgentConfig
 from grue.testing.fake_tools import FakeToolServer
 

@@ -7,7 +7,8 @@ import boxes
 import pytest
 from skill_runs import act, call, finish, run
 
-from grue import MCPConfigError, ShellTool, StdioServer, ToolPolicy, ToolRule
+from grue import ShellTool, StdioServer, ToolPolicy, ToolRule
+from grue.errors import MCPConfigError
 from grue.hosts.skill_agent import load_config
 
 DOCUMENT = """\

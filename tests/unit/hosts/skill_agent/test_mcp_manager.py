@@ -13,15 +13,8 @@ from typing import Any
 import pytest
 from transport_servers import faulty
 
-from grue import (
-    FunctionTools,
-    MCPError,
-    MCPServerStartupError,
-    Recorder,
-    StdioServer,
-    ToolCallTimedOut,
-    ToolServerDied,
-)
+from grue import FunctionTools, MCPError, Recorder, StdioServer
+from grue.errors import MCPServerStartupError, ToolCallTimedOut, ToolServerDied
 from grue.hosting import Envelope, McpConnectionFailed, McpServerAbsent, McpToolShadowed
 from grue.hosts.skill_agent import McpManager, McpToolInfo
 from grue.messages import OpenSession, SessionOpened, ToolCalled, ToolCallResult, ToolReturned

@@ -39,7 +39,7 @@ from grue.messages import (
     TurnCompleted,
     UserText,
 )
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import (
@@ -73,7 +73,7 @@ by_name = pytest.mark.parametrize("profile", EVERY_PROFILE, ids=lambda profile: 
 
 def a_turn(profile: WireProfile) -> list[bytes]:
     """Return the bodies of a turn: a loop request, one with two results, the forced final, the repair."""
-    conversation = Conversation(profile)
+    conversation = EncodedConversation(profile)
     bodies = []
     conversation.ask(OPENING, OfferTools((THINK,)))
     bodies.append(conversation.body(MODEL))
@@ -122,7 +122,7 @@ def test_no_request_has_more_cache_markers_than_the_profile_allows(profile: Wire
 @by_name
 def test_markers_of_a_texts_own_are_sent_up_to_the_endpoints_limit(profile: WireProfile) -> None:
     points = tuple(CachePoint(end, {"type": "ephemeral", "ttl": "1h"}) for end in (1, 2, 3, 4, 5))
-    conversation = Conversation(profile)
+    conversation = EncodedConversation(profile)
     said = (UserText("abcdef", cache_points=points), SystemText("rules", cache_points=points[:1]))
     conversation.ask(said, OfferTools((THINK,)))
     sent = 0 if profile.wire == "responses" else profile.given_cache_markers
@@ -130,7 +130,7 @@ def test_markers_of_a_texts_own_are_sent_up_to_the_endpoints_limit(profile: Wire
 
 
 def test_a_system_text_behind_another_text_ends_a_cached_part() -> None:
-    conversation = Conversation(ANTHROPIC)
+    conversation = EncodedConversation(ANTHROPIC)
     conversation.ask((UserText("hello"), SystemText("rules")), OfferTools((THINK,)))
     (system,) = json.loads(conversation.body(MODEL))["system"]
     assert system == {"type": "text", "text": "rules", "cache_control": {"type": "ephemeral"}}
@@ -138,7 +138,7 @@ def test_a_system_text_behind_another_text_ends_a_cached_part() -> None:
 
 def test_a_system_text_with_a_marker_of_its_own_gets_no_other() -> None:
     own = {"type": "ephemeral", "ttl": "1h"}
-    conversation = Conversation(ANTHROPIC)
+    conversation = EncodedConversation(ANTHROPIC)
     conversation.ask((SystemText("rules", cache_points=(CachePoint(5, own),)),), OfferTools((THINK,)))
     (system,) = json.loads(conversation.body(MODEL))["system"]
     assert system == {"type": "text", "text": "rules", "cache_control": own}
@@ -156,7 +156,7 @@ def test_a_schema_that_cannot_be_sent_is_told_in_words_once(profile: WireProfile
 def test_p14_beside_tools_the_answers_schema_is_told_in_words_from_the_first_request_on(
     profile: WireProfile,
 ) -> None:
-    conversation = Conversation(profile)
+    conversation = EncodedConversation(profile)
     conversation.ask(OPENING, OfferTools((THINK,), ANSWER))
     first = json.loads(without_markers(conversation.body(MODEL)))
     assert not {"response_format", "text", "output_config"} & first.keys()
@@ -172,7 +172,7 @@ def test_p14_beside_tools_the_answers_schema_is_told_in_words_from_the_first_req
 
 
 def test_p15_markers_go_to_the_system_text_and_the_newest_messages() -> None:
-    conversation = Conversation(OPENROUTER)
+    conversation = EncodedConversation(OPENROUTER)
     conversation.ask(OPENING, OfferTools((THINK,)))
     for number in range(6):
         conversation.keep(Reply(content="and?"))
@@ -183,7 +183,7 @@ def test_p15_markers_go_to_the_system_text_and_the_newest_messages() -> None:
 
 
 def test_a_marker_moves_onto_tool_results_where_the_format_takes_it_there() -> None:
-    conversation = Conversation(ANTHROPIC)
+    conversation = EncodedConversation(ANTHROPIC)
     conversation.ask(OPENING, OfferTools((THINK,)))
     for number in range(5):
         conversation.keep(Reply(tool_calls=(call(f"c{number}"),)))
@@ -206,7 +206,7 @@ def test_r5_8_exception_an_endpoint_that_wants_tools_with_history_gets_them_unca
         assert body["tool_choice"] == "none"
         assert [tool["function"]["name"] for tool in body["tools"]] == ["think.think"]
         assert body["response_format"]["json_schema"]["name"] == "AgentResponse"
-    conversation = Conversation(profile)
+    conversation = EncodedConversation(profile)
     conversation.ask(OPENING, OfferTools((THINK,)))
     conversation.keep(Reply(content="no calls so far"))
     conversation.ask((FORCED,), RequireAnswer())
@@ -214,7 +214,7 @@ def test_r5_8_exception_an_endpoint_that_wants_tools_with_history_gets_them_unca
 
 
 def test_p48_without_tools_nothing_is_said_of_them() -> None:
-    conversation = Conversation(GENERIC)
+    conversation = EncodedConversation(GENERIC)
     conversation.ask(OPENING, RequireAnswer(ANSWER))
     assert json.loads(conversation.body(MODEL)).keys() == {
         "model", "temperature", "top_k", "max_tokens", "messages", "response_format",
@@ -230,7 +230,7 @@ def test_whatever_a_reader_trips_over_is_a_fault(
     def decode(*_: object, **__: object) -> Reply:
         raise error("too much")
 
-    conversation = Conversation(GENERIC)
+    conversation = EncodedConversation(GENERIC)
     monkeypatch.setattr(conversation.format, "decode", decode)
     fault = conversation.read(b"{}", request=1, used_ids=set())
     assert isinstance(fault, Fault)
@@ -241,13 +241,13 @@ def test_whatever_a_reader_trips_over_is_a_fault(
 
 
 def test_an_empty_instruction_is_left_out() -> None:
-    conversation = Conversation(GENERIC)
+    conversation = EncodedConversation(GENERIC)
     conversation.ask((SystemText(""), UserText("hi")), RequireAnswer())
     assert json.loads(conversation.body(MODEL))["messages"] == [{"role": "user", "content": "hi"}]
 
 
 def test_a_new_listing_replaces_the_old_one() -> None:
-    conversation = Conversation(OPENAI_CHAT)
+    conversation = EncodedConversation(OPENAI_CHAT)
     conversation.ask(OPENING, OfferTools((THINK,)))
     other = msgspec.structs.replace(THINK, tool="rest")
     conversation.ask((), OfferTools((other,)))
@@ -256,7 +256,7 @@ def test_a_new_listing_replaces_the_old_one() -> None:
 
 
 def test_calls_without_an_answer_are_left_out_of_the_history() -> None:
-    conversation = Conversation(GENERIC)
+    conversation = EncodedConversation(GENERIC)
     conversation.ask(OPENING, OfferTools((THINK,)))
     conversation.keep(Reply(tool_calls=(call("a"), call("b"), call("c"))))
     conversation.ask((ToolMessage(CallId("b"), "1"), FORCED), RequireAnswer())
@@ -266,23 +266,23 @@ def test_calls_without_an_answer_are_left_out_of_the_history() -> None:
 
 
 def test_an_answer_to_no_call_is_a_mistake_of_the_caller() -> None:
-    conversation = Conversation(GENERIC)
+    conversation = EncodedConversation(GENERIC)
     with pytest.raises(ValueError, match="no call of the last reply has the id x"):
         conversation.ask((ToolMessage(CallId("x"), "1"),), RequireAnswer())
 
 
 def test_a_learned_profile_encodes_the_history_anew() -> None:
-    def talk(conversation: Conversation) -> Any:
+    def talk(conversation: EncodedConversation) -> Any:
         conversation.keep(Reply(tool_calls=(call("a"), call("b", "made.up"))))
         conversation.ask((ToolMessage(CallId("a"), "1"), ToolMessage(CallId("b"), "2")), OfferTools())
         return json.loads(conversation.body(MODEL))
 
-    learned = Conversation(GENERIC)
+    learned = EncodedConversation(GENERIC)
     learned.ask(OPENING, OfferTools((THINK,)))
     plain = talk(learned)
     encoded = msgspec.structs.replace(GENERIC, names="encoded")
     learned.adopt(encoded)
-    known = Conversation(encoded)
+    known = EncodedConversation(encoded)
     known.ask(OPENING, OfferTools((THINK,)))
     assert json.loads(learned.body(MODEL)) == talk(known)
     assert plain["tools"][0]["function"]["name"] == "think.think"
@@ -290,7 +290,7 @@ def test_a_learned_profile_encodes_the_history_anew() -> None:
 
 
 def test_a_schema_is_told_in_words_where_a_refusal_teaches_that_it_has_to_be() -> None:
-    conversation = Conversation(GENERIC)
+    conversation = EncodedConversation(GENERIC)
     conversation.ask(OPENING, RequireAnswer(ANSWER))
     assert b"JSON Schema" not in conversation.body(MODEL)
     for shape in ("json_object", "none"):
@@ -301,13 +301,13 @@ def test_a_schema_is_told_in_words_where_a_refusal_teaches_that_it_has_to_be() -
 
 
 def test_a_conversation_can_move_to_another_format_in_its_middle() -> None:
-    conversation = Conversation(OPENROUTER)
+    conversation = EncodedConversation(OPENROUTER)
     conversation.ask(OPENING, OfferTools((THINK,)))
     conversation.keep(Reply(content="Hm.", tool_calls=(call("a"),), echo={"reasoning_content": "deep"}))
     conversation.ask((ToolMessage(CallId("a"), "1"), UserText("Well?")), OfferTools())
     for profile in (OPENAI, ANTHROPIC):
         conversation.adopt(profile)
-        known = Conversation(profile)
+        known = EncodedConversation(profile)
         known.ask(OPENING, OfferTools((THINK,)))
         known.keep(Reply(content="Hm.", tool_calls=(call("a"),)))
         known.ask((ToolMessage(CallId("a"), "1"), UserText("Well?")), OfferTools())
@@ -316,7 +316,7 @@ def test_a_conversation_can_move_to_another_format_in_its_middle() -> None:
 
 
 def test_further_fields_of_a_call_outrank_those_of_the_settings() -> None:
-    conversation = Conversation(GENERIC)
+    conversation = EncodedConversation(GENERIC)
     conversation.ask(OPENING, OfferTools((THINK,)))
     settings = ModelSettings(model="m", top_k=1, extra_body={"top_k": 2, "seed": 1})
     assert json.loads(conversation.body(settings))["top_k"] == 2
@@ -326,14 +326,14 @@ def test_further_fields_of_a_call_outrank_those_of_the_settings() -> None:
 
 def test_a_stream_is_asked_for_only_where_there_is_one() -> None:
     for streams in (True, False):
-        conversation = Conversation(msgspec.structs.replace(GENERIC, streams=streams))
+        conversation = EncodedConversation(msgspec.structs.replace(GENERIC, streams=streams))
         conversation.ask(OPENING, RequireAnswer())
         assert ("stream" in json.loads(conversation.body(MODEL, stream=True))) is streams
         assert "stream" not in json.loads(conversation.body(MODEL))
 
 
-def two_turns(profile: WireProfile, model: str = "m") -> Conversation:
-    conversation = Conversation(profile, model=model, history=History(Ledger()))
+def two_turns(profile: WireProfile, model: str = "m") -> EncodedConversation:
+    conversation = EncodedConversation(profile, model=model, history=History(Ledger()))
     conversation.ask(OPENING, OfferTools((THINK,)))
     conversation.keep(Reply(content="Hm.", tool_calls=(call("a"),), echo=ECHOES[profile.wire]))
     conversation.ask((ToolMessage(CallId("a"), "1"),), OfferTools())
@@ -364,7 +364,7 @@ ECHOES: dict[str, Any] = {
 def test_a_conversation_is_encoded_to_the_same_bytes_from_its_history_alone(profile: WireProfile) -> None:
     live = two_turns(profile)
     names = WireNames.restored(live.names.style, live.names.known)
-    loaded = Conversation(profile, model="m", history=live.history.branch(), names=names)
+    loaded = EncodedConversation(profile, model="m", history=live.history.branch(), names=names)
     loaded.offer(live.tools)
     branch = live.branch()
     for other in (loaded, branch):
@@ -410,7 +410,7 @@ def test_a_rewrite_changes_what_is_sent() -> None:
 @by_name
 def test_images_of_the_user_are_sent_or_described(profile: WireProfile) -> None:
     image = Attachment(kind="image", mime="image/png", data="iVBORw0KGgo=", bytes=8)
-    conversation = Conversation(profile)
+    conversation = EncodedConversation(profile)
     conversation.ask((SystemText("s"), UserText("Look.", attachments=(image,))), OfferTools((THINK,)))
     body = conversation.body(MODEL)
     assert refusal(body, profile) is None
@@ -438,7 +438,7 @@ STEPS = st.lists(st.tuples(REPLIES, st.sets(st.integers(0, 3)), st.booleans()), 
 def test_p3_no_history_is_refused_whichever_calls_were_answered(
     steps: list[tuple[Reply, set[int], bool]], profile: WireProfile, answering: bool
 ) -> None:
-    conversation = Conversation(profile)
+    conversation = EncodedConversation(profile)
     conversation.ask(OPENING, OfferTools((THINK,)))
     before = conversation.body(MODEL)
     for number, (reply, answered, speak) in enumerate(steps):
@@ -467,7 +467,7 @@ def test_a_request_never_has_more_markers_than_an_endpoint_takes(given: int) -> 
     """The host's come first; grue sets its own only where there is room for them."""
     own: JsonObject = {"type": "ephemeral", "ttl": "1h"}
     profile = msgspec.structs.replace(GENERIC_MESSAGES, cache_markers=4, given_cache_markers=4)
-    conversation = Conversation(profile, given_markers=given)
+    conversation = EncodedConversation(profile, given_markers=given)
     texts = [UserText(f"{n}" * 5, cache_points=(CachePoint(5, own),)) for n in range(given)]
     conversation.ask((SystemText("rules"),), RequireAnswer())
     for text in (*texts, *map(UserText, "abcdef")):
@@ -479,7 +479,7 @@ def test_a_request_never_has_more_markers_than_an_endpoint_takes(given: int) -> 
 
 
 def test_the_schema_beside_tools_follows_what_is_no_text_of_the_user() -> None:
-    conversation = Conversation(OPENROUTER)
+    conversation = EncodedConversation(OPENROUTER)
     conversation.ask(OPENING, OfferTools((THINK,)))
     conversation.keep(Reply(tool_calls=(call("c1", "think.think"),)))
     assert not conversation.has_attachments
@@ -514,7 +514,7 @@ WORDY = ToolDefinition(
 def test_a_count_shows_that_the_prompt_had_no_tools(
     profile: WireProfile, tools: tuple[ToolDefinition, ...], tokens: int, called: bool, out: bool
 ) -> None:
-    conversation = Conversation(profile)
+    conversation = EncodedConversation(profile)
     conversation.ask(
         [SystemText("You help."), UserText("What does notes.txt say about it?")], OfferTools(tools)
     )
@@ -524,12 +524,12 @@ def test_a_count_shows_that_the_prompt_had_no_tools(
 
 
 def test_a_count_shows_nothing_of_tools_once_one_was_called_or_an_answer_is_required() -> None:
-    conversation = Conversation(GENERIC)
+    conversation = EncodedConversation(GENERIC)
     conversation.ask([UserText("What does notes.txt say about it?")], OfferTools((WORDY,)))
     conversation.keep(Reply(tool_calls=(call("c1"),), prompt_tokens=30))
     conversation.ask([ToolMessage(CallId("c1"), "hello")], OfferTools())
     assert not conversation.leaves_tools_out(Reply(content="hello", prompt_tokens=40))
-    other = Conversation(GENERIC)
+    other = EncodedConversation(GENERIC)
     other.offer((WORDY,))
     other.ask([UserText("What does notes.txt say about it?")], RequireAnswer())
     assert not other.leaves_tools_out(Reply(content="hello", prompt_tokens=30))
@@ -542,7 +542,7 @@ def test_an_equal_definition_is_sent_in_the_bytes_of_before_whatever_the_order_o
         {"properties": {"far": far, "at": at}, "type": "object"},
         {"properties": {"far": far, "at": far}, "type": "object"},
     ]
-    conversation, sent = Conversation(GENERIC), []
+    conversation, sent = EncodedConversation(GENERIC), []
     for schema in schemas:
         tool = ToolDefinition(server=ServerName("a"), tool="x", description="X.", input_schema=schema)
         conversation.ask((UserText("?"),), OfferTools((tool,)))

@@ -14,7 +14,7 @@ from grue.messages import (
     ToolMessage,
     UserText,
 )
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import ModelSettings
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.protocol.chat_wire.reply import Reply
@@ -31,9 +31,9 @@ def result(number: int, text: str) -> ToolMessage:
     return ToolMessage(CallId(f"c{number}"), text)
 
 
-def conversation() -> Conversation:
+def conversation() -> EncodedConversation:
     """A conversation with one answered call, and a second one that has no answer yet."""
-    talk = Conversation(GENERIC)
+    talk = EncodedConversation(GENERIC)
     talk.ask((SystemText("Play."), UserText("Go.")), OfferTools(()))
     talk.keep(calling(1))
     talk.ask((result(1, "a long result"),), OfferTools())
@@ -41,7 +41,7 @@ def conversation() -> Conversation:
     return talk
 
 
-def sent(talk: Conversation) -> list[Any]:
+def sent(talk: EncodedConversation) -> list[Any]:
     messages: list[Any] = json.loads(talk.body(SETTINGS))["messages"]
     return messages
 

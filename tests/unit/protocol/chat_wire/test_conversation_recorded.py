@@ -26,7 +26,7 @@ from grue.messages import (
     ToolMessage,
     UserText,
 )
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import EventLines
@@ -99,7 +99,7 @@ def test_a_recorded_conversation(path: Path) -> None:
     if recording.url is not None:
         assert str(endpoint.url) == recording.url
     assert endpoint.headers.items() >= recording.headers.items()
-    conversation = Conversation(endpoint.profile)
+    conversation = EncodedConversation(endpoint.profile)
     used_ids: set[str] = set()
     request = attempt = 0
     for step in recording.steps:
@@ -144,7 +144,11 @@ def mode(name: str, *, offered: bool) -> OfferTools | RequireAnswer:
 
 
 def read(
-    conversation: Conversation, answered: Answered, request: int, used_ids: set[str], settings: LlmSettings
+    conversation: EncodedConversation,
+    answered: Answered,
+    request: int,
+    used_ids: set[str],
+    settings: LlmSettings,
 ) -> Reply | Fault:
     if answered.events is not None:
         lines, assembler = EventLines(), conversation.format.assembler()

@@ -24,7 +24,7 @@ from grue.messages import (
     ToolMessage,
     UserText,
 )
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import (
@@ -61,7 +61,7 @@ ANSWER = AnswerSchema(
 
 
 def bodies(profile: WireProfile) -> list[Any]:
-    conversation = Conversation(profile)
+    conversation = EncodedConversation(profile)
     conversation.ask((SystemText("You play."), UserText("Where am I?")), OfferTools((THINK,)))
     bodies = [conversation.body(SETTINGS, stream=True)]
     call = ToolCall(call_id=CallId("call_1"), name="think.think", arguments='{"thought":"A maze?"}')

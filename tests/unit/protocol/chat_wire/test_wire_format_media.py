@@ -22,7 +22,7 @@ from wire_bodies import (
 )
 
 from grue.messages import OfferTools, RequireAnswer, UserText
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
@@ -59,7 +59,7 @@ RESULTS = (
 
 def a_turn(profile: WireProfile) -> list[bytes]:
     """Return the bodies of a turn: results with images, the same again and an instruction, the repair."""
-    conversation = Conversation(profile)
+    conversation = EncodedConversation(profile)
     conversation.ask(OPENING, OfferTools((THINK,)))
     conversation.keep(Reply(content="Hm.", tool_calls=(call("a"), call("b"), call("c"))))
     conversation.ask(RESULTS, OfferTools())
@@ -125,7 +125,7 @@ def test_a_word_stands_between_results_and_images_where_the_endpoint_wants_one()
 
 
 def test_another_profile_encodes_the_same_images_anew() -> None:
-    conversation = Conversation(OPENAI_CHAT)
+    conversation = EncodedConversation(OPENAI_CHAT)
     conversation.ask(OPENING, OfferTools((THINK,)))
     conversation.keep(Reply(tool_calls=(call("a"),)))
     conversation.ask((tool_message("a", image()),), OfferTools())
@@ -140,7 +140,7 @@ def test_another_profile_encodes_the_same_images_anew() -> None:
 
 @by_name
 def test_dropped_attachments_leave_what_stands_before_them_as_it_was(profile: WireProfile) -> None:
-    conversation = Conversation(profile)
+    conversation = EncodedConversation(profile)
     conversation.ask(OPENING, OfferTools((THINK,)))
     assert conversation.drop_attachments() is None
     conversation.keep(Reply(tool_calls=(call("a"),)))

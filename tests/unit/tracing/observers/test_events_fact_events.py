@@ -1,6 +1,7 @@
 """The events of a host's facts, passed to a function."""
 
-from grue.hosting import FactEvents, Recorder
+from grue import Recorder
+from grue.hosting import FactEvents
 from grue.messages import JsonObject
 from grue.tracing.facts import EpisodeEnded, EpisodeStarted
 

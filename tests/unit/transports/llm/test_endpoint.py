@@ -12,7 +12,7 @@ import pytest
 
 from grue.errors import MCPConfigError
 from grue.messages import RequireAnswer, UserText
-from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profiles import OPENAI, OPENAI_CHAT, OPENROUTER, profile_for
@@ -31,7 +31,7 @@ def secretive(base_url: str = "https://openrouter.ai/api/v1") -> LlmSettings:
 
 
 def request_body(settings: LlmSettings) -> bytes:
-    conversation = Conversation(OPENAI_CHAT)
+    conversation = EncodedConversation(OPENAI_CHAT)
     conversation.ask((UserText("hi"),), RequireAnswer())
     return conversation.body(settings)
 
