@@ -34,7 +34,8 @@ def test_the_version_is_told_without_what_a_game_needs() -> None:
 
 
 def test_a_turn_without_mcp_never_loads_it() -> None:
-    assert loaded_after("from grue import Runner, TurnRequest").isdisjoint({"mcp", "mcp_types", "langfuse"})
+    unneeded = {"mcp", "mcp_types", "langfuse", "pydantic"}
+    assert loaded_after("from grue import Runner, TurnRequest").isdisjoint(unneeded)
 
 
 @each_case("module", [grue, grue.hosting, grue.hosts.skill_agent, grue.testing])
@@ -56,7 +57,7 @@ def test_a_runner_with_function_tools_loads_no_mcp_client() -> None:
         "runner = Runner(llm=LlmSettings(model='m'), servers={'tools': functions})\n"
         "runner.warm_up()\n"
         "import sys\n"
-        "names = ('mcp', 'grue.transports.mcp.client')\n"
+        "names = ('mcp', 'pydantic', 'grue.transports.mcp.client')\n"
         "print([name for name in names if name in sys.modules])"
     )
     done = subprocess.run(

@@ -14,8 +14,9 @@ from grue.cli.saying import GRUE, say, shown_path
 from grue.cli.trace_replay import text_of, value_of
 from grue.config import tool_listing_file, tool_lock_file
 from grue.config.settings import GameConfiguration
+from grue.config.wiring import model_for
 from grue.engine.approval import ask_at_terminal
-from grue.engine.fork import model_for, read_run
+from grue.engine.fork import read_run
 from grue.engine.runner import Runner, TurnOutcome
 from grue.errors import MCPConfigError
 from grue.policies import Misses

@@ -2,10 +2,15 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from os import PathLike
+from typing import Any
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from grue import messages as m
 from grue.config import tool_lock_file
 from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, to_tool_server
@@ -24,7 +29,7 @@ from grue.policies import (
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tools.lock import ToolLock
 from grue.tool_sessions.server_specs import McpServer
-from grue.transports.llm.endpoint import LlmSettings, api_key
+from grue.transports.llm.endpoint import LlmSettings, api_key, require_key
 
 
 class Configured(Struct, frozen=True):
@@ -153,6 +158,59 @@ def _next_model(config: GameConfiguration, model: NextModel) -> LlmSettings:
     names = (field.name for field in dataclasses.fields(NextModel))
     changes = {name: getattr(model, name) for name in names}
     return llm_settings(dataclasses.replace(config, **changes, then=[]))
+
+
+def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSettings:
+    """Return the settings of a recorded model, without its key.
+
+    Args:
+        asked: The model, with its settings.
+        base_url: Another endpoint; `None`: the recorded one.
+    """
+    known: dict[str, Any] = {
+        name: value for name, value in asked.sampling.items() if name in LlmSettings.__struct_fields__
+    }
+    extra = {name: value for name, value in asked.sampling.items() if name not in known}
+    wire: Any = asked.wire or None
+    return LlmSettings(
+        base_url=base_url or asked.address, model=asked.model, wire=wire, extra_body=extra, **known
+    )
+
+
+def model_for(
+    asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
+) -> LlmSettings:
+    """Return the settings of the model: those of the record, else the project's, with what is changed.
+
+    Raises:
+        MCPConfigError: A setting cannot be used, or there is no key for the endpoint.
+    """
+    if asked is None:
+        config = GameConfiguration.of_project()
+        config.client_base_url = base_url or config.client_base_url
+        settings = llm_settings(config)
+    else:
+        settings = recorded_llm(asked, base_url)
+    given = {**changed, **({} if model is None else {"model": model})}
+    kept = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    unknown = [name for name in given if name not in kept or name in ("api_key", "profile")]
+    if unknown:
+        names = ", ".join(name for name in kept if name not in ("api_key", "profile"))
+        raise MCPConfigError(f"There is no setting llm.{unknown[0]}. The settings are: {names}.")
+    try:
+        checked = msgspec.convert({name: given[name] for name in given}, _fields_of(given))
+    except msgspec.ValidationError as error:
+        raise MCPConfigError(f"--set llm.…: {error}.") from error
+    settings = replace(settings, **{name: getattr(checked, name) for name in given})
+    settings = replace(settings, api_key=settings.api_key or api_key(settings.base_url, os.environ))
+    require_key(settings.base_url, settings.api_key, ", or name another endpoint with --base-url")
+    return settings
+
+
+def _fields_of(given: Mapping[str, Any]) -> Any:
+    """Return a Struct of the given settings, which checks their values."""
+    types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
+    return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 
 
 def retry_policy(config: GameConfiguration) -> RetryPolicy:

@@ -10,7 +10,6 @@ such place before it. The fork's trace repeats what comes before, so that it can
 and forked without the other trace.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -22,8 +21,6 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.actors.llm import LentConversation
-from grue.config.settings import GameConfiguration
-from grue.config.wiring import llm_settings
 from grue.engine.answers import AnswerSpec, spec_of
 from grue.engine.conversations.kept_conversation import EarlierResults
 from grue.engine.conversations.recorded_conversation import RecordedTurn, said_before
@@ -46,7 +43,6 @@ from grue.runtime.actor import Note
 from grue.tool_sessions.connection import ToolConnection
 from grue.tracing.changes import merged
 from grue.tracing.reading import EpisodeEnvelope, open_episode
-from grue.transports.llm.endpoint import LlmSettings, api_key, require_key
 
 T = TypeVar("T")
 
@@ -191,59 +187,6 @@ def read_run(path: str | PathLike[str], turn: int | None) -> RecordedRun:
         return run
     earlier = (line.envelope() for line in reader.lines() if line.line.turn > 0 and line.line.seq < first)
     return replace(run, earlier=tuple(each for each in earlier if isinstance(each.body, _MESSAGES)))
-
-
-def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSettings:
-    """Return the settings of a recorded model, without its key.
-
-    Args:
-        asked: The model, with its settings.
-        base_url: Another endpoint; `None`: the recorded one.
-    """
-    known: dict[str, Any] = {
-        name: value for name, value in asked.sampling.items() if name in LlmSettings.__struct_fields__
-    }
-    extra = {name: value for name, value in asked.sampling.items() if name not in known}
-    wire: Any = asked.wire or None
-    return LlmSettings(
-        base_url=base_url or asked.address, model=asked.model, wire=wire, extra_body=extra, **known
-    )
-
-
-def model_for(
-    asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
-) -> LlmSettings:
-    """Return the settings of the model: those of the record, else the project's, with what is changed.
-
-    Raises:
-        MCPConfigError: A setting cannot be used, or there is no key for the endpoint.
-    """
-    if asked is None:
-        config = GameConfiguration.of_project()
-        config.client_base_url = base_url or config.client_base_url
-        settings = llm_settings(config)
-    else:
-        settings = recorded_llm(asked, base_url)
-    given = {**changed, **({} if model is None else {"model": model})}
-    kept = {name: getattr(settings, name) for name in settings.__struct_fields__}
-    unknown = [name for name in given if name not in kept or name in ("api_key", "profile")]
-    if unknown:
-        names = ", ".join(name for name in kept if name not in ("api_key", "profile"))
-        raise MCPConfigError(f"There is no setting llm.{unknown[0]}. The settings are: {names}.")
-    try:
-        checked = msgspec.convert({name: given[name] for name in given}, _fields_of(given))
-    except msgspec.ValidationError as error:
-        raise MCPConfigError(f"--set llm.…: {error}.") from error
-    settings = replace(settings, **{name: getattr(checked, name) for name in given})
-    settings = replace(settings, api_key=settings.api_key or api_key(settings.base_url, os.environ))
-    require_key(settings.base_url, settings.api_key, ", or name another endpoint with --base-url")
-    return settings
-
-
-def _fields_of(given: Mapping[str, Any]) -> Any:
-    """Return a Struct of the given settings, which checks their values."""
-    types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
-    return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 
 
 def _some(numbers: Mapping[int, int]) -> str:

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.engine.fork import RecordedRun, model_for, read_run
+from grue.config.wiring import model_for
+from grue.engine.fork import RecordedRun, read_run
 from grue.engine.runner import Runner, TurnOutcome
 from grue.engine.turn_actors import repeat
 from grue.errors import FleetError, TraceError
