@@ -64,3 +64,22 @@ def test_a_runner_with_function_tools_loads_no_mcp_client() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True
     )
     assert done.stdout.splitlines() == ["[]"]
+
+
+def test_the_patterns_of_refusals_are_compiled_by_the_first_refusal() -> None:
+    code = (
+        "import re, re._compiler\n"
+        "compiled, real = [], re._compiler.compile\n"
+        "re._compiler.compile = lambda pattern, flags=0: compiled.append(pattern) or real(pattern, flags)\n"
+        "from grue import Runner\n"
+        "from grue.protocol.chat_wire import failures, profiles\n"
+        "patterns = {text for text in (*vars(failures).values(), *vars(profiles).values())"
+        " if isinstance(text, str)}\n"
+        "before = patterns.intersection(compiled)\n"
+        "failures.fault_of_status(429, b'no credit')\n"
+        "print(len(before), bool(patterns.intersection(compiled)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True
+    )
+    assert done.stdout.split() == ["0", "True"]

@@ -37,8 +37,17 @@ _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 45
 """Statuses of errors whose words decide. 200 is that of an error object without a status of its own."""
 
 
-def _words(*alternatives: str) -> re.Pattern[str]:
-    return re.compile("|".join(alternatives), re.IGNORECASE)
+def says(pattern: str, words: str) -> re.Match[str] | None:
+    """Search an endpoint's words for a pattern, in upper or lower case.
+
+    The patterns here and in `profiles.py` are texts, which `re` compiles and keeps when they are first looked
+    for. Most programs never read a refusal, and to compile them all takes tens of milliseconds.
+    """
+    return re.search(pattern, words, re.IGNORECASE)
+
+
+def _words(*alternatives: str) -> str:
+    return "|".join(alternatives)
 
 
 _URL = re.compile(r"https?://\S+")
@@ -123,7 +132,7 @@ _GARBLED = _words(
 )
 """The model's own output was invalid, so another one may be valid."""
 
-_BY_WORDS: tuple[tuple[FailureReason, re.Pattern[str]], ...] = (
+_BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
     ("reply", _GARBLED),
     ("content", _CONTENT),
     ("region", _REGION),
@@ -216,33 +225,33 @@ def _fragment(url: re.Match[str]) -> str:
 def _of_limit(text: str, asked_s: float | None) -> FailureReason:
     """Tell a limit of time from one of money. Where both are spoken of, the clearer words count."""
     # OpenRouter's limit of a day says what credits would do; DashScope calls a limit of tokens a quota.
-    if _MONEY.search(text) and "-per-day" not in text and "#token-limit" not in text:
+    if says(_MONEY, text) and "-per-day" not in text and "#token-limit" not in text:
         return "credit"
-    if _BUSY.search(text):
+    if says(_BUSY, text):
         return "overloaded"
-    timed = asked_s is not None or _TIME.search(text) or "#token-limit" in text
-    return "credit" if _PERHAPS_MONEY.search(text) and not timed else "rate"
+    timed = asked_s is not None or says(_TIME, text) or "#token-limit" in text
+    return "credit" if says(_PERHAPS_MONEY, text) and not timed else "rate"
 
 
 def _of_words(status: int, text: str) -> FailureReason | None:
     if status == 402:
         return "credit"
-    found = next((reason for reason, pattern in _BY_WORDS if pattern.search(text)), None)
-    if status in (400, 422) and found in ("model", "permission", "credit") and _A_FIELD.search(text):
+    found = next((reason for reason, pattern in _BY_WORDS if says(pattern, text)), None)
+    if status in (400, 422) and found in ("model", "permission", "credit") and says(_A_FIELD, text):
         # A field that this model does not take, not the model.
-        return found if _MONEY.search(text) or _NOT_ALLOWED.search(text) else "request"
+        return found if says(_MONEY, text) or says(_NOT_ALLOWED, text) else "request"
     return found
 
 
 def _of_failing(status: int, text: str) -> FailureReason:
     """Return the reason for a status of a failing server. Few words mean that it will fail again."""
-    if _GARBLED.search(text):
+    if says(_GARBLED, text):
         return "reply"
-    if _TOOLS.search(text):
+    if says(_TOOLS, text):
         return "tools"
     if "model_not_found" in text:
         return "model"
-    if status == 500 and _MONEY.search(text):
+    if status == 500 and says(_MONEY, text):
         return "credit"
     return "overloaded"
 
@@ -252,7 +261,7 @@ def _of_status(status: int, text: str) -> FailureReason:
         # 409: something is locked, for a moment.
         case 200 | 409:
             return "overloaded"
-        case 404 if re.search(r"\bmodel\b", text, re.IGNORECASE):
+        case 404 if says(r"\bmodel\b", text):
             return "model"
         case 401 | 407:
             return "key"
@@ -484,7 +493,7 @@ _STATUS_OF_TYPE = {
 
 def _plain_words(body: bytes) -> str:
     text = beginning(body[:80_000].decode("utf-8", "replace"), _MOST_READ)
-    title = re.search(r"<title[^>]*>([^<]{1,2000})", text, re.IGNORECASE)
+    title = says(r"<title[^>]*>([^<]{1,2000})", text)
     return title[1] if title else re.sub(r"<[^>]*>", " ", text)
 
 
@@ -588,7 +597,7 @@ def _remedy(
             return f"Choose a model that can call tools instead of '{model}', or turn MCP off."
         case "content":
             return "The provider's moderation refused what was sent: change it, or choose another model."
-        case "too_long" if _MORE_THAN_A_MINUTE.search(fault.message):
+        case "too_long" if says(_MORE_THAN_A_MINUTE, fault.message):
             return "Set a ContextPolicy, send less, or ask the provider for more tokens a minute."
         case "too_long" if fault.status == 413 and not is_too_long(fault.message):
             return "Send less, above all fewer images, or raise the limit of the proxy before the endpoint."
@@ -630,7 +639,7 @@ def _when(fault: Fault) -> str:
     )
 
 
-_TOO_LONG = re.compile(
+_TOO_LONG = (
     r"context_length_exceeded|exceed_context_size|context ?window ?exceeded"  # OpenAI, llama.cpp, LiteLLM
     r"|maximum (?:context|prompt|model) length"  # OpenAI, DeepSeek, OpenRouter, vLLM, xAI, Fireworks
     r"|maximum context length"
@@ -659,17 +668,16 @@ _TOO_LONG = re.compile(
     r"|exceed max message tokens"  # Ark
     r"|prompt has too many tokens"  # AI21
     r"|max_(?:completion_)?tokens must be at least 1, got -"  # vLLM: what the prompt has left of the window
-    r"|request too large for [^\n]{0,200}requested",  # OpenAI, Groq: more than the limit of a minute
-    re.IGNORECASE,
+    r"|request too large for [^\n]{0,200}requested"  # OpenAI, Groq: more than the limit of a minute
 )
-_MORE_THAN_A_MINUTE = re.compile(r"request too large for", re.IGNORECASE)
+_MORE_THAN_A_MINUTE = r"request too large for"
 """A request that is longer than the limit of tokens in a minute: waiting is useless, it has to be shorter."""
 
-_RATE = re.compile(r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait", re.IGNORECASE)
+_RATE = r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait"
 """Limits of tokens in a time, which the same words are used for; waiting helps there."""
 
 _SIZE = r"([1-9][\d,]{1,9})"
-_WINDOW = re.compile(
+_WINDOW = (
     rf"maximum (?:context|prompt|model) length(?: is|:| of)? ?{_SIZE}"
     rf"|> ?{_SIZE} maximum"
     rf"|context limit: ?\d+ ?\+ ?\d+ ?> ?{_SIZE}"
@@ -689,16 +697,12 @@ _WINDOW = re.compile(
     rf"|max size: {_SIZE}"
     rf"|configured limit of {_SIZE}|only supports up to {_SIZE}|max input tokens: {_SIZE}"
     rf"|max_num_tokens \({_SIZE}|maximum input length \({_SIZE}|total tokens limit {_SIZE}"
-    rf"|limit:? {_SIZE}",
-    re.IGNORECASE,
+    rf"|limit:? {_SIZE}"
 )
-_MESSAGES = re.compile(
-    rf"\b{_SIZE} (?:in the messages|of text input|in the prompt|tokens from the input messages)",
-    re.IGNORECASE,
-)
+_MESSAGES = rf"\b{_SIZE} (?:in the messages|of text input|in the prompt|tokens from the input messages)"
 """The prompt's part of a size that includes the reply; it comes after that."""
 
-_PROMPT = re.compile(
+_PROMPT = (
     rf"resulted in {_SIZE}"
     rf"|too long:? {_SIZE}"
     rf"|context limit: ?{_SIZE}"
@@ -711,8 +715,7 @@ _PROMPT = re.compile(
     rf"|input \({_SIZE} tokens|prompt_tokens \({_SIZE}|max_total_tokens \({_SIZE}"
     rf"|output tokens \({_SIZE}|requested tokens \({_SIZE}|prompt is {_SIZE} tokens"
     rf"|token count(?: is|:) {_SIZE}|given: {_SIZE} `?inputs|received {_SIZE}"
-    rf"|requested:? (?:about |~)?{_SIZE}\b(?! output)",
-    re.IGNORECASE,
+    rf"|requested:? (?:about |~)?{_SIZE}\b(?! output)"
 )
 _MOST_READ_OF_OVERFLOW = 4000
 
@@ -725,7 +728,7 @@ def is_too_long(words: str, status: int | None = None) -> bool:
         status: Its HTTP status. 413 says by itself that the request is too long, also where a proxy says it.
     """
     words = words[:_MOST_READ_OF_OVERFLOW]
-    told = _TOO_LONG.search(words) and (_MORE_THAN_A_MINUTE.search(words) or not _RATE.search(words))
+    told = says(_TOO_LONG, words) and (says(_MORE_THAN_A_MINUTE, words) or not says(_RATE, words))
     return bool(told) or status == 413
 
 
@@ -736,8 +739,8 @@ def overflow_of(words: str) -> ContextOverflow:
     return ContextOverflow(window_tokens=_first(_WINDOW, words), prompt_tokens=prompt)
 
 
-def _first(pattern: re.Pattern[str], words: str) -> int | None:
-    found = pattern.search(words)
+def _first(pattern: str, words: str) -> int | None:
+    found = says(pattern, words)
     if found is None:
         return None
     return int(next(group for group in found.groups() if group).replace(",", ""))

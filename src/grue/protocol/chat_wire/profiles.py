@@ -34,6 +34,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.chat_wire.failures import says
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import as_object, listed
@@ -251,89 +252,78 @@ Adaptation: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
 _BLAMES_CONTENT = frozenset({400, 413, 415, 422})
 _SPEAKS_OF_FORM = frozenset({400, 404, 415, 422, 500})
 
-_LENGTH = re.compile(
-    r"description\W[^\n]{0,80}too long[^\n]{0,80}maximum length ([1-9]\d{1,5})", re.IGNORECASE
-)
-_TOOLS = re.compile(
+_LENGTH = r"description\W[^\n]{0,80}too long[^\n]{0,80}maximum length ([1-9]\d{1,5})"
+_TOOLS = (
     r"must define tools|expects the `?tools=?`?|toolConfig[^\n]{0,40}must be defined"
-    r"|tools[^\n]{0,40}(required|must be (provided|included|defined))",
-    re.IGNORECASE,
+    r"|tools[^\n]{0,40}(required|must be (provided|included|defined))"
 )
-_NAME = re.compile(
+_NAME = (
     r"(tool|function)(s|_use|_call)?\b[^\n]{0,80}name[^\n]{0,80}(pattern|invalid|must|match|character|allowed)"
-    r"|(pattern|invalid|must|match)[^\n]{0,80}(tool|function)s?\b[^\n]{0,40}name",
-    re.IGNORECASE,
+    r"|(pattern|invalid|must|match)[^\n]{0,80}(tool|function)s?\b[^\n]{0,40}name"
 )
-_REFUSAL = re.compile(
+_REFUSAL = (
     r"unsupported|(?:not|n.t) support|unknown|unrecognized|unexpected|unavailable"
     r"|not (be )?(permitted|allowed)|deprecated|cannot|can't|does not|no longer|invalid|extra|must|only"
-    r"|input should be",
-    re.IGNORECASE,
+    r"|input should be"
 )
-_UNKNOWN = re.compile(
+_UNKNOWN = (
     r"unsupported|not support|unknown|unrecognized|unexpected|not (be )?(permitted|allowed)|deprecated"
-    r"|cannot|can't|no longer|extra",
-    re.IGNORECASE,
+    r"|cannot|can't|no longer|extra"
 )
 """Words that refuse a field itself. A field whose value is out of range stays: the user has to correct it."""
 
-_RENAMED = re.compile(r"max_tokens\W[^\n]{0,120}max_completion_tokens", re.IGNORECASE)
-_TOO_MANY = re.compile(
+_RENAMED = r"max_tokens\W[^\n]{0,120}max_completion_tokens"
+_TOO_MANY = (
     r"max(?:imum)?[_ ]?(?:new_|completion_|output_?)?tokens\b[^\n]{0,120}?"
     r"(?:>|at most|less than or equal to|<=|maximum(?: of)?|limit of|\[\d, ?|between \d and|\(inclusive\) to)"
-    r"\D{0,40}([1-9]\d{1,6})( \(exclusive)?",
-    re.IGNORECASE,
+    r"\D{0,40}([1-9]\d{1,6})( \(exclusive)?"
 )
-_FORMAT = re.compile(
+_FORMAT = (
     r"response_?format|json_schema|json_object|output_config(?!\.effort)|output[_ ]format"
-    r"|structured output|text\.format|json mode|response mime type",
-    re.IGNORECASE,
+    r"|structured output|text\.format|json mode|response mime type"
 )
-_ROLE = re.compile(r"\brole\b|'(developer|system)'", re.IGNORECASE)
-_NO_INSTRUCTION = re.compile(r"(?:developer|system) instruction is not enabled", re.IGNORECASE)
-_ORDER = re.compile(r"unexpected role 'user' after role 'tool'", re.IGNORECASE)
-_ELSEWHERE = re.compile(r"v1/responses", re.IGNORECASE)
+_ROLE = r"\brole\b|'(developer|system)'"
+_NO_INSTRUCTION = r"(?:developer|system) instruction is not enabled"
+_ORDER = r"unexpected role 'user' after role 'tool'"
+_ELSEWHERE = r"v1/responses"
 _OF_REASONING = {
-    "reasoning_effort": re.compile(r"reasoning[_ ]?effort", re.IGNORECASE),
-    "reasoning": re.compile(r"reasoning|encrypted content", re.IGNORECASE),
-    "thinking": re.compile(r"thinking|output_config\.effort|effort", re.IGNORECASE),
-    "adaptive": re.compile(r"thinking|effort", re.IGNORECASE),
+    "reasoning_effort": r"reasoning[_ ]?effort",
+    "reasoning": r"reasoning|encrypted content",
+    "thinking": r"thinking|output_config\.effort|effort",
+    "adaptive": r"thinking|effort",
 }
-_ADAPTIVE = re.compile(r"thinking\.type\.enabled|use\b[^\n]{0,20}adaptive", re.IGNORECASE)
+_ADAPTIVE = r"thinking\.type\.enabled|use\b[^\n]{0,20}adaptive"
 
 
-def _refused(noun: str) -> re.Pattern[str]:
+def _refused(noun: str) -> str:
     """Return a pattern for words that refuse a field altogether, and not only this value."""
     taken = rf"\b(?:{noun})s?\b(?!/|[ _-]?(?:format|type|size|media|mime|dimension))"
-    return re.compile(
+    return (
         rf"(?:\bnot|n't|cannot) (?:\w+ )?(?:support|accept|allow)\w*[^\n.]{{0,30}}?{taken}"
         rf"|{taken}[^\n.]{{0,20}} (?:is|are) (?:not|only) (?:currently )?(?:supported|enabled|allowed)"
         rf"|no endpoints found that support {taken}"
         rf"|unknown (?:variant|type|part)\W{{0,4}}{taken}"
         rf"|at most 0 {taken}"
-        rf"|(?:invalid|unsupported) (?:value|content type|part type)\W{{0,4}}{taken}",
-        re.IGNORECASE,
+        rf"|(?:invalid|unsupported) (?:value|content type|part type)\W{{0,4}}{taken}"
     )
 
 
 _NO_IMAGES = _refused("image|image_url|input_image|image input|vision")
 _NO_AUDIO = _refused("audio|input_audio|audio input")
 _NO_FILES = _refused("file|input_file|document|pdf")
-_TEXT_ONLY = re.compile(
+_TEXT_ONLY = (
     r"not a multi-?modal model|not support multi-?modal|text[ -]only"
-    r"|content\b[^\n]{0,40}(?:must be a string|expected a string)(?! that| with)",
-    re.IGNORECASE,
+    r"|content\b[^\n]{0,40}(?:must be a string|expected a string)(?! that| with)"
 )
-_STREAM_ONLY = re.compile(
+_STREAM_ONLY = (
     r"only supports? (?:the )?stream|stream(?:ing)?(?: mode)? (?:only|is (?:required|mandatory)|required)"
     r"|stream\W{1,3}(?:must|has to|should) be (?:set to )?(?:true|enabled)|requires? (?:\S+ )?stream"
     r"|(?:enable|set|use) (?:the )?`?stream(?:ing)?\b|non-stream\w*[^\n]{0,30}not support"
-    r"|not support[^\n]{0,30}non-stream|for non-streaming",
-    re.IGNORECASE,
+    r"|not support[^\n]{0,30}non-stream|for non-streaming"
 )
 """A refusal that is mended by streaming, where other words about streams are mended without it."""
 
-_STOP = re.compile(r"\bstop(_sequences)?\b", re.IGNORECASE)
+_STOP = r"\bstop(_sequences)?\b"
 
 
 def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireProfile | None:
@@ -358,31 +348,31 @@ def may_blame_attachments(status: int | None) -> bool:
 
 
 def _other_wire(profile: WireProfile, words: str) -> WireProfile | None:
-    if profile.wire != "chat_completions" or not _ELSEWHERE.search(words):
+    if profile.wire != "chat_completions" or not says(_ELSEWHERE, words):
         return None
     sampling = profile.sampling & {"temperature", "top_p", "max_tokens"}
     return replace(profile, wire="responses", names="encoded", reasoning="reasoning", sampling=sampling)
 
 
 def _description(profile: WireProfile, words: str) -> WireProfile | None:
-    length = _LENGTH.search(words)
+    length = says(_LENGTH, words)
     if length is None or profile.max_description_chars is not None:
         return None
     return replace(profile, max_description_chars=int(length[1]))
 
 
 def _tools_with_forced(profile: WireProfile, words: str) -> WireProfile | None:
-    return replace(profile, tools_with_forced=True) if _TOOLS.search(words) else None
+    return replace(profile, tools_with_forced=True) if says(_TOOLS, words) else None
 
 
 def _names(profile: WireProfile, words: str) -> WireProfile | None:
-    return replace(profile, names="encoded") if profile.names == "learn" and _NAME.search(words) else None
+    return replace(profile, names="encoded") if profile.names == "learn" and says(_NAME, words) else None
 
 
 def _max_tokens(profile: WireProfile, words: str) -> WireProfile | None:
-    if _RENAMED.search(words):
+    if says(_RENAMED, words):
         return replace(profile, max_tokens_field="max_completion_tokens")
-    most = _TOO_MANY.search(words)
+    most = says(_TOO_MANY, words)
     if most is None or profile.max_output_tokens is not None:
         return None
     return replace(profile, max_output_tokens=int(most[1]) - (1 if most[2] else 0))
@@ -395,56 +385,56 @@ def _cache_markers(profile: WireProfile, words: str) -> WireProfile | None:
 
 
 def _answer_format(profile: WireProfile, words: str) -> WireProfile | None:
-    if not _FORMAT.search(words) or not _REFUSAL.search(words):
+    if not says(_FORMAT, words) or not says(_REFUSAL, words):
         return None
     plainer = profile.response_format == "json_schema" and FORMATS[profile.wire].json_objects
     return replace(profile, response_format="json_object" if plainer else "none")
 
 
 def _system_role(profile: WireProfile, words: str) -> WireProfile | None:
-    if _NO_INSTRUCTION.search(words):
+    if says(_NO_INSTRUCTION, words):
         return replace(profile, system_role="user")
-    if not _ROLE.search(words) or not _REFUSAL.search(words) or profile.system_role not in words.lower():
+    if not says(_ROLE, words) or not says(_REFUSAL, words) or profile.system_role not in words.lower():
         return None
     return replace(profile, system_role="system" if profile.system_role == "developer" else "user")
 
 
 def _order(profile: WireProfile, words: str) -> WireProfile | None:
-    return replace(profile, assistant_after_results=True) if _ORDER.search(words) else None
+    return replace(profile, assistant_after_results=True) if says(_ORDER, words) else None
 
 
 def _stream(profile: WireProfile, words: str) -> WireProfile | None:
-    if _STREAM_ONLY.search(words):
+    if says(_STREAM_ONLY, words):
         return replace(profile, must_stream=True)
-    told = re.search(r"\bstream(ing|s|_options)?\b", words, re.IGNORECASE) and _REFUSAL.search(words)
+    told = says(r"\bstream(ing|s|_options)?\b", words) and says(_REFUSAL, words)
     return replace(profile, streams=False) if told else None
 
 
 def _sampling(profile: WireProfile, words: str) -> WireProfile | None:
-    if not _UNKNOWN.search(words):
+    if not says(_UNKNOWN, words):
         return None
     named = [name for name in sorted(profile.sampling - {"stop"}) if re.search(rf"\b{name}\b", words)]
-    named += ["stop"] if "stop" in profile.sampling and _STOP.search(words) else []
+    named += ["stop"] if "stop" in profile.sampling and says(_STOP, words) else []
     # "temperature and top_p cannot both be specified": the last of those named is let go.
     return replace(profile, sampling=profile.sampling - {named[-1]}) if named else None
 
 
 def _reasoning(profile: WireProfile, words: str) -> WireProfile | None:
-    if profile.reasoning == "none" or not _UNKNOWN.search(words):
+    if profile.reasoning == "none" or not says(_UNKNOWN, words):
         return None
-    if profile.reasoning in ("thinking", "adaptive") and _ADAPTIVE.search(words):
+    if profile.reasoning in ("thinking", "adaptive") and says(_ADAPTIVE, words):
         return replace(profile, reasoning="adaptive")
-    return replace(profile, reasoning="none") if _OF_REASONING[profile.reasoning].search(words) else None
+    return replace(profile, reasoning="none") if says(_OF_REASONING[profile.reasoning], words) else None
 
 
 def _media(profile: WireProfile, words: str) -> WireProfile | None:
-    if _TEXT_ONLY.search(words):
+    if says(_TEXT_ONLY, words):
         return replace(profile, images=False, audio=False, files=False)
     return replace(
         profile,
-        images=profile.images and not _NO_IMAGES.search(words),
-        audio=profile.audio and not _NO_AUDIO.search(words),
-        files=profile.files and not _NO_FILES.search(words),
+        images=profile.images and not says(_NO_IMAGES, words),
+        audio=profile.audio and not says(_NO_AUDIO, words),
+        files=profile.files and not says(_NO_FILES, words),
     )
 
 
