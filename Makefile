@@ -23,7 +23,8 @@ COVERED := tests/unit tests/properties tests/integration/episodes tests/integrat
 # Many tests wait for a process: more workers than cores keep the cores busy. The slow tests keep them busy themselves.
 # Modules that share something slow to make stay in one worker (tests/conftest.py).
 WORKERS ?= $(if $(filter test-all,$(MAKECMDGOALS)),4,6)
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) $(if $(SHUFFLE),--shuffle=$(SHUFFLE)) $(OPTIONS)
+TRACED := $(if $(COVERAGE),--cov --cov-report= --covered "$(COVERED)")
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) $(if $(SHUFFLE),--shuffle=$(SHUFFLE)) $(TRACED) $(OPTIONS)
 
 # A tenth of the examples of Hypothesis, but 100 for each property that docs/requirements.md names. CI tries all.
 QUICK := --hypothesis-profile=quick
@@ -64,13 +65,12 @@ play: $(VENV)/.play ## play the embedded world offline, with the bundled reasoni
 test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part, slow ones included; SHUFFLE=7 for another order; OPTIONS=... of pytest
 	$(PYTEST) $(if $(TEST),$(TEST),$(QUICK) -m "not slow")
 
-test-all: $(VENV)/.dev ## run every test; with COVERAGE=1, as in CI, hold them to the floors of coverage too
+test-all: $(VENV)/.dev ## run every test; with COVERAGE=1 hold them to the floors of coverage, with COVERAGE=FILE count what FILE says too
+	$(PYTEST)
 ifdef COVERAGE
-	$(PYTEST) --cov --cov-report= --covered "$(COVERED)"
+	$(if $(wildcard $(COVERAGE)),$(BIN)/coverage combine --append --keep $(COVERAGE))
 	$(BIN)/coverage report --skip-covered --fail-under=90
 	$(BIN)/coverage report --include='src/grue/protocol/*' --show-missing --fail-under=100
-else
-	$(PYTEST)
 endif
 
 check: $(VENV)/.dev ## what CI checks beside the tests: lint, types, import rules, sizes

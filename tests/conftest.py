@@ -121,7 +121,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--not-again",
         type=Path,
         metavar="FILE",
-        help="Leave out the tests that FILE names. Those that count for coverage or are by Hypothesis stay.",
+        help="Leave out the tests that FILE names, but not those by Hypothesis, which may try more here.",
     )
 
 
@@ -150,9 +150,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             try_enough(test)
     if (list_of_passed := config.getoption("--not-again")) and list_of_passed.is_file():
         passed = frozenset(list_of_passed.read_text(encoding="utf-8").splitlines())
-        items[:] = [
-            item for item in items if item.nodeid not in passed or _is_covered(item) or _takes_more_time(item)
-        ]
+        items[:] = [item for item in items if item.nodeid not in passed or _takes_more_time(item)]
     if config.getoption("--covered"):
         _put_covered_first(items)
     elif hasattr(config, "workerinput"):

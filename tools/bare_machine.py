@@ -2,7 +2,7 @@
 
     python3 tools/bare_machine.py               `make play`, `make test` with 3.11, then with newer Pythons
     python3 tools/bare_machine.py 3.11 3.13     with these only, as far as this machine has them
-    python3 tools/bare_machine.py --passed FILE   write there which tests pass in `make test`
+    python3 tools/bare_machine.py --kept FOLDER   put there which tests pass in `make test`, what they cover
 
 What is committed is cloned to a path with a space. The environment is empty but for PATH, HOME, LANG and
 TMPDIR, and PATH holds links to Python, make, sh and the coreutils: there is no ps, no git, no Node. If root
@@ -66,7 +66,8 @@ class BareMachine:
         (folder / "home/.config/pip/pip.conf").write_text(_pip_settings(), encoding="utf-8")
         _output("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(self._clone))
         places = [f"{name}={folder}/{place}" for name, place in PLACES.items()]
-        self.passed = folder / "passed"
+        self._kept = (folder / "passed", self._clone / ".coverage")
+        self.kept = (f"OPTIONS=--passed='{self._kept[0]}'", "COVERAGE=1")
         self._env = ["env", "-i", "LANG=C.UTF-8", *places]
         if os.geteuid() == 0:
             for each in (folder, *folder.rglob("*")):
@@ -90,6 +91,12 @@ class BareMachine:
         if done.returncode:
             print(*said[-300:], sep="\n", flush=True)
         return not done.returncode
+
+    def keep(self, folder: Path) -> None:
+        """Copy to a folder what `make test` has written, given `kept`: `passed` and `covered`."""
+        for file, name in zip(self._kept, ("passed", "covered"), strict=True):
+            if file.exists():
+                shutil.copyfile(file, folder / name)
 
     def _run(self, *command: str) -> "subprocess.CompletedProcess[bytes]":
         with subprocess.Popen(
@@ -139,9 +146,9 @@ def _output(*command: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Try each version."""
-    passed = Path(arguments[1]) if arguments[:1] == ["--passed"] else None
+    kept = Path(arguments[1]) if arguments[:1] == ["--kept"] else None
     failed, done = False, 0
-    for version in arguments[2 if passed else 0 :] or VERSIONS:
+    for version in arguments[2 if kept else 0 :] or VERSIONS:
         python = find(version)
         if python is None:
             print(f"bare machine, Python {version}: not on this machine", flush=True)
@@ -149,11 +156,11 @@ def main(arguments: list[str]) -> int:
         folder = Path(tempfile.mkdtemp(prefix="grue-bare-"))
         try:
             machine = BareMachine(folder, version, python)
-            noted = f"OPTIONS=--passed='{machine.passed}'"
-            for command in (["play"], ["test", f"TEST={PART}"] if done else ["test", noted]):
+            whole = ["test", *(machine.kept if kept else ())]
+            for command in (["play"], ["test", f"TEST={PART}"] if done else whole):
                 failed |= not machine.try_it("make", *command)
-            if passed and not done and machine.passed.exists():
-                shutil.copyfile(machine.passed, passed)
+            if kept and not done:
+                machine.keep(kept)
             done += 1
         finally:
             shutil.rmtree(folder, ignore_errors=True)
