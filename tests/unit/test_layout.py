@@ -1,6 +1,7 @@
 """tests/unit mirrors src/grue: a file's tests are found by the name of the module."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 from case_tables import each_case
@@ -36,6 +37,11 @@ SAME_NAME_WHERE_IMPORTED = {
 FILES = sorted(path.relative_to(UNIT) for path in UNIT.rglob("test_*.py"))
 
 
+@cache
+def body_of(module: Path) -> list[ast.stmt]:
+    return ast.parse(module.read_bytes()).body
+
+
 def names_in(folder: Path) -> set[str]:
     """The names of a folder's modules and packages."""
     return {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
@@ -61,7 +67,7 @@ def room_of(module: Path) -> str:
 def test_no_two_classes_of_a_room_have_one_name() -> None:
     homes: dict[tuple[str, str], list[str]] = {}
     for module in sorted((ROOT / "src" / "grue").rglob("*.py")):
-        for part in ast.parse(module.read_bytes()).body:
+        for part in body_of(module):
             if isinstance(part, ast.ClassDef):
                 homes.setdefault((room_of(module), part.name), []).append(module.name)
     assert {room_and_name: places for room_and_name, places in homes.items() if len(places) > 1} == {}
@@ -71,7 +77,7 @@ def test_no_module_meets_two_classes_of_one_name() -> None:
     """A class of its own, and those of the modules that it imports."""
     source = ROOT / "src"
     parts = {
-        ".".join(path.relative_to(source).with_suffix("").parts): ast.parse(path.read_bytes()).body
+        ".".join(path.relative_to(source).with_suffix("").parts): body_of(path)
         for path in sorted((source / "grue").rglob("*.py"))
     }
     classes = {
@@ -97,7 +103,8 @@ def test_the_skill_agent_stays_small() -> None:
 
 def test_what_is_absent_and_skips_a_test_is_named_with_the_way_to_get_it() -> None:
     told: dict[str, str] = {}
-    for file in (ROOT / "tests").rglob("*.py"):
+    named = (file for file in (ROOT / "tests").rglob("*.py") if b"importorskip" in file.read_bytes())
+    for file in named:
         for call in (each for each in ast.walk(ast.parse(file.read_bytes())) if isinstance(each, ast.Call)):
             if isinstance(call.func, ast.Attribute) and call.func.attr == "importorskip":
                 told[f"{file.name}:{call.lineno}"] = "".join(

@@ -35,9 +35,10 @@ def refusals(
     rules = tuple(rules)
     found: dict[str, None] = {}
     for line in text[-_MOST_CHARS:].splitlines():
-        if _DENIED.search(line):
+        if len(found) < _MOST and _DENIED.search(line):
+            writes = _WRITES.search(line) is not None
             for path in (*_QUOTED.findall(line), *_PLAIN.findall(_QUOTED.sub(" ", line))):
-                said = _about_path(path.rstrip("."), rules, writes=_WRITES.search(line) is not None)
+                said = _about_path(path.rstrip("."), rules, writes=writes)
                 if said is not None:
                     found[said] = None
     for each in refused:
