@@ -220,8 +220,9 @@ def close() -> str:
 
 runner = Runner(llm=LlmSettings(base_url=sys.argv[1], model="m"), servers={"f": FunctionTools([close])},
                 keep=sys.argv[2])
+runner.warm_up()
 try:
-    runner.run_turn(TurnRequest(user="u", turn_timeout_s=30))
+    runner.run_turn(TurnRequest(user="u", turn_timeout_s=10))
 except MCPError as error:
     assert "closes all descriptors" in str(error), repr(error)
     os.write(1, b"typed")
