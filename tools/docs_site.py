@@ -69,12 +69,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return posixpath.relpath(on_site, posixpath.dirname(made) or ".")
 
     if made == "errors.md":
-        markdown = _ERROR_ROW.sub(r'| <a id="\1"></a>[`\1`](reference/errors.md#grue.errors.\1) |', markdown)
+        markdown = _ERROR.sub(
+            r"### `\1` { #\1 }\n\nIts [attributes](reference/errors.md#grue.errors.\1).\n", markdown
+        )
         markdown = _REASON_ROW.sub(r'| <a id="\1"></a>`\1` |', markdown)
     return _LINK.sub(moved, markdown)
 
 
-_ERROR_ROW = re.compile(r"^\| `([A-Z]\w+)` \|", re.MULTILINE)
+_ERROR = re.compile(r"^### `(\w+)`$", re.MULTILINE)
 _REASON_ROW = re.compile(r"^\| `([a-z_]+)` \|", re.MULTILINE)
 
 

@@ -2,19 +2,25 @@
 
 import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from promises import GUARD_S
 
 from grue import (
     Budget,
     Conversation,
     FunctionTools,
+    HttpServer,
     LlmSettings,
     Runner,
+    Sandbox,
     StdioServer,
     ToolClient,
     ToolPolicy,
@@ -23,11 +29,21 @@ from grue import (
     TurnRequest,
     errors,
 )
-from grue.hosting import read_episode, read_servers
+from grue.fleet import Fleet
+from grue.hosting import OAuth, read_episode, read_servers
 from grue.hosts.zork.games import open_game
 from grue.hosts.zork.games.interpreters import find_interpreter
+from grue.sandbox.launch import boxed
 from grue.testing import faulty_server
-from grue.testing.llm_server import ScriptedLlmServer, error_reply, silence, text_reply
+from grue.testing.llm_server import (
+    LlmReply,
+    LlmRequest,
+    ScriptedLlmServer,
+    error_reply,
+    silence,
+    text_reply,
+    tool_calls_reply,
+)
 
 NOBODY = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
 TURN = TurnRequest(system="You count.", user="How many?")
@@ -97,6 +113,121 @@ def changed() -> None:
     with ToolClient({"tools": faulty()}) as client:
         (echo,) = (tool for tool in client.tools() if tool.tool == "echo")
         client.call("tools.echo", {}, check=True, definition=replace(echo, description="What it did before."))
+
+
+def unanswered_request() -> None:
+    with ToolClient({"tools": faulty()}) as client:
+        client.request("tools", "ping", timeout_s=0.0)
+
+
+class Door(BaseHTTPRequestHandler):
+    """A server by URL that lets nobody in without a login."""
+
+    def do_POST(self) -> None:
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", "Bearer")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def closed_door() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Door) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/mcp"
+        finally:
+            server.shutdown()
+
+
+def without_a_login() -> None:
+    with closed_door() as url, ToolClient({"notes": HttpServer(url=url, auth=OAuth())}) as client:
+        client.tools()
+
+
+def delete(name: str) -> str:
+    """Delete a file."""
+    return f"{name} is gone"
+
+
+TRACE = "trace.jsonl"
+CALL = tool_calls_reply(("box.delete", {"name": "old.txt"}), ids=("c1",))
+ASK = ToolPolicy(rules=(ToolRule(verdict="ask", reason="it deletes"),), parking=True)
+
+
+@contextmanager
+def deleting(*replies: Any, policy: ToolPolicy | None = ASK) -> Iterator[Runner]:
+    """A runner whose model deletes a file, and whose policy wants a person to be asked about that."""
+    with ScriptedLlmServer([CALL, *replies]) as server:
+        llm = LlmSettings(base_url=server.base_url, model="m")
+        tools = FunctionTools([delete])
+        with Runner(llm=llm, servers={"box": tools}, tool_policy=policy, trace=TRACE) as runner:
+            yield runner
+
+
+def parked() -> None:
+    with deleting() as runner:
+        runner.run_turn(TURN)
+
+
+def change_refused() -> None:
+    with deleting() as runner:
+        try:
+            runner.run_turn(TURN)
+        except errors.ApprovalPending as pending:
+            runner.resume(TRACE, [each.change({"path": "old.txt"}) for each in pending.questions])
+
+
+def parked_talk() -> None:
+    with deleting() as runner:
+        talk = runner.conversation(name="talk")
+        with suppress(errors.ApprovalPending):
+            talk.ask("Tidy up.")
+        talk.ask("Are you done?")
+
+
+def busy_talk() -> None:
+    begun = threading.Event()
+
+    def begin(_: LlmRequest) -> LlmReply:
+        begun.set()
+        return silence()
+
+    with (
+        ScriptedLlmServer(begin) as server,
+        Runner(llm=LlmSettings(base_url=server.base_url, model="m")) as runner,
+    ):
+        talk = runner.conversation(name="talk")
+        handle = runner.start_turn(talk.request("One?"))
+        assert begun.wait(GUARD_S)
+        try:
+            talk.branch()
+        finally:
+            handle.cancel()
+
+
+def resumed_twice() -> None:
+    with deleting(text_reply("Done.")) as runner:
+        try:
+            runner.run_turn(TURN)
+        except errors.ApprovalPending as pending:
+            decisions = [each.approve() for each in pending.questions]
+        runner.resume(TRACE, decisions)
+        runner.resume(TRACE, decisions)
+
+
+def fork_missed() -> None:
+    other = tool_calls_reply(("box.delete", {"name": "new.txt"}), ids=("c1",))
+    with deleting(text_reply("Done."), other, policy=None) as runner:
+        runner.run_turn(TURN)
+        runner.fork(TRACE)
+
+
+def box_of_nothing() -> None:
+    boxed(Sandbox(write=("none",)), program=sys.executable, args=(), env={}, cwd=None).end()
 
 
 CUT = text_reply("[1, 2", finish_reason="length")
@@ -229,6 +360,42 @@ FIRST: dict[str, tuple[str, Callable[[], object], str, str, str]] = {
     "names no game": (
         *("GameError", lambda: open_game("chess"), "no game", "'chess'", 'play "house", or give the path'),
     ),
+    "has a turn that waits for a person": (
+        *(
+            "ApprovalPending",
+            parked,
+            "waits for an approval",
+            r"Turn 1 .*box\.delete",
+            r"call Runner\.resume",
+        ),
+    ),
+    "approves other arguments than the tool takes": (
+        *("ChangeRefused", change_refused, "'path' was unexpected", r"box\.delete", "Decide again"),
+    ),
+    "asks in a conversation whose turn is parked": (
+        *("ConversationParked", parked_talk, "waits for an approval", "conversation talk", "Go on with it"),
+    ),
+    "branches a conversation during its turn": (
+        *("ConversationBusy", busy_talk, "in the middle of a turn", "conversation talk", "Wait for its end"),
+    ),
+    "resumes twice": (
+        "NothingToResume",
+        resumed_twice,
+        "after it was resumed",
+        r"Turn 1 of trace\.jsonl",
+        "",
+    ),
+    "forks into a call that was not recorded": (
+        *("ForkMissed", fork_missed, "the record has no answer", r"box\.delete with", 'misses="call"'),
+    ),
+    "asks a server that does not answer": (
+        *("MCPRequestTimedOut", unanswered_request, "did not answer ping", "'tools'", ""),
+    ),
+    "has not logged in": ("NeedsLogin", without_a_login, "wants a login", "'notes'", "grue login notes"),
+    "boxes a folder that does not exist": (
+        *("SandboxError", box_of_nothing, "does not exist", "/none", "Create it, or leave it out"),
+    ),
+    "names no fleet": (*("FleetError", lambda: Fleet("runs/none").results(), "no fleet", "runs/none", ""),),
     "has no interpreter": (
         *(
             "MissingDependencyError",
@@ -240,18 +407,16 @@ FIRST: dict[str, tuple[str, Callable[[], object], str, str, str]] = {
     ),
 }
 
-ELSEWHERE = {
-    "ApprovalPending": "an answer to a question rather than a fault: tests/integration/test_parking.py",
-    "ChangeRefused": "tests/integration/test_approvals.py",
-    "ConversationBusy": "tests/integration/test_conversations.py",
-    "ConversationParked": "tests/integration/test_parked_conversations.py",
-    "ForkMissed": "tests/integration/test_fork.py",
-    "SandboxError": "tests/integration/sandbox/test_launch.py",
-    "FleetError": "tests/unit/fleet/test_sweep.py, tests/unit/fleet/test_folder.py",
-    "MCPRequestTimedOut": "tests/integration/test_tool_client.py",
-    "NeedsLogin": "tests/integration/test_oauth.py",
-    "NothingToResume": "tests/integration/test_parking.py",
-}
+PAGE = (Path(__file__).resolve().parents[2] / "docs/errors.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
+SHOWN = {kind: did for did, (kind, *_) in reversed(FIRST.items())}
+"""Of each class, what was done to be met by the text on its page: the first that is listed."""
+
+
+def as_on_the_page(text: str) -> str:
+    """Return a text with the folder, the port and the interpreter that a reader is shown."""
+    text = text.replace(str(Path.cwd()), "/home/ann/bot").replace(sys.executable, "python")
+    return re.sub(r"127\.0\.0\.1:\d{4,}", "127.0.0.1:8000", text)
 
 
 @pytest.fixture(autouse=True)
@@ -271,13 +436,17 @@ def test_a_user_who(did: str) -> None:
     assert type(met.value).__name__ == kind, text
     for part in (what, where, advice):
         assert re.search(part, text, re.DOTALL), f"nothing like {part!r} in: {text}"
+    if SHOWN[kind] == did:
+        assert f"```text\n{as_on_the_page(text)}\n```" in SECTIONS[kind]
     assert not re.search(r": :|\bNone\b|\(R\d|\(P\d|\\n", text), text
 
 
-def test_every_kind_is_in_the_list() -> None:
+def test_every_kind_has_a_section_with_what_is_printed_and_what_to_do() -> None:
     kinds = {
         name
         for name, value in vars(errors).items()
         if isinstance(value, type) and issubclass(value, errors.MCPError)
     }
-    assert kinds - {kind for kind, *_ in FIRST.values()} == ELSEWHERE.keys()
+    assert kinds == SECTIONS.keys() == SHOWN.keys()
+    form = r"- \*\*Raised by\*\* .+\n- \*\*Why:\*\* .+\n- \*\*What to do:\*\* .+\n\n```text\n(?:.+\n)+```\n+"
+    assert [kind for kind, section in SECTIONS.items() if not re.fullmatch(form, section)] == []

@@ -14,7 +14,6 @@ from typing import get_args
 
 from case_tables import each_case
 
-from grue import errors
 from grue.policies import FailureReason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,12 +157,8 @@ def test_what_the_guide_to_hosts_lists_can_be_imported() -> None:
     assert [name for name in names if not _exists(f"grue.hosting.{name}")] == []
 
 
-def test_every_error_and_every_reason_has_a_row_in_the_page_of_errors() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/errors.md").read_text(encoding="utf-8"), re.MULTILINE)
-    classes = {
-        name
-        for name, each in vars(errors).items()
-        if isinstance(each, type) and issubclass(each, errors.MCPError) and each is not errors.MCPError
-    }
-    reasons = set(get_args(FailureReason))
-    assert sorted(rows) == sorted([*classes, *reasons, "reason"])
+def test_every_reason_has_a_row_in_the_page_of_errors() -> None:
+    """`test_first_errors.py` checks the classes, and what is printed."""
+    page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted([*get_args(FailureReason), "reason"])
