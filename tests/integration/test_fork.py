@@ -327,6 +327,51 @@ def test_the_command(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) 
     assert "no setting llm.speed" in refused.stderr
 
 
+def test_the_latest_episode_is_forked_and_a_fork_that_failed_is_not_the_latest(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    place = tmp_path / "runs" / "tidy"
+    place.mkdir(parents=True)
+    with runner(server, WIRE, place / "trace.jsonl", servers=Box().servers()) as each:
+        for _ in range(2):
+            each.run_turn(TurnRequest(user="Tidy up."))
+    several = grue("fork", cwd=tmp_path)
+    assert "holds several turns: 1, 2. Name one: --turn N" in several.stderr
+    lost = grue("fork", "--turn", "2", "--at", "999", cwd=tmp_path)
+    assert lost.returncode == 1
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["tidy"], (
+        "a fork that never began is gone"
+    )
+    failed = grue("fork", "--turn", "2", "--base-url", "http://127.0.0.1:9/v1", cwd=tmp_path)
+    assert "To read the fork that failed: grue trace show runs/" in failed.stderr
+    done = grue("fork", "--turn", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "The latest: runs/tidy" in done.stderr
+    listed = grue("runs", cwd=tmp_path).stdout.splitlines()
+    assert "answered: a fork of turn 2 of tidy, " in listed[0]
+    assert "failed: a fork of turn 2 of tidy, " in listed[1]
+    assert "answered: 2 turns, " in listed[2]
+    newest = Path(listed[0].split()[0])
+    header = open_episode(tmp_path / newest).header
+    assert header.episode == newest.name, "its files and tests have a name of their own"
+    assert newest.name.endswith("-fork")
+
+
+def test_the_script_of_offline_cannot_be_forked_without_a_model(tmp_path: Path) -> None:
+    from grue.testing.offline import OFFLINE_URL, ScriptedModelTransport, reply_in_chat
+    from grue.transports.llm.endpoint import LlmEndpoint
+
+    script = ScriptedModelTransport(script=reply_in_chat)
+    llm = LlmEndpoint(LlmSettings(base_url=OFFLINE_URL, model="script", api_key=""), transport=script)
+    with Runner(llm=llm, trace=tmp_path / "a.jsonl") as each:
+        each.run_turn(TurnRequest(user="Hello."))
+    refused = grue("fork", "a.jsonl", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "answered by the script of --offline" in refused.stderr
+    assert "--model MODEL --base-url URL" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_setting_of_the_wrong_type_is_refused(recorded: Path) -> None:
     from grue.cli.fork import ForkOptions, change_of, model_for
 

@@ -10,9 +10,9 @@ from grue.cli import take_interrupts
 from grue.cli.fleet_app import fleet_app
 from grue.cli.plain_errors import FAILED, Commands, plain_errors
 from grue.cli.sandbox_app import sandbox_app
-from grue.cli.trace_app import trace_app
+from grue.cli.trace_app import TraceFile, chosen_trace, trace_app
 from grue.errors import MCPConfigError
-from grue.policies import StartAhead, StartWhen
+from grue.policies import Misses, StartAhead, StartWhen
 
 app = typer.Typer(
     name="grue",
@@ -355,7 +355,7 @@ def run(
 
 @app.command()
 def fork(
-    trace: Annotated[Path, typer.Argument(help="A trace.jsonl, or the run folder that holds it.")],
+    trace: TraceFile = None,
     turn: Annotated[int | None, typer.Option(help="The turn.", show_default="the only one")] = None,
     at: Annotated[
         int | None,
@@ -381,12 +381,10 @@ def fork(
         Path | None,
         typer.Option(metavar="FILE", help="Tool definitions: mcp_tools.lock or its listing; `lock`: yours."),
     ] = None,
-    misses: Annotated[
-        str, typer.Option(help="Calls that the record has no result of: fail, call or ask.")
-    ] = "fail",
+    misses: Annotated[Misses, typer.Option(help="Calls that the record has no result of.")] = "fail",
     mcp_config: _McpConfig = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the fork's trace.", show_default="runs/RUN")
+        Path | None, typer.Option(help="Folder for the fork's trace.", show_default="runs/RUN-fork")
     ] = None,
 ) -> None:
     """Run a recorded turn again from a place in it; see docs/guides/what-if.md."""
@@ -397,7 +395,7 @@ def fork(
         take_interrupts()
         load_hosts()
         options = ForkOptions(
-            trace=trace,
+            trace=chosen_trace(trace),
             turn=turn,
             at=at,
             model=model,
@@ -406,7 +404,7 @@ def fork(
             settings=settings or (),
             tool_results=tool_result or (),
             tools=tools,
-            misses=misses,  # type: ignore[arg-type]  # ForkRequest checks the word
+            misses=misses,
             mcp_config=mcp_config,
             run_dir=run_dir,
         )

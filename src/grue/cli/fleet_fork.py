@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.fork import ForkOptions, change_of
+from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
 from grue.errors import FleetError
 from grue.fleet.broker import FleetBudget
@@ -15,6 +16,7 @@ from grue.fleet.engine import Costs
 from grue.fleet.fleet import Fleet
 from grue.fleet.fork_work import cases_of, condition, fork_again, turns_in
 from grue.tracing.facts import counted
+from grue.tracing.reading import TRACE_FILE
 
 
 class FleetForkOptions(Struct, frozen=True, kw_only=True):
@@ -55,7 +57,7 @@ def fork_fleet(options: FleetForkOptions) -> bool:
         "misses": fork.misses,
     }
     cases = cases_of(chosen, {name: value for name, value in given.items() if value not in (None, {})})
-    place = options.directory or Path("runs") / f"{fork.trace.absolute().stem}-forks"
+    place = options.directory or RUNS / f"{_name(fork.trace.absolute())}-forks"
     budget = FleetBudget(requests=options.max_requests)
     say(f"{counted(len(chosen), 'turn')}, each forked {counted(options.repetitions, 'time')}")
     view, costs = FleetProgress(sys.stdout, place, budget), Costs()
@@ -73,3 +75,8 @@ def fork_fleet(options: FleetForkOptions) -> bool:
     shown = shown_path(place)
     say(f"To compare: {GRUE} fleet compare {shown}:fork=recorded :fork=changed")
     return finished.reason == "finished" and not tally.given_up and not tally.unpaid
+
+
+def _name(place: Path) -> str:
+    """Return the name of a record: its folder's, or its own if that is not the usual one of a trace."""
+    return place.parent.name if place.name == TRACE_FILE else place.stem

@@ -1,7 +1,9 @@
 """`grue fork`: run a recorded turn again from a place in it, with another model, prompt, tool or result."""
 
+import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +12,23 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.cli.project import known_servers
+from grue.cli.runs import FORK, RUNS
 from grue.cli.saying import GRUE, say, shown_path
 from grue.cli.trace_replay import text_of, value_of
 from grue.config import tool_listing_file, tool_lock_file
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import model_for
 from grue.engine.approval import ask_at_terminal
-from grue.engine.fork import read_run
+from grue.engine.fork import RecordedRun, read_run
 from grue.engine.runner import Runner, TurnOutcome
-from grue.errors import MCPConfigError
+from grue.errors import MCPConfigError, MCPError, TraceError
 from grue.policies import Misses
+from grue.testing.offline import OFFLINE_URL
 from grue.tool_sessions.host_tools import ToolServer
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import new_run_path
+from grue.tracing.reading import TRACE_FILE, open_episode
+from grue.transports.llm.endpoint import LlmSettings
 
 _LLM = "llm."
 LOCK = "lock"
@@ -69,26 +75,19 @@ def fork_turn(options: ForkOptions) -> None:
     """
     change = change_of(options)
     recorded = read_run(options.trace, options.turn)
+    _refuse_script(recorded, options)
     llm = model_for(recorded.asks, change.llm, options.model, options.base_url)
-    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    folder = (options.run_dir or new_run_path(Path("runs"))).absolute()
+    servers = {} if options.misses == "fail" else servers_for_misses(options.mcp_config)
+    folder = options.run_dir or new_run_path(RUNS, FORK)
     folder.mkdir(parents=True, exist_ok=True)
-    with Runner(
-        llm=llm,
-        servers={} if options.misses == "fail" else servers_for_misses(options.mcp_config),
-        trace=folder / "trace.jsonl",
-        approve=ask_at_terminal if at_terminal else None,
-    ) as runner:
-        outcome: TurnOutcome[Any] = runner.fork(
-            options.trace,
-            turn=options.turn,
-            at=options.at,
-            system=change.system,
-            changes=change.changes,
-            tool_results=change.tool_results,
-            tools=change.tools,
-            misses=options.misses,
-        )
+    try:
+        outcome = _run(options, change, llm, servers, folder.absolute() / TRACE_FILE)
+    except MCPError:
+        if _has_begun(folder):
+            say(f"To read the fork that failed: {GRUE} trace show {shown_path(folder)}", err=True)
+        elif options.run_dir is None:
+            shutil.rmtree(folder)
+        raise
     say(
         outcome.response
         if isinstance(outcome.response, str)
@@ -99,6 +98,40 @@ def fork_turn(options: ForkOptions) -> None:
     say(f"\n{outcome.kind}; {counted(outcome.requests, 'request')}, {calls}, {llm.model}", err=True)
     say(f"To compare: {GRUE} trace diff {mine} {yours}", err=True)
     say(f"In a browser: {GRUE} trace html {mine} {yours} --open", err=True)
+
+
+def _run(
+    options: ForkOptions, change: Change, llm: LlmSettings, servers: dict[str, ToolServer], trace: Path
+) -> TurnOutcome[Any]:
+    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    approve = ask_at_terminal if at_terminal else None
+    with Runner(llm=llm, servers=servers, trace=trace, approve=approve) as runner:
+        return runner.fork(
+            options.trace,
+            turn=options.turn,
+            at=options.at,
+            system=change.system,
+            changes=change.changes,
+            tool_results=change.tool_results,
+            tools=change.tools,
+            misses=options.misses,
+        )
+
+
+def _has_begun(folder: Path) -> bool:
+    with suppress(TraceError):
+        return any(line.tag == m.TurnForked.__name__ for line in open_episode(folder).lines())
+    return False
+
+
+def _refuse_script(recorded: RecordedRun, options: ForkOptions) -> None:
+    """Refuse to ask the script of `--offline` again: only the command that it belongs to has it."""
+    if recorded.asks is not None and recorded.asks.address == OFFLINE_URL and options.base_url is None:
+        raise MCPConfigError(
+            f"Turn {recorded.begun.turn} of {shown_path(options.trace)} was answered by the script of"
+            " --offline, which a fork cannot ask. Name a model and its endpoint: --model MODEL --base-url"
+            " URL, such as http://127.0.0.1:11434/v1."
+        )
 
 
 def change_of(options: ForkOptions) -> Change:

@@ -38,7 +38,8 @@ def _plain_usage_errors() -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
-        vars(error)["message"] = shown(str(vars(error).get("message", "")))
+        message = str(vars(error).get("message", "")).removeprefix("Value error, ")
+        vars(error)["message"] = shown(message)
         raise
 
 

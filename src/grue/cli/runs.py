@@ -18,6 +18,9 @@ from grue.tracing.reading import TRACE_FILE, open_episode
 RUNS = Path("runs")
 """Where `grue play` and `Runner(trace="runs")` put run folders."""
 
+FORK = "-fork"
+"""How the names of run folders end that `grue fork` makes."""
+
 _MOST_RESULT_BYTES = 2**20
 _MOST_READ_BYTES = 2**24
 """How much of the traces without a result file is read for the list, the latest first."""
@@ -75,7 +78,7 @@ def _episodes(folder: Path) -> list[Path]:
 
 
 def latest_trace() -> Path:
-    """Return the latest episode in `runs` and in the working directory.
+    """Return the latest episode in `runs` and in the working directory; a fork that failed only if all have.
 
     Raises:
         MCPConfigError: There is none.
@@ -86,7 +89,20 @@ def latest_trace() -> Path:
             "There is no trace in runs or here. Name one: a trace.jsonl, or the run folder that holds it;"
             " or go to the folder that has runs. `grue play --offline` makes one."
         )
-    return max(found, key=_written)
+    latest_first = sorted(found, key=_written, reverse=True)
+    return next((path for path in latest_first if not _is_failed_fork(path)), latest_first[0])
+
+
+def _is_failed_fork(path: Path) -> bool:
+    if not path.name.endswith(FORK):
+        return False
+    overview = Overview()
+    try:
+        for envelope in open_episode(path):
+            overview.see(envelope)
+    except TraceError:
+        return True
+    return overview.last in ("", "failed")
 
 
 def traces_in(folder: Path) -> Iterator[Path]:
@@ -131,6 +147,10 @@ def _outcome_of_trace(path: Path) -> str:
             overview.see(envelope)
     except TraceError:
         return "cannot be read"
+    if overview.forks:
+        *others, last = overview.forks
+        more = f" and {counted(len(others), 'other')}" if others else ""
+        return f"{overview.last or 'not finished'}: a fork of {last}{more}, {overview.seconds:.1f} s"
     turns = counted(overview.turns, "turn")
     failed = f", {overview.failures} without an answer" if overview.failures else ""
     calls = f", {counted(overview.tool_calls, 'tool call')}"

@@ -3,20 +3,24 @@
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from grue.cli.saying import say, shown_path
+from grue.runtime.safe_text import printable
 from grue.tracing import show as table
 from grue.tracing import stats_table
 from grue.tracing.counts import EpisodeTally, count_episode
-from grue.tracing.filters import EVERYTHING, Filter
+from grue.tracing.filters import EVERYTHING, Filter, turn_of_line
 from grue.tracing.message_words import kind_of_line
 from grue.tracing.reading import EpisodeReader, open_episode
 
 _UNKNOWN_WIDTH = 100
+_MOST_NAMES, _NAME_CHARS = 30, 60
 
 
 class ShowOptions(Struct, frozen=True, kw_only=True):
@@ -35,10 +39,14 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
     width: int | None = None
 
 
-def show(options: ShowOptions) -> None:
+def show(options: ShowOptions) -> bool:
     """Print a trace as a table, or as JSON Lines; cut to the terminal's width, whole in a pipe.
 
-    If a finished episode is shown without filters, a summary follows.
+    If a finished episode is shown without filters, a summary follows. If no message passes the filters, what
+    there is is printed on standard error.
+
+    Returns:
+        Whether a message was shown, or could come; without filters it is always true.
 
     Raises:
         MCPConfigError: A filter cannot be read.
@@ -54,8 +62,41 @@ def show(options: ShowOptions) -> None:
         failures=options.failures,
         facts=set(map(kind_of_line, episode.lines())) if options.kinds else (),
     )
+    if not options.follow and wanted != EVERYTHING and not any(map(wanted.wants_line, episode.lines())):
+        fits = "reports a failure or a problem" if wanted == Filter(failures=True) else "fits"
+        say(f"grue: No message of {shown_path(episode.path)} {fits}. {_what_there_is(episode)}", err=True)
+        return False
     lines = _live_lines(episode, wanted, options) if options.follow else _lines(episode, wanted, options)
     _print(lines, at_once=options.follow)
+    return True
+
+
+def _what_there_is(episode: EpisodeReader) -> str:
+    """Say which messages, turns, actors and kinds a trace has, for somebody who has looked for others."""
+    first = last = 0
+    turns: set[int] = set()
+    actors: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    for line in episode.lines():
+        first, last = first or line.line.seq, line.line.seq
+        turns.add(turn_of_line(line))
+        actors.update({line.line.sender, line.line.receiver})
+        kinds[kind_of_line(line)] += 1
+    if not last:
+        return "It has no messages."
+    named = sorted(turns - {0})
+    between = f", of the turns {named[0]} to {named[-1]}" if named else ""
+    return (
+        f"It has the messages {first} to {last}{between}.\n"
+        f"Actors: {_some(actors)}.\nKinds of messages: {_some(kinds)}."
+    )
+
+
+def _some(counts: Counter[str]) -> str:
+    """Name the most frequent ones, in the order of the alphabet."""
+    names = sorted(printable(name, _NAME_CHARS) for name, _ in counts.most_common(_MOST_NAMES) if name)
+    more = f" and {len(counts) - _MOST_NAMES} more" if len(counts) > _MOST_NAMES else ""
+    return ", ".join(names) + more
 
 
 def shown_lines(file: Path, turn: str) -> Iterable[str]:

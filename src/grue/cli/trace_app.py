@@ -19,14 +19,14 @@ def trace_root() -> None:
     load_hosts()
 
 
-_File = Annotated[
+TraceFile = Annotated[
     Path | None,
     typer.Argument(help="A trace.jsonl, or the run folder that holds it.", show_default="the latest"),
 ]
 
 
-def _chosen(file: Path | None) -> Path:
-    """Return the trace that was named, or the latest one."""
+def chosen_trace(file: Path | None) -> Path:
+    """Return the trace that was named, or the latest one, which is told on standard error."""
     if file is not None:
         return file
     from grue.cli.runs import latest_trace
@@ -42,7 +42,7 @@ _Width = Annotated[int | None, typer.Option(min=20, help="Columns.", show_defaul
 
 @trace_app.command("show")
 def trace_show(
-    file: _File = None,
+    file: TraceFile = None,
     turn: Annotated[
         list[str] | None, typer.Option(metavar="N|N-M", help="Only these turns; 0: outside turns.")
     ] = None,
@@ -74,15 +74,16 @@ def trace_show(
 ) -> None:
     """Show every message of an episode, one line each; with --whole all that is in it.
 
-    You can repeat each filter: a message must match one value of every filter that is given.
+    You can repeat each filter: a message must match one value of every filter that is given. The exit status
+    is 1 if no message does.
     """
     with plain_errors():
         from grue.cli.trace import ShowOptions, show
 
         take_interrupts()
-        show(
+        found = show(
             ShowOptions(
-                file=_chosen(file),
+                file=chosen_trace(file),
                 turns=turn or (),
                 messages=message or (),
                 actors=actor or (),
@@ -95,11 +96,13 @@ def trace_show(
                 width=width,
             )
         )
+        if not found:
+            raise typer.Exit(FAILED)
 
 
 @trace_app.command("stats")
 def trace_stats(
-    file: _File = None,
+    file: TraceFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     width: _Width = None,
 ) -> None:
@@ -108,12 +111,12 @@ def trace_stats(
         from grue.cli.trace import stats
 
         take_interrupts()
-        stats(_chosen(file), as_json=as_json, width=width)
+        stats(chosen_trace(file), as_json=as_json, width=width)
 
 
 @trace_app.command("cache")
 def trace_cache(
-    file: _File = None,
+    file: TraceFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     width: _Width = None,
 ) -> None:
@@ -126,7 +129,7 @@ def trace_cache(
         from grue.cli.trace_cache import cache
 
         take_interrupts()
-        cache(_chosen(file), as_json=as_json, width=width)
+        cache(chosen_trace(file), as_json=as_json, width=width)
 
 
 _Turn = Annotated[int | None, typer.Option(min=1, help="Only this turn.", show_default="all")]
@@ -134,7 +137,7 @@ _Turn = Annotated[int | None, typer.Option(min=1, help="Only this turn.", show_d
 
 @trace_app.command("diagram")
 def trace_diagram(
-    file: _File = None,
+    file: TraceFile = None,
     turn: _Turn = None,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="For Mermaid instead of a terminal.")] = False,
 ) -> None:
@@ -143,7 +146,7 @@ def trace_diagram(
         from grue.cli.trace_views import diagram
 
         take_interrupts()
-        diagram(_chosen(file), turn=turn, as_mermaid=mermaid)
+        diagram(chosen_trace(file), turn=turn, as_mermaid=mermaid)
 
 
 @trace_app.command("diff")
@@ -163,7 +166,7 @@ def trace_diff(
 
 @trace_app.command("html")
 def trace_html(
-    file: _File = None,
+    file: TraceFile = None,
     other: Annotated[
         Path | None, typer.Argument(help="Another one, to show beside it.", show_default="none")
     ] = None,
@@ -180,12 +183,12 @@ def trace_html(
         if file is not None and other is not None:
             comparison(file, other, out, open_browser)
         else:
-            html(_chosen(file), out, open_browser)
+            html(chosen_trace(file), out, open_browser)
 
 
 @trace_app.command("serve")
 def trace_serve(
-    file: _File = None,
+    file: TraceFile = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port.", show_default="any")] = 0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
@@ -197,7 +200,7 @@ def trace_serve(
         from grue.cli.trace_views import serve
 
         take_interrupts()
-        serve(_chosen(file), port, open_browser)
+        serve(chosen_trace(file), port, open_browser)
 
 
 @trace_app.command("query")
@@ -226,7 +229,7 @@ def trace_query(
 
 @trace_app.command("replay")
 def trace_replay(
-    file: _File = None,
+    file: TraceFile = None,
     turn: _Turn = None,
     changes: Annotated[
         list[str] | None,
@@ -252,13 +255,13 @@ def trace_replay(
         what_if = changes_from(
             changes or (), max_iterations=max_iterations, after_timeout=after_timeout, system=system
         )
-        if not replay(_chosen(file), what_if, turn):
+        if not replay(chosen_trace(file), what_if, turn):
             raise typer.Exit(FAILED)
 
 
 @trace_app.command("to-test")
 def trace_to_test(
-    file: _File = None,
+    file: TraceFile = None,
     turn: Annotated[int | None, typer.Option(help="The turn.", show_default="the only one")] = None,
     tools: Annotated[
         list[str] | None,
@@ -273,7 +276,7 @@ def trace_to_test(
         from grue.cli.trace_to_test import to_test
 
         take_interrupts()
-        to_test(_chosen(file), turn, tools or (), out)
+        to_test(chosen_trace(file), turn, tools or (), out)
 
 
 @trace_app.command("schema")

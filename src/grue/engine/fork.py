@@ -174,7 +174,9 @@ def read_run(path: str | PathLike[str], turn: int | None) -> RecordedRun:
             if number not in begun or (isinstance(body, m.RunTurn) and body.resumed is None):
                 begun[number] = line.line.seq
     if turn is None and len(begun) > 1:
-        raise MCPError(f"{reader.path} holds several turns: {_some(begun)}. Name one: turn=N.")
+        raise MCPError(
+            f"{reader.path} holds several turns: {_some(begun)}. Name one: --turn N (in Python turn=N)."
+        )
     if not begun:
         raise MCPError(f"{reader.path} holds no turn{'' if turn is None else f' {turn}'}.")
     ((number, first),) = begun.items()

@@ -239,10 +239,11 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
     def missed(self, what: str) -> ForkMissed:
         """Return the error for a call or a question that the record does not answer."""
-        more = ' or with misses="ask" and somebody to ask,' if self.misses == "ask" else ""
+        more = " Or have somebody at the terminal to ask." if self.misses == "ask" else ""
         return ForkMissed(
             f"The fork of {self.where} left the record: {what}, and the record has no answer to that."
-            f' Nothing was called. Fork it with misses="call"{more} if the effects of the call are wanted.'
+            " Nothing was called. If the effects of the call are wanted, fork it with --misses call"
+            f' (in Python misses="call").{more}'
         )
 
 

@@ -40,6 +40,7 @@ from grue.runtime.version import __version__
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import ToolServer
 from grue.tool_sessions.server_requests import Abilities, Elicit, Sample
+from grue.tracing.reading import TRACE_FILE
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 from grue.transports.mcp.client_options import ClientOptions
 
@@ -303,7 +304,9 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
             f"The trace file {path} exists already: choose another name, or remove it. With a folder,"
             f' trace="{path.with_suffix("")}", each run of the program has files of its own.'
         )
-    writer = TraceWriter(path, episode=path.stem, options=TraceOptions(version=__version__))
+    # A file of the usual name is named for its folder, as in a run folder.
+    episode = path.absolute().parent.name if path.name == TRACE_FILE else path.stem
+    writer = TraceWriter(path, episode=episode, options=TraceOptions(version=__version__))
     for name, value in secrets_in(os.environ).items():
         recorder.hide(name, value)
     recorder.add(writer)

@@ -31,7 +31,8 @@ class Overview(Struct, kw_only=True):
         result: The result in a few words, such as a score; if the host is installed.
         results: Further facts of its end, by name.
         resumed: How often it was resumed.
-        turns: How many turns were run; one that was resumed counts once.
+        turns: How many turns were run. One that was resumed counts once, one that a fork repeats does not.
+        forks: What each fork in it repeats and changes, for people.
         failures: Turns that failed, and those that ended with a fallback.
         last: How the last turn ended: `failed`, or the kind of its outcome; empty: none has.
         messages: How many messages the trace holds.
@@ -50,6 +51,7 @@ class Overview(Struct, kw_only=True):
     results: m.JsonObject = msgspec.field(default_factory=dict)
     resumed: int = 0
     turns: int = 0
+    forks: tuple[str, ...] = ()
     failures: int = 0
     last: str = ""
     messages: int = 0
@@ -74,6 +76,8 @@ class Overview(Struct, kw_only=True):
             case m.RunTurn(turn=turn, user=user):
                 self.turns = max(self.turns, turn)
                 self.title = self.title or printable(user.strip().split("\n", 1)[0], _TITLE_CHARS)
+            case m.TurnForked():
+                self._fork(envelope.body)
             case m.TurnFailed() | m.TurnCompleted(kind="fallback"):
                 self.failures += 1
                 self.last = "failed" if isinstance(envelope.body, m.TurnFailed) else "fallback"
@@ -97,6 +101,15 @@ class Overview(Struct, kw_only=True):
         if started.model:
             self.models.setdefault(printable(started.model, _CHARS), 0)
         self.facts = _plain_fields(started)
+
+    def _fork(self, forked: m.TurnForked) -> None:
+        """Count a fork instead of the turns before it, which are copies."""
+        changed = f": {', '.join(forked.changed)}" if forked.changed else ""
+        what = f"turn {forked.turn} of {forked.episode}{changed}"
+        self.forks = (*self.forks, printable(what, _CHARS))
+        self.turns = len(self.forks)
+        if self.turns == 1:
+            self.failures = 0
 
     def _end(self, ended: EpisodeEnded) -> None:
         self.ending = printable(ended.reason, _CHARS)

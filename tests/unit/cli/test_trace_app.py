@@ -1,6 +1,7 @@
 """`grue trace` in this process: its options and what they exit with."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,18 @@ def test_filters_narrow_each_other_and_widen_themselves(folder: Path) -> None:
         (1, "ToolCalled"),
     ]
     assert kinds(folder, "--text", "IDEA 3", "--actor", "thoughtbox") == [(3, "CallTools"), (3, "ToolCalled")]
-    assert kinds(folder, "--turn", "0") == []
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--whole",)])
+def test_where_nothing_fits_it_says_what_there_is_and_exits_with_one(
+    folder: Path, form: tuple[str, ...]
+) -> None:
+    for asked in (("--message", "999"), ("--turn", "0"), ("--text", "zebra"), ("--actor", "bob")):
+        shown = RUN.invoke(app, ["trace", "show", str(folder), *asked, *form])
+        assert (shown.exit_code, shown.stdout) == (1, "")
+        assert re.search(r"fits\. It has the messages 1 to \d+, of the turns 1 to 3\.", shown.stderr)
+        assert "Actors: agent, host, llm" in shown.stderr
+        assert "Kinds of messages: AnswerAccepted, " in shown.stderr
 
 
 def test_a_message_is_printed_whole(folder: Path) -> None:
@@ -64,7 +76,8 @@ def test_a_message_is_printed_whole(folder: Path) -> None:
     assert any(line.startswith("  system: ") for line in fields)
     assert any(line.startswith("  limits:") for line in fields), "what a line of the table leaves out, too"
     failures = RUN.invoke(app, ["trace", "show", str(folder), "--failures"])
-    assert " 0 of " in failures.output
+    assert (failures.exit_code, failures.stdout) == (1, "")
+    assert "reports a failure or a problem" in failures.stderr
 
 
 def test_a_filtered_table_has_no_summary_of_the_episode(folder: Path) -> None:

@@ -161,7 +161,7 @@ class RunFolder(Closing):
             self._recorder.settle()
 
 
-def new_run_path(parent: Path) -> Path:
+def new_run_path(parent: Path, suffix: str = "") -> Path:
     """Create a run folder that nobody else has, named by the time and the process, and return its path.
 
     Raises:
@@ -169,7 +169,7 @@ def new_run_path(parent: Path) -> Path:
     """
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     for number in count(1):
-        path = parent / (name if number == 1 else f"{name}-{number}")
+        path = parent / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
         try:
             # Containers that share the folder may have processes with the same number. The one that creates
             # the folder has it.
