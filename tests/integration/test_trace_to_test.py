@@ -11,10 +11,17 @@ from forked_turns import Box, model, records, runner
 
 from grue import FunctionTools, TurnRequest
 from grue.cli.trace_to_test import to_test
-from grue.errors import MCPConfigError
+from grue.errors import AnswerError, LLMError, MCPConfigError
 from grue.messages import ToolCallRecord, ToolCallResult, Usage
 from grue.testing.decisions import Called, assert_answer, assert_calls
-from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.llm_server import (
+    LlmReply,
+    LlmRequest,
+    ScriptedLlmServer,
+    error_reply,
+    text_reply,
+    tool_calls_reply,
+)
 
 SECRET = "sk-live-0123456789abcdefghijklmnop"
 
@@ -110,16 +117,53 @@ def test_secrets_and_hostile_names_do_not_get_into_the_test(
     assert "1 passed" in run(tmp_path, path).stdout
 
 
-def test_what_cannot_be_told_as_a_test_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_told_as_a_test_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         ScriptedLlmServer(model) as server,
         runner(server, "chat_completions", tmp_path / "a.jsonl", servers=Box().servers()) as each,
     ):
         each.run_turn(TurnRequest(user="Tidy up."))
-    for tools, says in ((("box",), "wants SERVER=MODULE:NAME"), (("attic=a:b",), "no server 'attic'")):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_too.py").write_text("def look(at: str) -> str:\n    return at\n")
+    (tmp_path / "broken_one.py").write_text("raise OSError('no disk')\n")
+    for tools, says in (
+        (("box",), "wants SERVER=MODULE:NAME"),
+        (("attic=a:b",), "no server 'attic'"),
+        (("box=nowhere.at_all:TOOLS",), "ModuleNotFoundError: No module named 'nowhere'"),
+        (("box=broken_one:TOOLS",), "cannot be imported from this folder: OSError: no disk"),
+        (("box=mine_too:TOOLS",), "box=mine_too:TOOLS: module 'mine_too' has no attribute 'TOOLS'"),
+        (("box=mine_too:look",), r"Write FunctionTools\(\[look\]\)"),
+    ):
         with pytest.raises(MCPConfigError, match=says):
             to_test(tmp_path / "a.jsonl", None, tools, tmp_path / "test_a.py")
     assert not (tmp_path / "test_a.py").exists()
+
+
+def test_a_turn_whose_model_failed_is_no_test(tmp_path: Path) -> None:
+    """Without further replies the scripted model fails too, so that the test would always pass."""
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    with (
+        ScriptedLlmServer([error_reply(401, "No such key.")]) as server,
+        runner(server, "chat_completions", trace, servers={}) as each,
+        pytest.raises(LLMError),
+    ):
+        each.run_turn(TurnRequest(user="Hello."))
+    with pytest.raises(MCPConfigError, match=r"its model failed \(refused 401: .*No such key.*scripted_llm"):
+        to_test(trace, None, (), path)
+    assert not path.exists()
+
+
+def test_a_turn_without_a_usable_answer_is_a_test_of_that(tmp_path: Path) -> None:
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    with (
+        ScriptedLlmServer([text_reply("north"), text_reply("south")]) as server,
+        runner(server, "chat_completions", trace, servers={}) as each,
+        pytest.raises(AnswerError),
+    ):
+        each.run_turn(TurnRequest(user="Count.", answer=list[int]))
+    to_test(trace, None, (), path)
+    assert "pytest.raises(AnswerError)" in path.read_text()
+    assert "1 passed" in run(tmp_path, path).stdout
 
 
 class Outcome:

@@ -5,8 +5,10 @@ meant to be read and edited.
 """
 
 import base64
+import importlib
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from keyword import iskeyword
 from pathlib import Path
@@ -23,15 +25,18 @@ from grue import policies
 from grue.cli.saying import say, shown_path
 from grue.engine.conversations.recorded_conversation import said_before
 from grue.engine.fork import RecordedRun, read_run
+from grue.engine.tool_servers import usable_servers
 from grue.errors import MCPConfigError
 from grue.policies import ApprovalDecision, FailurePolicy, ToolPolicy, TurnLimits
 from grue.protocol.context.history import items_of
 from grue.protocol.tool_loop import AGENT
 from grue.runtime.files import write_whole
+from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.testing import decisions, llm_server
 from grue.testing.decisions import arguments_of
+from grue.tracing.message_words import failure_words
 
 _SHORT = 300
 """Longest result that a test asserts: longer ones are not read by people."""
@@ -56,13 +61,10 @@ def to_test(file: Path, turn: int | None, tools: Sequence[str], out: Path | None
         TraceError: The trace cannot be read.
     """
     run = read_run(file, turn)
+    fault = _not_again(run)
+    if fault:
+        raise MCPConfigError(f"Turn {run.begun.turn} cannot be told as a test: {fault}")
     named = _named(tools, run)
-    broken = next((call for call in _calls(run) if call.settlement in _NOT_AGAIN), None)
-    if broken is not None:
-        raise MCPConfigError(
-            f"Turn {run.begun.turn} cannot be told as a test: its call of {broken.name} {broken.settlement}."
-            " The fixture faulty_mcp_server makes such faults."
-        )
     path = out or Path(f"test_{_word(run.episode)}_turn_{run.begun.turn}.py")
     if path.exists():
         raise MCPConfigError(f"{path} exists already. Remove it, or choose another name with --out.")
@@ -75,6 +77,30 @@ def to_test(file: Path, turn: int | None, tools: Sequence[str], out: Path | None
     say(f"Wrote {shown_path(path)}. Run it with: python -m pytest {shown_path(path)}")
 
 
+def _not_again(run: RecordedRun) -> str:
+    """Return what happened in a turn that recorded replies do not bring about again; empty: nothing."""
+    end = _end(run)
+    broken = next((call for call in _calls(run) if call.settlement in _NOT_AGAIN), None)
+    if broken is not None:
+        return (
+            f"its call of {broken.name} {broken.settlement}. The fixture faulty_mcp_server makes such faults."
+        )
+    unanswered = next(
+        (each.body for each in run.envelopes if isinstance(each.body, m.CompletionFailed)), None
+    )
+    if unanswered is not None:
+        words = printable(failure_words(unanswered.failure).short, _SHORT)
+        return f"its model failed ({words}). The fixture scripted_llm makes such faults, with error_reply."
+    if end is None:
+        return "it has no end. Choose a turn that was answered."
+    if isinstance(end, m.TurnFailed) and not (
+        isinstance(end.failure, m.NoAnswer) and run.begun.answer is not None and not end.failure.stopped
+    ):
+        words = printable(failure_words(end.failure).short, _SHORT)
+        return f"it failed ({words}), and the replies of its model alone do not bring that about again."
+    return ""
+
+
 def _named(tools: Sequence[str], run: RecordedRun) -> dict[str, tuple[str, str]]:
     named: dict[str, tuple[str, str]] = {}
     for each in tools:
@@ -85,8 +111,29 @@ def _named(tools: Sequence[str], run: RecordedRun) -> dict[str, tuple[str, str]]
         if server not in run.begun.servers:
             known = ", ".join(run.begun.servers) or "none"
             raise MCPConfigError(f"The turn has no server {server!r:.80}. It has: {known}.")
+        _import(server, module, name)
         named[server] = module, name
     return named
+
+
+def _import(server: str, module: str, name: str) -> None:
+    """Import the tools of a server as the test will do, from the working directory.
+
+    Raises:
+        MCPConfigError: They are not there, or cannot be the tools of a server.
+    """
+    what = f"--tools {server}={module}:{name}"
+    sys.path.insert(0, "")
+    try:
+        tools = getattr(importlib.import_module(module), name)
+    except AttributeError as error:
+        raise MCPConfigError(f"{what}: {printable(str(error), _SHORT)}.") from error
+    except Exception as error:
+        cause = f"{type(error).__name__}: {printable(str(error), _SHORT)}"
+        raise MCPConfigError(f"{what}: the module cannot be imported from this folder: {cause}.") from error
+    finally:
+        sys.path.remove("")
+    usable_servers({server: tools})
 
 
 def _word(text: str) -> str:
@@ -285,7 +332,7 @@ def _test(run: RecordedRun, end: m.TurnEnd | None, path: Path, *, history: bool)
         answer = end.raw_response if begun.answer is None else end.answer
         yield f"    assert_answer(outcome, {_literal(answer)})"
         return
-    error = "ApprovalPending" if isinstance(end, m.TurnParked) else "MCPError"
+    error = "ApprovalPending" if isinstance(end, m.TurnParked) else "AnswerError"
     yield f"    with runner, pytest.raises({error}):"
     yield "        runner.run_turn(request)"
 
