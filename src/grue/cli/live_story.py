@@ -94,7 +94,7 @@ class Story:
         self._under_way: dict[m.CallId, m.ToolCalled] = {}
         self._turn = 0
         self._score: int | None = None
-        self._drifted: set[m.ToolDrifted] = set()
+        self._told: set[Struct] = set()
         self._printers: dict[type[Struct], Callable[[Any], Iterator[Line]]] = {
             EpisodeStarted: self._started,
             EpisodeResumed: self._resumed,
@@ -106,7 +106,8 @@ class Story:
             m.ToolTimedOut: self._settled,
             m.ServerDied: self._settled,
             m.ServerNoted: self._noted,
-            m.ToolDrifted: self._drift,
+            m.ToolDrifted: self._once,
+            m.ToolsUnseen: self._once,
             m.TurnCompleted: self._turn_over,
             m.TurnFailed: self._turn_over,
         }
@@ -178,10 +179,12 @@ class Story:
         if body.kind == "progress" and not self._beside_status:
             yield Line(f"    … {printable(body.text, _TEXT_CHARS)}", DIM, "      ")
 
-    def _drift(self, body: m.ToolDrifted) -> Iterator[Line]:
-        # Each turn's session records the drift again.
-        if body not in self._drifted:
-            self._drifted.add(body)
+        yield from self._once(body)
+
+    def _once(self, body: Struct) -> Iterator[Line]:
+        # Each turn's session records it again.
+        if body not in self._told:
+            self._told.add(body)
             yield from _problem(body)
 
     def _decided(self, body: Decided) -> Iterator[Line]:

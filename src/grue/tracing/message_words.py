@@ -719,6 +719,7 @@ _TABLE: dict[type, _Row] = {
         judge=lambda body: (
             ("warn", body.kind.replace("_", " ")) if body.kind.startswith("bad_") else ("", "")
         ),
+        live=lambda body: body.kind.startswith("bad_"),
         logged=_log_noted,
     ),
     m.TaskCreated: _Row(

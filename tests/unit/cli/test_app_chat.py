@@ -194,3 +194,13 @@ think.main([])"""
     )
     unknown = chat(run, "--offline", "--learn", "absent")
     assert "There is no preset and no server absent to start" in unknown.output.replace("'", "")
+
+
+def test_a_chat_in_which_nothing_is_said_leaves_no_run_behind(run: CliRunner) -> None:
+    for said in ("", "/tools\n"):
+        done = chat(run, "--offline", "--no-mcp", said=said)
+        assert done.exit_code == 0, done.output
+        assert "To go on" not in done.stderr
+        assert [*Path("runs").iterdir()] == []
+    chat(run, "--offline", "--no-mcp", "--run-dir", "mine", said="")
+    assert Path("mine/trace.jsonl").is_file(), "a folder that somebody has named is kept"

@@ -214,3 +214,11 @@ def test_a_name_that_is_longer_than_a_row_is_broken() -> None:
     long = ToolCalled(server=ServerName("s" * 30), batch=BATCH, call_id=CALL, tool="t" * 30, arguments={})
     assert max(map(len, shown(long, width=20).splitlines())) <= 20
     assert shown(long, width=20, colour=True).count("\x1b[0m") == len(shown(long, width=20).splitlines())
+
+
+def test_a_pattern_that_matches_no_tool_is_told_of_once() -> None:
+    noted = ServerNoted(
+        server=SERVER, kind="bad_tool", text="the tool policy has 'thnk', which matches no tool"
+    )
+    told = shown(noted, noted)
+    assert told.count("the tool policy has 'thnk'") == 1

@@ -1,6 +1,7 @@
 """`grue chat`: read, ask, print, until the user leaves."""
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, chdir, suppress
@@ -12,7 +13,7 @@ from grue.cli.chat.commands import ChatCommands, UnknownCommand
 from grue.cli.chat.facts import read_chat
 from grue.cli.chat.options import ChatOptions, as_started, wire_chat
 from grue.cli.chat.person import LineReader, Person, Reader
-from grue.cli.chat.screen import PipeScreen, Screen, TerminalScreen
+from grue.cli.chat.screen import Noticed, PipeScreen, Screen, TerminalScreen
 from grue.cli.chat.talk import Talk
 from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
@@ -57,6 +58,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         for note in wiring.notes:
             screen.tell(lines.notice(note))
         program = ChatProgram(screen, redaction, here)
+        empty = stack.enter_context(ExitStack())
         talk = program.talk = stack.enter_context(Talk(options, wiring, program.on_event))
         where = shown_path(talk.path.relative_to(here) if talk.path.is_relative_to(here) else talk.path)
         try:
@@ -82,7 +84,10 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             screen.tell(Line(f"The box that would have sufficed for {options.learn}:", DIM))
             for row in wiring.learned().splitlines():
                 screen.tell(Line(row))
-        if not options.quiet:
+        if not talk.turn and options.resume is None and options.run_dir is None:
+            # Nothing was said, so there is nothing to go on with. It is called when the files are closed.
+            empty.callback(shutil.rmtree, talk.path, ignore_errors=True)
+        elif not options.quiet:
             screen.tell(Line(f"To go on: {GRUE} chat --resume {where}", DIM))
     return not program.failed or at_terminal
 
@@ -161,7 +166,7 @@ class ChatProgram:
                 if self._is_final(error):
                     return
 
-    def on_event(self, event: LoopEvent | CallsQuestion | ServerQuestion) -> None:
+    def on_event(self, event: LoopEvent | Noticed | CallsQuestion | ServerQuestion) -> None:
         """Take an event of a turn: print it, or ask the user."""
         match event:
             case CallsQuestion(calls=calls):

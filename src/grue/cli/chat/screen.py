@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.cli.chat import lines
@@ -28,13 +29,19 @@ _WIDEST = 100
 _NARROWEST = 20
 
 
+class Noticed(Struct, frozen=True, kw_only=True):
+    """A problem of a turn that goes on; the text is untrusted."""
+
+    text: str
+
+
 class Screen(Protocol):
     """Prints the events of a chat."""
 
     def begin(self, what: str = "thinking") -> None:
         """Show the work that the user waits for; by default the beginning of a turn."""
 
-    def on_event(self, event: LoopEvent) -> None:
+    def on_event(self, event: LoopEvent | Noticed) -> None:
         """Print an event of the turn."""
 
     def end(self, answer: str | None) -> None:
@@ -71,7 +78,7 @@ class TerminalScreen(Closing):
         self._forget_words()
         self._row.show(what)
 
-    def on_event(self, event: LoopEvent) -> None:
+    def on_event(self, event: LoopEvent | Noticed) -> None:
         """Print an event of the turn."""
         match event:
             case Words(restart=True):
@@ -88,6 +95,10 @@ class TerminalScreen(Closing):
             case ToolEnded():
                 self._end_words()
                 self._print(lines.ended(event))
+                self._row.show("thinking")
+            case Noticed(text=text):
+                self._end_words()
+                self._print(lines.notice(text))
                 self._row.show("thinking")
             case _:
                 pass
@@ -157,7 +168,7 @@ class PipeScreen:
         """Print nothing."""
         del what
 
-    def on_event(self, event: LoopEvent) -> None:
+    def on_event(self, event: LoopEvent | Noticed) -> None:
         """Print a call or its result."""
         if self._quiet:
             return
@@ -166,6 +177,8 @@ class PipeScreen:
                 self.tell(lines.started(event))
             case ToolEnded():
                 self.tell(lines.ended(event))
+            case Noticed(text=text):
+                self.tell(lines.notice(text))
             case _:
                 pass
 

@@ -29,6 +29,7 @@ from grue.cli.chat.facts import (
     read_chat,
 )
 from grue.cli.chat.options import ChatOptions, ChatWiring, recorded
+from grue.cli.chat.screen import Noticed
 from grue.cli.runs import RUNS
 from grue.engine.conversations.conversation import Conversation
 from grue.errors import ConversationError
@@ -39,7 +40,11 @@ from grue.protocol.turn.prices import Spent
 from grue.runtime.safe_text import written_out
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.facts import ConditionChanged, EpisodeEnded, EpisodeResumed, changed_conditions
+from grue.tracing.message_words import problem_in
 from grue.tracing.observers.run_folder import RunFolder, new_run_path
+
+_TOLD = (m.ServerNoted, m.ToolDrifted, m.ToolsUnseen, m.ModelPassedOver, m.CompletionRetried, m.CostUncounted)
+"""What a chat says of its turns, beside their calls and answers."""
 
 
 def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:
@@ -130,6 +135,7 @@ class Talk:
             )
             # Read it again: another process may have written to it before `RunFolder` locked it.
             self._past = read_chat(self.path) if past else None
+            self._told: set[str] = set()
             self._recorder.add(self._note)
             self._loop = open_things.enter_context(self._open_loop(on_event))
             self._asker.report = self._loop.report
@@ -349,7 +355,11 @@ class Talk:
         self._recorder.record(fact, sender="host", turn=self._turn if turn is None else turn)
 
     def _note(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Remember which tools a turn has called; an observer."""
+        """Remember which tools a turn has called, and report a problem once; an observer."""
         del line
+        problem = problem_in(envelope.body) if isinstance(envelope.body, _TOLD) else ""
+        if problem and envelope.turn and problem not in self._told:
+            self._told.add(problem)
+            self._loop.report(Noticed(text=problem))
         if envelope.turn:
             self._calls.setdefault(envelope.turn, []).extend(called_in(envelope))

@@ -139,3 +139,9 @@ def test_a_run_folder_that_goes_away_is_told_and_not_hidden(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     with pytest.raises(ConversationError, match="the first error"):
         program.chat(ChatOptions(offline=True, mcp=False, run_dir=Path("run"), quiet=True))
+
+
+def test_a_pattern_of_the_policy_that_matches_no_tool_is_told_of_once(tmp_path: Path) -> None:
+    policy = ToolPolicy(rules=(ToolRule(tools=("mcp.cave.swim",), verdict="deny"),))
+    _, screen = run_program(tmp_path / "run", ScriptedReader(["hello", "hello"]), policy=policy)
+    assert screen.text.count("the tool policy has 'mcp.cave.swim', which matches no tool") == 1
