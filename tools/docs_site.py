@@ -185,6 +185,7 @@ def reference_names() -> dict[str, list[str]]:
         names = [name for owner, name in public if owner == module and name not in placed]
         pages[page] = [f"{module}.{name}" for name in names]
         placed |= {*names}
+    pages["errors"].insert(0, "grue.errors.MCPError")  # `grue` lists it, for programs that catch nothing else
     pages["fleet"] = [f"grue.fleet.{name}" for name in fleet.__all__ if name not in placed]
     pages["testing"] = [f"grue.testing.{name}" for name in _MODULES["testing"][2].split()]
     return pages
