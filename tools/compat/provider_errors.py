@@ -32,7 +32,7 @@ from grue.protocol.turn.completion_attempts import (
     Unsent,
     attempt_step,
 )
-from grue.transports.llm.exchange import Connection, Streamed, exchange
+from grue.transports.llm.exchange import Connection, Connections, Streamed, exchange
 
 Row = dict[str, Any]
 
@@ -119,10 +119,11 @@ async def _fault_of(row: Row, profile: WireProfile) -> Fault:
     stream = row["body"].startswith(("data:", "event:", ":"))
     kind = {"content-type": "text/event-stream" if stream else "application/json"}
     reply = httpx.Response(row["status"], headers={**kind, **row["headers"]}, text=row["body"])
-    connection = Connection(https=False, use_proxies=False, transport=httpx.MockTransport(lambda _: reply))
+    transport = httpx.MockTransport(lambda _: reply)
+    connections = Connections(lambda: Connection(https=False, use_proxies=False, transport=transport))
     request = httpx.Request("POST", f"{_URL}/chat/completions", content=b"{}")
     streamed = Streamed(FORMATS[profile.wire].assembler(), lambda _: None) if stream else None
-    answer = await exchange(connection, request, RetryPolicy(), streamed)
+    answer = await exchange(connections, request, RetryPolicy(), streamed)
     if isinstance(answer, Fault):
         return answer
     if not 200 <= answer.status < 300:

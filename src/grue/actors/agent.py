@@ -173,16 +173,15 @@ class AgentActor(Actor[m.TurnEvent]):
         """Pass one event to the state machine and perform the commands that it returns."""
         if isinstance(envelope.body, m.RunTurn):
             self._asked = envelope
-        self._pace.paused()
         following, commands = await self._step(envelope)
         self._note_reply(envelope.body)
         self._before, self._state = self._state, following
-        for command in commands:
+        for place, command in enumerate(commands):
             if len(commands) > _MANY:
                 # A reply may hold thousands of invalid calls, which are answered without a server. Let
                 # other tasks run in between.
                 await self._pace.pause()
-            else:
+            elif place:
                 # Recording a message of megabytes takes some milliseconds, and a reply is recorded several
                 # times. A cancellation waits for the last command: a trace that has only some of them
                 # could not be replayed.

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import anyio
@@ -122,7 +122,7 @@ class Asking:
         if self._room is not None:
             # The reply is on file. Asking for it again would give the same one.
             self._retry = replace(self._retry, max_retries=0)
-        self._thoughts = ThoughtSplitter()
+        self._thoughts: ThoughtSplitter
         self.unreported = self._lost
 
     def take_back(self) -> None:
@@ -482,12 +482,13 @@ class LlmActor(Actor[m.LlmCommand]):
         self._long_reply = False
         self._unreported = m.Usage()
 
-    async def run(self) -> None:
-        """Serve requests until the mailbox is closed. A cancellation aborts the request in progress."""
+    @contextlib.asynccontextmanager
+    async def around(self) -> AsyncIterator[None]:
+        """Keep the endpoint's connections open, and serve the request that is in the trace already."""
         async with self._chain:
             if self._first is not None:
                 await self.receive(self._first)
-            await super().run()
+            yield
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
         """Ask the endpoint and send the outcome to the agent, or as the reply if the sender awaits one."""

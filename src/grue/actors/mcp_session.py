@@ -11,7 +11,7 @@ alike, and the agent sees no difference.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 
 import anyio
@@ -105,12 +105,13 @@ class SessionActor(Actor[m.SessionCommand]):
         self._serves_unlisted = False
         self.reopens: m.OpenSession | None = None
 
-    async def run(self) -> None:
-        """Serve until the mailbox is closed. If cancelled, end the process and report it, then re-raise."""
+    @contextlib.asynccontextmanager
+    async def around(self) -> AsyncIterator[None]:
+        """Open the session that a fork begins with. If cancelled, report that the process has ended."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)
-            await super().run()
+            yield
         except anyio.get_cancelled_exc_class():
             # The agent waits for `SessionClosed` before it ends its turn, and its `CloseSession` may still
             # be unread in our mailbox. Without this report it would wait until its teardown limit.

@@ -4,7 +4,7 @@ An actor has a name, a mailbox that only it reads, and one task in which it runs
 
 An actor shares nothing with other actors except messages. It does not log. It catches only exceptions that it
 can recover from; the supervisor handles all others. A subclass overrides `receive`, which gets one envelope
-at a time, or `run`, if it has to hold a resource open between two messages.
+at a time, and `around`, if it has to hold a resource open between two messages.
 
 Mailboxes are typed and bounded, over anyio memory streams. An envelope is recorded when it enters the
 mailbox, with no await between the two, so that the trace has the order of the mailbox. If the mailbox is
@@ -28,6 +28,7 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Generic, Never, Protocol, Self, TypeVar
 
@@ -270,9 +271,14 @@ class Actor(Generic[M]):
         self.name = mailbox.name
 
     async def run(self) -> None:
-        """Receive until the mailbox is closed. Cancelled, it ends at once: clean up in a `finally`."""
-        async for envelope in self.mailbox:
-            await self.receive(envelope)
+        """Receive until the mailbox is closed. Cancelled, it ends at once: clean up in `around`."""
+        async with self.around():
+            async for envelope in self.mailbox:
+                await self.receive(envelope)
+
+    def around(self) -> AbstractAsyncContextManager[object]:
+        """Return what is entered before the first message and left after the last one; by default nothing."""
+        return contextlib.nullcontext()
 
     async def receive(self, envelope: Envelope[M]) -> None:
         """Handle one message. The next one waits until this returns."""

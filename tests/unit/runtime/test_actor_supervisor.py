@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -28,9 +28,10 @@ class Scripted(Actor[Any]):
         self.log = [] if log is None else log
         self.act = act
 
-    async def run(self) -> None:
+    @contextlib.asynccontextmanager
+    async def around(self) -> AsyncIterator[None]:
         try:
-            await super().run()
+            yield
             self.log.append(f"{self.name} ended")
         except anyio.get_cancelled_exc_class():
             self.log.append(f"{self.name} cancelled")

@@ -23,7 +23,6 @@ from grue.protocol.chat_wire.reply import (
     Reply,
     as_object,
     as_text,
-    cost,
     facts_of,
     listed,
     no_completion,
@@ -32,6 +31,7 @@ from grue.protocol.chat_wire.reply import (
     text_of,
     tokens,
     unless_cut,
+    usage_of,
     weight,
 )
 from grue.protocol.chat_wire.server_events import (
@@ -541,11 +541,11 @@ def _usage(usage: m.JsonObject) -> m.Usage:
     cached = tokens(usage.get("cache_read_input_tokens"))
     written = tokens(usage.get("cache_creation_input_tokens"))
     details = as_object(usage.get("output_tokens_details"))
-    return m.Usage(
+    return usage_of(
         input_tokens=tokens(usage.get("input_tokens")) + cached + written,
-        output_tokens=tokens(usage.get("output_tokens")),
+        output_tokens=usage.get("output_tokens"),
         cached_tokens=cached,
         cache_write_tokens=written,
-        reasoning_tokens=tokens(details.get("thinking_tokens", details.get("reasoning_tokens"))),
-        cost_usd=cost(usage.get("cost")),
+        reasoning_tokens=details.get("thinking_tokens", details.get("reasoning_tokens")),
+        cost_usd=usage.get("cost"),
     )

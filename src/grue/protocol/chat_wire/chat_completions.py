@@ -22,15 +22,14 @@ from grue.protocol.chat_wire.reply import (
     Reply,
     as_object,
     as_text,
-    cost,
     facts_of,
     listed,
     no_completion,
     read_call,
     read_object,
     text_of,
-    tokens,
     unless_cut,
+    usage_of,
     weight,
 )
 from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent, intact
@@ -298,6 +297,8 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
 
     The ids are those that the model wrote. The text does not give them: other tokens can spell the same.
     """
+    if not (choice.get("logprobs") or choice.get("token_ids")):
+        return None
     content = [as_object(entry) for entry in listed(as_object(choice.get("logprobs")).get("content"))]
     ids: list[object] = listed(choice.get("token_ids"))  # vLLM, by `return_token_ids`
     ids = ids or [_token_id(entry) for entry in content]
@@ -324,13 +325,13 @@ def _usage(usage: m.JsonObject) -> m.Usage:
     prompt = as_object(usage.get("prompt_tokens_details"))
     cached = prompt.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
     reasoning = as_object(usage.get("completion_tokens_details")).get("reasoning_tokens")
-    return m.Usage(
-        input_tokens=tokens(usage.get("prompt_tokens")),
-        output_tokens=tokens(usage.get("completion_tokens")),
-        cached_tokens=tokens(cached),
-        cache_write_tokens=tokens(prompt.get("cache_write_tokens")),
-        reasoning_tokens=tokens(reasoning),
-        cost_usd=cost(usage.get("cost")),
+    return usage_of(
+        input_tokens=usage.get("prompt_tokens"),
+        output_tokens=usage.get("completion_tokens"),
+        cached_tokens=cached,
+        cache_write_tokens=prompt.get("cache_write_tokens"),
+        reasoning_tokens=reasoning,
+        cost_usd=usage.get("cost"),
     )
 
 

@@ -291,6 +291,26 @@ def tokens(value: object) -> int:
     return int(value) if isinstance(value, int | float) and 0 <= value < _ABSURD else 0
 
 
+def usage_of(
+    *,
+    input_tokens: object,
+    output_tokens: object,
+    cached_tokens: object,
+    cache_write_tokens: object,
+    reasoning_tokens: object,
+    cost_usd: object,
+) -> m.Usage:
+    """Return the usage of a reply, from what the endpoint says in the fields that its format has for them."""
+    return m.Usage(
+        input_tokens=tokens(input_tokens),
+        output_tokens=tokens(output_tokens),
+        cached_tokens=tokens(cached_tokens),
+        cache_write_tokens=tokens(cache_write_tokens),
+        reasoning_tokens=tokens(reasoning_tokens),
+        cost_usd=cost(cost_usd),
+    )
+
+
 def cost(value: object) -> float | None:
     """Return an amount of money; `None` for what can be none."""
     return float(value) if isinstance(value, int | float) and 0 <= value < _ABSURD else None

@@ -28,15 +28,14 @@ from grue.protocol.chat_wire.reply import (
     Reply,
     as_object,
     as_text,
-    cost,
     facts_of,
     listed,
     no_completion,
     read_call,
     read_object,
     text_of,
-    tokens,
     unless_cut,
+    usage_of,
     weight,
 )
 from grue.protocol.chat_wire.server_events import (
@@ -622,11 +621,11 @@ def _reasoning(items: Iterable[m.JsonObject]) -> str | None:
 
 def _usage(usage: m.JsonObject) -> m.Usage:
     prompt = as_object(usage.get("input_tokens_details"))
-    return m.Usage(
-        input_tokens=tokens(usage.get("input_tokens")),
-        output_tokens=tokens(usage.get("output_tokens")),
-        cached_tokens=tokens(prompt.get("cached_tokens")),
-        cache_write_tokens=tokens(prompt.get("cache_write_tokens")),
-        reasoning_tokens=tokens(as_object(usage.get("output_tokens_details")).get("reasoning_tokens")),
-        cost_usd=cost(usage.get("cost")),
+    return usage_of(
+        input_tokens=usage.get("input_tokens"),
+        output_tokens=usage.get("output_tokens"),
+        cached_tokens=prompt.get("cached_tokens"),
+        cache_write_tokens=prompt.get("cache_write_tokens"),
+        reasoning_tokens=as_object(usage.get("output_tokens_details")).get("reasoning_tokens"),
+        cost_usd=usage.get("cost"),
     )

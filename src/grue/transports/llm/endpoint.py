@@ -432,22 +432,12 @@ class LlmEndpoint:
         posted = httpx.Request(
             "POST", self.url, headers=self.headers, content=body, extensions={"timeout": timeouts_of(retry)}
         )
-        try:
-            with self._open().lease() as connection:
-                return await exchange(connection, posted, retry, streamed, on_sent)
-        finally:
-            if on_sent is not None:
-                on_sent()
+        return await exchange(self._open(), posted, retry, streamed, on_sent)
 
     async def models(self) -> Answered | Fault:
         """Request the list of models, within a few seconds. This is free of charge at every provider."""
-        headers = {name: value for name, value in self.headers.items() if name != "Content-Type"}
         patience = msgspec.structs.replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
-        request = httpx.Request(
-            "GET", self._url_of("/models"), headers=headers, extensions={"timeout": timeouts_of(patience)}
-        )
-        with self._open().lease() as connection:
-            return await exchange(connection, request, patience)
+        return await exchange(self._open(), self._request("GET", "/models", patience), patience)
 
     async def call(
         self, method: str, path: str, *, content: bytes | None = None, upload: Upload | None = None
@@ -463,8 +453,7 @@ class LlmEndpoint:
         retry = self.settings.retry
         if upload is not None:
             retry = msgspec.structs.replace(retry, timeout_s=max(retry.timeout_s, _UPLOAD_TIMEOUT_S))
-        with self._open().lease() as connection:
-            return await exchange(connection, self._request(method, path, retry, content, upload), retry)
+        return await exchange(self._open(), self._request(method, path, retry, content, upload), retry)
 
     async def download(self, path: str) -> AsyncIterator[bytes | Fault]:
         """Yield the body of a file piece by piece, of any length; a `Fault`: it did not come to its end."""

@@ -524,7 +524,7 @@ class Streamed(Struct, frozen=True):
 
 
 async def exchange(
-    connection: Connection,
+    connections: Connections,
     request: httpx.Request,
     patience: RetryPolicy,
     streamed: Streamed | None = None,
@@ -533,13 +533,18 @@ async def exchange(
     """Send a request and return the answer or the fault.
 
     Args:
-        connection: What sends it.
+        connections: One of them is leased.
         request: The request.
         patience: The time limits.
         streamed: Receives the reply if it is streamed; `None`: no stream is expected.
-        on_sent: Called when the request has been written; `None`: nobody waits for that.
+        on_sent: Called when the request has been written, or has failed; `None`: nobody waits for that.
     """
-    outcome = await _exchanged(connection.send(request, on_sent), patience, streamed)
+    try:
+        with connections.lease() as connection:
+            outcome = await _exchanged(connection.send(request, on_sent), patience, streamed)
+    finally:
+        if on_sent is not None:
+            on_sent()
     if isinstance(outcome, Fault) and streamed is not None:
         return replace(outcome, received=streamed.assembler.held)
     return outcome

@@ -19,7 +19,15 @@ from grue.protocol.retry import RetryPolicy
 from grue.testing.llm_server import ScriptedLlmServer, silence, text_reply
 from grue.transports.llm import exchange as exchange_module
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
-from grue.transports.llm.exchange import Answered, Connection, ExchangeError, HttpReply, exchange, timeouts_of
+from grue.transports.llm.exchange import (
+    Answered,
+    Connection,
+    Connections,
+    ExchangeError,
+    HttpReply,
+    exchange,
+    timeouts_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -319,6 +327,10 @@ def given(transport: Callable[[httpx.Request], httpx.Response]) -> Connection:
     return Connection(https=False, use_proxies=False, transport=httpx.MockTransport(transport))
 
 
+def through(transport: Callable[[httpx.Request], httpx.Response]) -> Connections:
+    return Connections(lambda: given(transport))
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
@@ -336,7 +348,7 @@ async def test_what_an_exception_of_httpx_means(error: Exception, kind: str, wor
     def fail(_: httpx.Request) -> httpx.Response:
         raise error
 
-    fault = await exchange(given(fail), request_to("http://llm.invalid/v1"), PATIENCE)
+    fault = await exchange(through(fail), request_to("http://llm.invalid/v1"), PATIENCE)
     assert isinstance(fault, Fault)
     assert (fault.kind, fault.message) == (kind, words)
 
@@ -364,7 +376,7 @@ async def test_a_body_that_httpx_has_read_is_not_decompressed_again() -> None:
 
     for content in (coded, streamed()):
         answered = await exchange(
-            given(lambda _, it=content: httpx.Response(200, headers=headers, content=it)),
+            through(lambda _, it=content: httpx.Response(200, headers=headers, content=it)),
             request_to("http://llm.invalid/v1"),
             PATIENCE,
         )
