@@ -5,7 +5,7 @@ The names are those of the stub of each public module, or its top-level names wi
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "grue"
@@ -25,14 +25,16 @@ def public_names(module: str) -> list[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return sorted(
         name
-        for name in _defined(tree)
+        for name in _defined(tree.body)
         if not name.startswith("_") and f"from grue.{module} import {name} " not in theirs
     )
 
 
-def _defined(tree: ast.Module) -> Iterator[str]:
-    for node in tree.body:
+def _defined(nodes: Iterable[ast.stmt]) -> Iterator[str]:
+    for node in nodes:
         match node:
+            case ast.If(body=inner):
+                yield from _defined(inner)
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield name
             case ast.AnnAssign(target=ast.Name(id=name)):

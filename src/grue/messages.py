@@ -30,7 +30,7 @@ are canonical, `{server}.{tool}`, unless a field says `tool`: then it is the bar
 A field typed `object` holds a JSON value: None, bool, int, float, str, list or dict of the same.
 """
 
-from typing import ClassVar, Literal, NewType, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, NewType, TypeAlias, Union
 
 from msgspec import Struct, field
 
@@ -73,6 +73,18 @@ JsonObject: TypeAlias = dict[str, object]
 
 class Message(Struct, frozen=True, kw_only=True, tag=True):
     """Base of every message that is sent through a mailbox or noted in the trace."""
+
+
+class TurnNote(Message, frozen=True, kw_only=True):
+    """Base of the notes that the turn's state machine returns."""
+
+
+class SessionNote(Message, frozen=True, kw_only=True):
+    """Base of the notes that a session records."""
+
+
+class LlmNote(Message, frozen=True, kw_only=True):
+    """Base of the notes that the LLM actor records."""
 
 
 # --- Tools and their calls
@@ -810,7 +822,7 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
-class ModelPassedOver(Message, frozen=True, kw_only=True):
+class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
     """llm: a model could not be asked, so the next one of its chain is, from this request on.
 
     What was said is encoded for it. `ThoughtsDropped` follows if it cannot read parts of that.
@@ -829,7 +841,7 @@ class ModelPassedOver(Message, frozen=True, kw_only=True):
     asks: ModelAsked
 
 
-class CompletionRetried(Message, frozen=True, kw_only=True):
+class CompletionRetried(LlmNote, frozen=True, kw_only=True):
     """llm: a request failed and is sent again after `delay_s`."""
 
     request: int
@@ -838,7 +850,7 @@ class CompletionRetried(Message, frozen=True, kw_only=True):
     failure: LlmFailure
 
 
-class ReplyCut(Message, frozen=True, kw_only=True):
+class ReplyCut(LlmNote, frozen=True, kw_only=True):
     """llm: a reply was cut off at its length limit.
 
     Attributes:
@@ -852,7 +864,7 @@ class ReplyCut(Message, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
-class HistoryRewritten(Message, frozen=True, kw_only=True):
+class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
     """llm: a conversation's history was changed, so the next request does not begin as the one before it.
 
     Attributes:
@@ -878,7 +890,7 @@ class CostUncounted(Message, frozen=True, kw_only=True):
     limit_usd: float
 
 
-class SchemaIgnored(Message, frozen=True, kw_only=True):
+class SchemaIgnored(LlmNote, frozen=True, kw_only=True):
     """llm: a reply does not have the shape of the schema that was sent, so the prompt states it from now on.
 
     Attributes:
@@ -892,7 +904,7 @@ class SchemaIgnored(Message, frozen=True, kw_only=True):
     model: str
 
 
-class ToolsUnseen(Message, frozen=True, kw_only=True):
+class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
     """llm: by the endpoint's own count, the prompt did not have the tools that it was sent.
 
     The chat template of a local model may leave tools out without an error. The count would be enough for the
@@ -912,7 +924,7 @@ class ToolsUnseen(Message, frozen=True, kw_only=True):
     model: str
 
 
-class SettingsLeftOut(Message, frozen=True, kw_only=True):
+class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
     """llm: requests leave out settings that the endpoint does not take, or no longer takes. Once each.
 
     Attributes:
@@ -927,7 +939,7 @@ class SettingsLeftOut(Message, frozen=True, kw_only=True):
     model: str
 
 
-class OfferChanged(Message, frozen=True, kw_only=True, omit_defaults=True):
+class OfferChanged(LlmNote, frozen=True, kw_only=True, omit_defaults=True):
     """llm: a request of a conversation offers other tools than the one before, so prompt caches begin anew.
 
     Attributes:
@@ -944,7 +956,7 @@ class OfferChanged(Message, frozen=True, kw_only=True, omit_defaults=True):
     changed: tuple[str, ...] = ()
 
 
-class FormAdapted(Message, frozen=True, kw_only=True):
+class FormAdapted(LlmNote, frozen=True, kw_only=True):
     """llm: the endpoint has refused the form of a request, and it is written in another form from now on.
 
     Attributes:
@@ -958,7 +970,7 @@ class FormAdapted(Message, frozen=True, kw_only=True):
     rewritten: bool = False
 
 
-class ThoughtsDropped(Message, frozen=True, kw_only=True):
+class ThoughtsDropped(LlmNote, frozen=True, kw_only=True):
     """llm: the endpoint cannot read the thoughts in some replies of the conversation, so they are not sent.
 
     The texts and the tool calls of these replies are sent.
@@ -975,7 +987,7 @@ class ThoughtsDropped(Message, frozen=True, kw_only=True):
     model: str
 
 
-class TextDelta(Message, frozen=True, kw_only=True):
+class TextDelta(LlmNote, frozen=True, kw_only=True):
     """llm: a piece of a streamed reply.
 
     The pieces of a request since its last restart, concatenated, are the reply's text so far.
@@ -1109,7 +1121,7 @@ class ToolTimedOut(Message, frozen=True, kw_only=True):
     request_id: str = ""
 
 
-class ToolSkipped(Message, frozen=True, kw_only=True, omit_defaults=True):
+class ToolSkipped(TurnNote, frozen=True, kw_only=True, omit_defaults=True):
     """session -> agent, or a note of the agent: the call was not sent to its server.
 
     Attributes:
@@ -1168,7 +1180,7 @@ class SessionClosed(Message, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
 
 
-class ConnectFailed(Message, frozen=True, kw_only=True):
+class ConnectFailed(SessionNote, frozen=True, kw_only=True):
     """session: an attempt to connect failed; `then` is the next step."""
 
     server: ServerName
@@ -1177,7 +1189,7 @@ class ConnectFailed(Message, frozen=True, kw_only=True):
     then: AfterFailedConnect
 
 
-class ToolCalled(Message, frozen=True, kw_only=True, omit_defaults=True):
+class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
     """session: this call is being sent to its server.
 
     Attributes:
@@ -1194,7 +1206,7 @@ class ToolCalled(Message, frozen=True, kw_only=True, omit_defaults=True):
     task: ToolTask | None = None
 
 
-class TaskCreated(Message, frozen=True, kw_only=True):
+class TaskCreated(SessionNote, frozen=True, kw_only=True):
     """session: the server has made a task of the call under way, and is asked for its result from now on.
 
     The call's own end follows as for any other call: `ToolReturned`, `ToolTimedOut` or `ServerDied`.
@@ -1205,7 +1217,7 @@ class TaskCreated(Message, frozen=True, kw_only=True):
     task: ToolTask
 
 
-class ServerNoted(Message, frozen=True, kw_only=True):
+class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
     """session, agent: a notice about a server: noise on stdout, a malformed tool, a log line.
 
     Attributes:
@@ -1221,7 +1233,7 @@ class ServerNoted(Message, frozen=True, kw_only=True):
     text: str
 
 
-class ServerRequested(Message, frozen=True, kw_only=True):
+class ServerRequested(SessionNote, frozen=True, kw_only=True):
     """host: a request to a server outside turns has ended. Its answer is not recorded.
 
     Attributes:
@@ -1237,7 +1249,7 @@ class ServerRequested(Message, frozen=True, kw_only=True):
     duration_s: float = 0.0
 
 
-class ToolDrifted(Message, frozen=True, kw_only=True):
+class ToolDrifted(SessionNote, frozen=True, kw_only=True):
     """session: a tool differs from the definition that the user approved in the tool lock.
 
     Attributes:
@@ -1254,7 +1266,7 @@ class ToolDrifted(Message, frozen=True, kw_only=True):
     refused: bool = False
 
 
-class SessionPrewarmed(Message, frozen=True, kw_only=True, tag="SpareReady"):
+class SessionPrewarmed(SessionNote, frozen=True, kw_only=True, tag="SpareReady"):
     """session: a prewarmed connection is open, for a turn that has not started yet."""
 
     server: ServerName
@@ -1262,14 +1274,14 @@ class SessionPrewarmed(Message, frozen=True, kw_only=True, tag="SpareReady"):
     elapsed_s: float = 0.0
 
 
-class PrewarmLost(Message, frozen=True, kw_only=True, tag="SpareLost"):
+class PrewarmLost(SessionNote, frozen=True, kw_only=True, tag="SpareLost"):
     """session: a prewarmed connection cannot be used. The turn opens a new one."""
 
     server: ServerName
     cause: str
 
 
-class ServerEnded(Message, frozen=True, kw_only=True):
+class ServerEnded(SessionNote, frozen=True, kw_only=True):
     """session: a server that was ended in the background is gone, with all processes of its group.
 
     Source: P9
@@ -1347,14 +1359,14 @@ class TurnInterrupted(Message, frozen=True, kw_only=True):
     reason: str
 
 
-class IterationStarted(Message, frozen=True, kw_only=True):
+class IterationStarted(TurnNote, frozen=True, kw_only=True):
     """agent: sends the nth request that offers tools."""
 
     iteration: int
     max_iterations: int
 
 
-class ToolsVerified(Message, frozen=True, kw_only=True):
+class ToolsVerified(TurnNote, frozen=True, kw_only=True):
     """agent: all servers have listed their tools, and the reply to the presumed ones stands.
 
     Or the one server that starts when it is called has listed them. A call of a tool that has changed is not
@@ -1371,7 +1383,7 @@ class ToolsVerified(Message, frozen=True, kw_only=True):
     server: ServerName = ServerName("")
 
 
-class ToolRejected(Message, frozen=True, kw_only=True):
+class ToolRejected(TurnNote, frozen=True, kw_only=True):
     """agent: a call was rejected and not sent: unknown tool or invalid arguments.
 
     Source: R6.4
@@ -1383,7 +1395,7 @@ class ToolRejected(Message, frozen=True, kw_only=True):
     error: str
 
 
-class ToolDenied(Message, frozen=True, kw_only=True):
+class ToolDenied(TurnNote, frozen=True, kw_only=True):
     """agent: a call was not sent, because the policy or a person denied it; the model reads `reason`."""
 
     batch: BatchId
@@ -1392,14 +1404,14 @@ class ToolDenied(Message, frozen=True, kw_only=True):
     reason: str
 
 
-class DecisionIgnored(Message, frozen=True, kw_only=True):
+class DecisionIgnored(TurnNote, frozen=True, kw_only=True):
     """agent, approval: a decision had no effect: it came too late, or is about another call."""
 
     call_id: CallId
     reason: str
 
 
-class ReplyUnusable(Message, frozen=True, kw_only=True):
+class ReplyUnusable(TurnNote, frozen=True, kw_only=True):
     """agent: the model's reply had neither content nor tool calls, or text that is a tool call.
 
     Attributes:
@@ -1413,13 +1425,13 @@ class ReplyUnusable(Message, frozen=True, kw_only=True):
     seen: str = ""
 
 
-class SummaryFailed(Message, frozen=True, kw_only=True):
+class SummaryFailed(TurnNote, frozen=True, kw_only=True):
     """agent: the summary that was to take the place of the history did not come; the history stays."""
 
     reason: str
 
 
-class FinalForced(Message, frozen=True, kw_only=True):
+class FinalForced(TurnNote, frozen=True, kw_only=True):
     """agent: requests the final answer, without tools.
 
     Source: R5.7
@@ -1429,13 +1441,13 @@ class FinalForced(Message, frozen=True, kw_only=True):
     iterations: int
 
 
-class RepairRequested(Message, frozen=True, kw_only=True):
+class RepairRequested(TurnNote, frozen=True, kw_only=True):
     """agent: the final answer was refused, and the agent asks the model once more."""
 
     reason: str
 
 
-class FellBack(Message, frozen=True, kw_only=True):
+class FellBack(TurnNote, frozen=True, kw_only=True):
     """agent: no acceptable answer; the host's fallback value is used.
 
     Source: R15.3
@@ -1786,48 +1798,19 @@ TurnCommand: TypeAlias = (
 )
 """Commands that the state machine returns; the agent carries them out."""
 
-TurnNote: TypeAlias = (
-    IterationStarted
-    | ToolsVerified
-    | ToolRejected
-    | ToolDenied
-    | DecisionIgnored
-    | ToolSkipped
-    | ReplyUnusable
-    | SummaryFailed
-    | FinalForced
-    | RepairRequested
-    | FellBack
-    | ServerNoted
-)
-"""Notes that the state machine returns, for the trace only."""
-
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | DropCompletion | RewriteHistory | CheckToolSupport
-LlmNote: TypeAlias = (
-    ModelPassedOver
-    | CompletionRetried
-    | ReplyCut
-    | TextDelta
-    | HistoryRewritten
-    | ThoughtsDropped
-    | SettingsLeftOut
-    | SchemaIgnored
-    | OfferChanged
-    | FormAdapted
-    | ToolsUnseen
-)
-SessionNote: TypeAlias = (
-    ConnectFailed
-    | ToolCalled
-    | TaskCreated
-    | ServerNoted
-    | ServerRequested
-    | ToolDrifted
-    | SessionPrewarmed
-    | PrewarmLost
-    | ServerEnded
-)
 
-AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
+if TYPE_CHECKING:
+    AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
+else:
+    _BASES = (Message, TurnNote, SessionNote, LlmNote)
+    # From the classes, so that no list has to repeat them, and no kind can be written that is not read.
+    AnyMessage = Union[  # noqa: UP007 - made of a list
+        tuple(
+            kind
+            for kind in tuple(globals().values())
+            if isinstance(kind, type) and issubclass(kind, Message) and kind not in _BASES
+        )
+    ]
 """Every message above; the trace reader decodes into it."""

@@ -1,10 +1,15 @@
 """tests/unit mirrors src/grue: a file's tests are found by the name of the module."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 from case_tables import each_case
+
+from grue import messages as m
+from grue.tracing.reading import known_kinds
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
@@ -93,6 +98,44 @@ def test_no_module_meets_two_classes_of_one_name() -> None:
             if len(found) > 1:
                 homes.setdefault(twice, set()).update(found)
     assert homes.keys() == SAME_NAME_WHERE_IMPORTED.keys(), homes
+
+
+def modules_that_name(word: str) -> set[str]:
+    """The modules that have the word as a string or as a part of an import, besides those of its own name."""
+    source = ROOT / "src" / "grue"
+    found = set()
+    for path in source.rglob("*.py"):
+        place = path.relative_to(source).as_posix()
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            imported = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if (isinstance(node, ast.Constant) and node.value == word) or word in imported.split("."):
+                found.add(place)
+    return {place for place in found if word not in place.removesuffix(".py").split("/")}
+
+
+def test_a_wire_format_is_added_in_three_places() -> None:
+    """Its module, its row, and a row for tests. The others say what OpenAI's own endpoints are."""
+    rows = {"protocol/chat_wire/formats.py", "testing/providers/dialects.py"}
+    of_openai = {"protocol/chat_wire/profiles.py", "tracing/observers/otel_attributes.py"}
+    assert modules_that_name("responses") == rows | of_openai
+
+
+def test_a_bundled_host_is_added_in_three_places() -> None:
+    """Its package, its row, and its command, here `grue chat`; fleets play it by a work of their own."""
+    places = {re.sub(r"^cli/.*", "cli", place) for place in modules_that_name("agent_loop")}
+    assert places == {"hosts/__init__.py", "cli", "fleet/agent_loop_work.py"}
+
+
+def test_a_note_is_added_in_three_places() -> None:
+    """Its class, its sender, and its row of words, without which readers show its fields."""
+    notes = {kind for base in (m.TurnNote, m.SessionNote, m.LlmNote) for kind in base.__subclasses__()} - set(
+        get_args(m.TurnEvent)
+    )
+    assert len(notes) > 25
+    tree = ast.parse((ROOT / "src" / "grue" / "messages.py").read_bytes())
+    repeated = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert {kind.__name__ for kind in notes} & repeated == set()
+    assert {*notes, m.CostUncounted, m.TurnResumed} <= set(known_kinds().values())
 
 
 def test_the_skill_agent_stays_small() -> None:

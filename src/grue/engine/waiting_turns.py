@@ -34,10 +34,9 @@ from grue.engine.turn_request import TurnOutcome, TurnRequest, refuse_another_ki
 from grue.engine.wiring import TurnsUnderWay
 from grue.errors import BudgetSpent, MCPConfigError, MCPError, TraceError
 from grue.policies import Batching, Budget
-from grue.protocol.chat_wire.batch_forms import form_of
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault, shown_endpoint
-from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.formats import FORMATS, batch_form_of
 from grue.protocol.context.history import History, take_step
 from grue.protocol.turn.prices import most_usage
 from grue.runtime.loops.interrupts import defer_interrupts
@@ -333,7 +332,7 @@ def run_waiting(
         model=endpoint.settings.model,
         wire=endpoint.profile.wire,
     )
-    form = form_of(endpoint.profile.wire)
+    form = batch_form_of(endpoint.profile.wire)
     with BatchFolder(
         Path(batch.batching.folder), manifest, form, most_items=batch.batching.most_items
     ) as files:

@@ -30,9 +30,9 @@ from msgspec import Struct
 from grue.errors import FleetError
 from grue.fleet.request_count import RequestCount
 from grue.policies import Batching
-from grue.protocol.chat_wire.batch_forms import Result, form_of
+from grue.protocol.chat_wire.batch_forms import Result
 from grue.protocol.chat_wire.failures import Fault, shown_endpoint
-from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.formats import FORMATS, batch_form_of
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
 from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
 from grue.transports.llm.endpoint import (
@@ -275,7 +275,7 @@ class FleetBatches:
             manifest = BatchManifest(
                 address=shown_endpoint(asked.base_url), model=asked.model, wire=asked.wire
             )
-            form = form_of(asked.wire)
+            form = batch_form_of(asked.wire)
             place = self._folder / BATCHES / name
             files = BatchFolder(place, manifest, form, most_items=self._batching.most_items)
             self._files[name] = files, LlmEndpoint(settings)

@@ -38,7 +38,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sweep.
 
     Attributes:
-        work: The function, as `module:name`, or `zork`, `skill_agent` or `agent_loop` for a host's own.
+        work: The function, as `module:name`, or the name of a bundled host for its own.
         version: Version of the work; a new one makes new episodes. `None`: the one that the work declares.
         grid: Values of each axis: a list, or `{first = 0, last = 39}`.
         settings: Settings that all cases have.

@@ -31,7 +31,7 @@ from grue.fleet.identity import Case
 from grue.fleet.main_program import WORK_MODULE
 from grue.hosts import BUNDLED
 
-OURS = {name: host.work for name, host in BUNDLED.items()}
+OURS = {name: host.work for name, host in BUNDLED.items() if host.work}
 """The hosts' own work, by short name."""
 
 

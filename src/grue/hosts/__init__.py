@@ -1,6 +1,7 @@
 """Host programs that drive an agent, each built on the public API of grue.
 
-To add one: its package beside the others, a row in `BUNDLED`, and its command in `grue.cli`.
+To add one: its package beside the others, a row in `BUNDLED`, and its command in `cli/app.py`. Its work in
+`grue.fleet` is needed only if fleets play it.
 """
 
 from collections.abc import Mapping
@@ -13,11 +14,11 @@ class BundledHost(Struct, frozen=True, kw_only=True):
 
     Attributes:
         facts: The module that registers the facts that it records; empty: it records none of its own.
-        work: The function that plays an episode in a fleet, as `module:name`.
+        work: The function that plays an episode in a fleet, as `module:name`; empty: fleets cannot play it.
     """
 
     facts: str = ""
-    work: str
+    work: str = ""
 
 
 BUNDLED: Mapping[str, BundledHost] = {

@@ -15,6 +15,7 @@ from typing import NoReturn, assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
+from grue.protocol.chat_wire.batch_forms import AnthropicBatches
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import (
@@ -302,6 +303,7 @@ class AnthropicMessages(WireFormat):
     echoes_text = True
     results_carry_media = True
     marks_results = True
+    batches = AnthropicBatches()
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the headers with the API version and, if there is one, the key."""

@@ -250,11 +250,6 @@ class _AnthropicLine(Struct):
 BatchForm: TypeAlias = OpenAIBatches | AnthropicBatches
 
 
-def form_of(wire: str) -> BatchForm:
-    """Return the form for a wire format."""
-    return AnthropicBatches() if wire == "messages" else OpenAIBatches()
-
-
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
     """Read a page of a provider's list of batches. Return them, and the id after which it goes on, or ''.
 

@@ -13,6 +13,7 @@ from typing import assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
+from grue.protocol.chat_wire.batch_forms import BatchForm, OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault, error_in, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
@@ -77,6 +78,7 @@ class ChatCompletions(WireFormat):
     echoes_text = False
     results_carry_media = False
     marks_results = False
+    batches: BatchForm | None = OpenAIBatches()
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the header with the key as a bearer token; none for an empty key."""

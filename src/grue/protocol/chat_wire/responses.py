@@ -20,6 +20,7 @@ from typing import Literal, assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
+from grue.protocol.chat_wire.batch_forms import OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
@@ -382,6 +383,7 @@ class Responses(WireFormat):
     echoes_text = True
     results_carry_media = True
     marks_results = False
+    batches = OpenAIBatches()
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the header with the key as a bearer token; none for an empty key."""

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import MediaKind
+from grue.protocol.chat_wire.batch_forms import BatchForm
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import Reply
@@ -233,6 +234,9 @@ class WireFormat(Protocol):
 
     marks_results: bool
     """Whether tool messages can have a cache marker."""
+
+    batches: BatchForm | None
+    """The form of its providers' batches; `None`: they have none."""
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the header with the key, and the other headers that the format needs."""

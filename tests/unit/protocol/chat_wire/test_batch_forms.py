@@ -11,20 +11,10 @@ from grue.protocol.chat_wire.batch_forms import (
     BatchState,
     OpenAIBatches,
     batches_in,
-    form_of,
     lost,
 )
 
 OPENAI, ANTHROPIC = OpenAIBatches(), AnthropicBatches()
-
-
-def test_the_wire_format_decides_the_form() -> None:
-    kinds = {wire: type(form_of(wire)) for wire in ("chat_completions", "responses", "messages")}
-    assert kinds == {
-        "chat_completions": OpenAIBatches,
-        "responses": OpenAIBatches,
-        "messages": AnthropicBatches,
-    }
 
 
 def test_a_request_is_a_line_with_its_body_byte_for_byte() -> None:

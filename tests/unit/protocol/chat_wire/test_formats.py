@@ -1,0 +1,41 @@
+"""The rows of the wire formats."""
+
+from collections.abc import Mapping
+from typing import get_args
+
+import pytest
+
+from grue.errors import MCPConfigError
+from grue.protocol.chat_wire import formats
+from grue.protocol.chat_wire.batch_forms import AnthropicBatches, OpenAIBatches
+from grue.protocol.chat_wire.chat_completions import ChatCompletions
+from grue.protocol.chat_wire.formats import FORMATS, WireName, batch_form_of
+
+
+class Plain(ChatCompletions):
+    """A format whose providers take no batches."""
+
+    name = "plain"
+    batches = None
+
+
+def test_every_row_has_a_name_that_settings_can_have() -> None:
+    assert list(FORMATS) == list(get_args(WireName))
+    assert all(each.profile.wire == name for name, each in FORMATS.items())
+
+
+def test_the_wire_format_decides_the_form_of_batches() -> None:
+    forms: Mapping[str, type] = {wire: type(batch_form_of(wire)) for wire in FORMATS}
+    assert forms == {
+        "chat_completions": OpenAIBatches,
+        "responses": OpenAIBatches,
+        "messages": AnthropicBatches,
+    }
+
+
+def test_a_format_without_batches_is_not_asked_in_the_form_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(formats, "FORMATS", {"plain": Plain()})
+    with pytest.raises(MCPConfigError, match="No batches are known for the wire format 'plain'"):
+        batch_form_of("plain")
