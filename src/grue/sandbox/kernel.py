@@ -9,6 +9,7 @@ import ctypes
 import errno
 import functools
 import os
+import platform
 import struct
 import sys
 from collections.abc import Iterable
@@ -116,44 +117,76 @@ class Rule(Struct, frozen=True):
     access: int
 
 
-def confine(rules: Iterable[Rule], wanted: Wanted) -> int | None:
+def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted) -> int | None:
     """Put the calling thread into a box, for good; return the listener of its filter if it asks about calls.
 
     What the kernel lacks is left out: the caller has looked at `coverage` before.
+
+    Args:
+        ruleset: Of `ruleset_of`, with rules for the same network. It is closed.
+        rules: What the box opens besides.
+        wanted: What the filter depends on.
 
     Raises:
         SandboxError: The kernel refused.
     """
     have = coverage()
     libc = _libc()
-    _must(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    if have.landlock:
-        _restrict_files(rules, have.landlock, tcp=wanted.network != "any")
+    try:
+        _must(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+        if have.landlock:
+            _add(ruleset, rules, have.landlock)
+            _must(libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+    finally:
+        close_ruleset(ruleset)
     _drop_capabilities()
     return _install_code(program(_machine(), wanted), listens=bool(wanted.ask)) if have.seccomp else None
 
 
-def _restrict_files(rules: Iterable[Rule], version: int, *, tcp: bool) -> None:
+def ruleset_of(rules: Iterable[Rule], *, any_network: bool) -> int:
+    """Return the descriptor of a new Landlock ruleset, which `exec` closes; -1: the kernel has no Landlock.
+
+    Raises:
+        SandboxError: The kernel refused.
+    """
+    version = coverage().landlock
+    if not version:
+        return -1
+    net = (_BIND_TCP | _CONNECT_TCP) if version >= 4 and not any_network else 0
+    scoped = (_ABSTRACT_SOCKETS | _SIGNALS) if version >= 6 else 0
+    attributes = struct.pack("=QQQ", _handled(version), net, scoped)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    made = _libc().syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
+    ruleset = _must(made, "landlock_create_ruleset")
+    try:
+        _add(ruleset, rules, version)
+    except BaseException:
+        close_ruleset(ruleset)
+        raise
+    return ruleset
+
+
+def close_ruleset(ruleset: int) -> None:
+    """Close the descriptor of a ruleset."""
+    if ruleset >= 0:
+        os.close(ruleset)
+
+
+def _handled(version: int) -> int:
     files = (1 << 13) - 1
     files |= _REFER if version >= 2 else 0
     files |= _TRUNCATE if version >= 3 else 0
     files |= _IOCTL_DEV if version >= 5 else 0
-    net = (_BIND_TCP | _CONNECT_TCP) if version >= 4 and tcp else 0
-    scoped = (_ABSTRACT_SOCKETS | _SIGNALS) if version >= 6 else 0
-    attributes = struct.pack("=QQQ", files, net, scoped)
-    size = 8 if version < 4 else 16 if version < 6 else 24
-    libc = _libc()
-    made = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
-    ruleset = _must(made, "landlock_create_ruleset")
-    try:
-        for rule in rules:
-            _add(ruleset, rule, files)
-        _must(libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
-    finally:
-        os.close(ruleset)
+    return files
 
 
-def _add(ruleset: int, rule: Rule, handled: int) -> None:
+def _add(ruleset: int, rules: Iterable[Rule], version: int) -> None:
+    handled = _handled(version)
+    for rule in rules:
+        _add_one(ruleset, rule, handled)
+
+
+def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
     # A program that still runs could put a link in the place of a folder after it was looked at.
     syscall = _libc().syscall
     place = syscall(_OPENAT2, _AT_FDCWD, os.fsencode(rule.path), _NO_LINKS, _HOW_BYTES)
@@ -244,7 +277,7 @@ def _must(result: int, what: str) -> int:
 
 
 def _seccomp(operation: int, flags: int, argument: Any) -> int:
-    return int(_libc().syscall(_SECCOMP[os.uname().machine], operation, flags, argument))
+    return int(_libc().syscall(_SECCOMP[platform.machine()], operation, flags, argument))
 
 
 @functools.cache

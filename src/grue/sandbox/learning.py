@@ -17,7 +17,7 @@ from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox
 from grue.sandbox.gate import NOTIFICATION, RECEIVE, Gate
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule, coverage, watch
-from grue.sandbox.launch import Boxed, Watching, call_in_thread
+from grue.sandbox.launch import Boxed, ConfinedThread, Watching
 from grue.sandbox.places import is_too_wide, packages_of
 from grue.sandbox.seccomp import machine
 
@@ -136,7 +136,9 @@ class Watched(Boxed):
         here = machine()
         assert here is not None, "the listener is there"
         names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in here.calls)
-        return call_in_thread(lambda: watch(names), start, self._watching.serve)
+        thread: ConfinedThread[Started] = ConfinedThread(lambda: watch(names), start)
+        self._thread = thread
+        return thread.call(self._watching.serve)
 
     def limit(self, pid: int) -> None:
         """Set no limits."""

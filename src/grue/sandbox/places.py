@@ -38,7 +38,7 @@ _DEVICES_WRITE = ("/dev/full", "/dev/null", "/dev/zero")
 _CODE = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".sh", ".php", ".dll", ".wasm")
 _WIDE = ("node_modules", "site-packages", "dist-packages")
 _ROOTS = ("package.json", "pyproject.toml", "go.mod", "Cargo.toml")
-_MOST_PTH_BYTES = 1 << 16
+_MOST_TEXT_BYTES = 1 << 16
 _MOST_SIBLINGS = 20_000
 _INTERPRETERS = re.compile(r"(python|pypy|node|bun|deno|ruby|perl|php|java|env|sh|bash|dash|busybox)[0-9.]*")
 _INTERPRETER = re.compile(rb"#! *([^\s]+)(?:[ \t]+([^\n]*))?")
@@ -48,14 +48,22 @@ class Places(Struct, frozen=True):
     """What a box opens, worked out for one program on this machine.
 
     Attributes:
-        rules: For Landlock.
+        system: Rules for the files of the system. The same object as at the last start, unless one of their
+            folders has changed or the box hides something.
+        own: Rules for all other files.
         opened: What may be read, besides the system's own files.
         written: What may be written, besides the scratch folder.
     """
 
-    rules: tuple[Rule, ...]
+    system: tuple[Rule, ...]
+    own: tuple[Rule, ...]
     opened: tuple[str, ...]
     written: tuple[str, ...]
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """All rules."""
+        return (*self.system, *self.own)
 
 
 def places_of(
@@ -96,15 +104,18 @@ def places_of(
     read = [_absolute(path, cwd) for path in box.read]
     real = _without_links((*written, *read, *own), written)
     started = None if box.execute is None else _programs(box.execute, chain, cwd, env, written)
-    hidden = [_real(_absolute(path, cwd)) for path in box.hide]
-    rules = [*_system_rules(executable=started is None)]
+    hidden = [real_path(_absolute(path, cwd)) for path in box.hide]
+    system = _system_rules(_state_of_system(), executable=started is None)
     run = EXECUTE if started is None else 0
-    rules += [Rule(path, READ | run) for path in real[len(written) :]]
+    trees = _opened_trees()
+    rules = [
+        Rule(path, READ | run) for path in dict.fromkeys(real[len(written) :]) if not path.startswith(trees)
+    ]
     rules += [Rule(path, READ | WRITE | run) for path in (*real[: len(written)], scratch)]
     rules += [Rule(path, READ_FILE | EXECUTE) for path in started or ()]
     if hidden:
-        rules = [part for rule in rules for part in _around(rule, hidden)]
-    return Places(tuple(rules), tuple(dict.fromkeys((*own, *read))), tuple(written))
+        system, rules = (), [part for rule in (*system, *rules) for part in _around(rule, hidden)]
+    return Places(system, tuple(rules), tuple(dict.fromkeys((*own, *read))), tuple(written))
 
 
 def own_folders(
@@ -124,32 +135,34 @@ def own_folders(
         path = os.path.join(cwd, word)  # noqa: PTH118
         if word and os.path.isfile(path) and not _is_data(path):  # noqa: PTH113
             found += _installation(path, written)
-            found += _installation(_real(path), written)
+            found += _installation(real_path(path), written)
     return tuple(dict.fromkeys(found))
 
 
 def home() -> str:
     """Return the user's home folder, without links."""
-    return _real_home(os.path.expanduser("~"))  # noqa: PTH111
+    return real_once(os.path.expanduser("~"))  # noqa: PTH111
 
 
 @functools.cache
-def _real_home(named: str) -> str:
-    return _real(named)
+def real_once(path: str) -> str:
+    """Return where the path of a folder leads that stays where it is as long as the host runs."""
+    return real_path(path)
 
 
-def _real(path: str) -> str:
+def real_path(path: str) -> str:
     """Return where a path leads, as `os.path.realpath` does, in a tenth of its time: the kernel knows."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            try:
-                found = os.readlink(f"/proc/self/fd/{place}")  # noqa: PTH115
-            finally:
-                os.close(place)
-            if found.startswith("/") and not found.endswith(" (deleted)"):
-                return found
-    return os.path.realpath(path)
+    if sys.platform != "linux":
+        return os.path.realpath(path)
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return os.path.realpath(path)
+    try:
+        found = os.readlink(f"/proc/self/fd/{place}")  # noqa: PTH115
+    finally:
+        os.close(place)
+    return os.path.realpath(path) if found[0] != "/" or found.endswith(" (deleted)") else found
 
 
 def packages_of(folder: str) -> str | None:
@@ -164,14 +177,14 @@ def is_too_wide(folder: str) -> bool:
     return (
         folder in ("/", "/tmp", "/home")  # noqa: S108 - nothing is written there
         or _within(mine, folder)
-        or _within(mine, _real(folder))
+        or _within(mine, real_path(folder))
     )
 
 
 def _chain(program: str) -> Iterator[str]:
     """Yield a program's file, what it links to, and the interpreters in its first line."""
     for _ in range(4):
-        real = _real(program)
+        real = real_path(program)
         yield program
         if real != program:
             yield real
@@ -183,6 +196,8 @@ def _chain(program: str) -> Iterator[str]:
 
 def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
     """Return the folders of a program or script: its virtual environment, package, or own folder."""
+    if path.startswith(_opened_trees()):
+        return [path]
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
     parent = os.path.dirname(folder)  # noqa: PTH120
     found = [path]
@@ -207,14 +222,13 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 def _environment(root: str, written: Sequence[str]) -> list[str]:
     """Return a virtual environment, the Python that it was made from, and what its `.pth` files add."""
     found = [root]
-    changeable = any(_within(_real(root), _real(folder)) for folder in written)
-    with contextlib.suppress(OSError), open(f"{root}/pyvenv.cfg", encoding="utf-8") as lines:  # noqa: PTH123
-        for line in lines:
-            key, _, value = line.partition("=")
-            if key.strip() == "home" and value.strip().startswith("/"):
-                python = f"{_real(value.strip())}/python3"
-                if os.access(python, os.X_OK):
-                    found += _installation(python)[1:]
+    changeable = any(_within(real_path(root), real_path(folder)) for folder in written)
+    for line in _text(f"{root}/pyvenv.cfg"):
+        key, _, value = line.partition("=")
+        if key.strip() == "home" and value.strip().startswith("/"):
+            python = f"{real_path(value.strip())}/python3"
+            if os.access(python, os.X_OK):
+                found += _installation(python)[1:]
     for version in () if changeable else _listed(f"{root}/lib"):
         folder = f"{root}/lib/{version}/site-packages"
         for name in _pth_files(folder):
@@ -237,10 +251,11 @@ def _listed_pth(folder: str, *_state: int) -> tuple[str, ...]:
 
 
 def _added_by(path: str) -> list[str]:
-    with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
-        lines = file.read(_MOST_PTH_BYTES).decode("utf-8", "replace").splitlines()
-        return [line.strip() for line in lines if line.startswith("/") and not is_too_wide(line.strip())]
-    return []
+    return [line.strip() for line in _text(path) if line[:1] == "/" and not is_too_wide(line.strip())]
+
+
+def _text(path: str) -> list[str]:
+    return _head(path, _MOST_TEXT_BYTES).decode("utf-8", "replace").splitlines()
 
 
 def _module_folders(env: Mapping[str, str], cwd: str) -> list[str]:
@@ -250,7 +265,36 @@ def _module_folders(env: Mapping[str, str], cwd: str) -> list[str]:
 
 
 @functools.cache
-def _system_rules(*, executable: bool) -> tuple[Rule, ...]:
+def _opened_trees() -> tuple[str, ...]:
+    """Return the folders of programs that every box opens, each with a slash at its end."""
+    return tuple(f"{path}/" for path in (*_existing(_PROGRAMS.split()), *_base_python()))
+
+
+def _state_of_system() -> tuple[tuple[int, int], ...]:
+    """Return what changes when a file of the system is replaced, as package managers and resolvers do."""
+    found = []
+    for folder in _system_folders():
+        try:
+            now = os.stat(folder)  # noqa: PTH116
+        except OSError:
+            continue
+        found.append((now.st_ino, now.st_ctime_ns))
+    return tuple(found)
+
+
+@functools.cache
+def _system_folders() -> tuple[str, ...]:
+    """Return the folders in which the system's settings are, by name and where links lead.
+
+    Programs are opened by their whole folder, and the files of the kernel and of devices are not replaced.
+    """
+    named = [f"/etc/{name}" for name in _SETTINGS.split()]
+    paths = [*named, *(path for path in map(real_path, named) if not path.startswith(_opened_trees()))]
+    return tuple(dict.fromkeys(map(os.path.dirname, paths)))
+
+
+@functools.lru_cache(maxsize=4)
+def _system_rules(_state: object, *, executable: bool) -> tuple[Rule, ...]:
     run = READ | (EXECUTE if executable else 0)
     rules = [Rule(path, run) for path in _existing((*_PROGRAMS.split(), *_base_python()))]
     others = _existing((*(f"/etc/{name}" for name in _SETTINGS.split()), *_KERNEL.split()))
@@ -261,7 +305,7 @@ def _system_rules(*, executable: bool) -> tuple[Rule, ...]:
         # The shell that waits before the program starts, and what loads every program.
         loaders = [f"/lib64/{name}" for name in _listed("/lib64") if name.startswith("ld-")]
         loaders += [f"/lib/{name}" for name in _listed("/lib") if name.startswith("ld-")]
-        rules += [Rule(_real(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]
+        rules += [Rule(real_path(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]
     return _distinct(rules)
 
 
@@ -272,7 +316,7 @@ def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """
     found: dict[str, int] = {}
     for rule in rules:
-        real = _real(rule.path)
+        real = real_path(rule.path)
         found[real] = found.get(real, 0) | rule.access
     return tuple(
         Rule(path, access)
@@ -286,7 +330,7 @@ def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 def _base_python() -> tuple[str, ...]:
     # Where grue's own Python is installed: for servers that are started with it through a link.
-    base = _real(sys.base_prefix)
+    base = real_path(sys.base_prefix)
     return () if is_too_wide(base) or base.startswith("/usr") else (base,)
 
 
@@ -318,7 +362,7 @@ def _workspace(cwd: str) -> str:
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
     """Refuse a program or script below `written` that leads to a file elsewhere which is no interpreter."""
     for path, then in itertools.pairwise(chain):
-        changeable = any(_within(path, each) or _within(_real(path), each) for each in written)
+        changeable = any(_within(path, each) or _within(real_path(path), each) for each in written)
         if changeable and not any(_within(then, each) for each in written) and not _is_interpreter(then):
             raise SandboxError(
                 f"{path} leads to {then}, and the program may write the folder that it is in.",
@@ -328,10 +372,12 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
 
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
     """Return where paths lead. Refuse one in a folder that the program may write, if it leads out of that."""
+    if not written:
+        return [real_path(path) for path in paths]
     found = []
-    bases = [(folder, _real(folder)) for folder in written]
+    bases = [(folder, real_path(folder)) for folder in written]
     for path in paths:
-        real = _real(path)
+        real = real_path(path)
         found.append(real)
         if _is_interpreter(path) and _is_interpreter(real):
             continue  # as in a virtual environment; an interpreter's folder holds no secret
@@ -351,7 +397,7 @@ def _around(rule: Rule, hidden: list[str]) -> Iterator[Rule]:
     Landlock only adds. A folder with a hidden path in it is not opened itself, but each thing in it; what is
     made there later stays closed.
     """
-    real = _real(rule.path)
+    real = real_path(rule.path)
     if any(_within(real, each) for each in hidden):
         return
     inside = [each for each in hidden if _within(each, real)]
@@ -385,14 +431,17 @@ def _is_data(path: str) -> bool:
     return not name.endswith(_CODE) and _head(path)[:2] != b"#!"
 
 
-def _head(path: str) -> bytes:
-    with contextlib.suppress(OSError):
+def _head(path: str, most: int = 256) -> bytes:
+    try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return os.read(descriptor, 256)
-        finally:
-            os.close(descriptor)
-    return b""
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, most)
+    except OSError:  # a folder
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def _existing(paths: Iterable[str]) -> list[str]:

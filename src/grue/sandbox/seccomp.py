@@ -14,7 +14,7 @@ from msgspec import Struct
 EPERM, EACCES, ENOSYS, EOPNOTSUPP = 1, 13, 38, 95
 
 _ALLOW, _ERRNO, _NOTIFY, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
-_LOAD, _EQUAL, _AND, _RETURN, _AT_LEAST = 0x20, 0x15, 0x54, 0x06, 0x35
+_LOAD, _EQUAL, _AND, _RETURN, _AT_LEAST, _JUMP = 0x20, 0x15, 0x54, 0x06, 0x35, 0x05
 _NR, _ARCH, _ARGS = 0, 4, 16
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
@@ -27,8 +27,8 @@ _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _IPPROTO_IPV6, _IPV6_2292PKTOPTIONS, _IPV6_RTHDR = 41, 6, 57
 _MSG_FASTOPEN = 0x20000000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_BLOCK = 8
-"""System calls in a block of the filter. A jump skips 255 instructions at most, and has to skip a block."""
+_FARTHEST = 255
+"""How many instructions a jump with a condition skips at most."""
 
 
 class Machine(Struct, frozen=True):
@@ -178,12 +178,28 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     checks |= _conditions(wanted)
     checks |= {name: [_stmt(_RETURN, _NOTIFY)] for name in wanted.ask}
     numbered = sorted((calls[name], then) for name, then in checks.items() if name in calls)
-    # In blocks that are jumped over: the kernel runs the program for each call there is when it is installed.
-    while numbered:
-        block, numbered = numbered[:_BLOCK], numbered[_BLOCK:]
-        compared = [line for number, then in block for line in _on_call(number, then)]
-        code += [_jump(_AT_LEAST, block[-1][0] + 1, len(compared), 0), *compared]
-    return b"".join([*code, _stmt(_RETURN, _ALLOW)])
+    rows = [(0, [_stmt(_RETURN, _ALLOW)])]
+    for number, then in numbered:
+        if rows[-1][0] == number:
+            rows.pop()
+        if not rows or rows[-1][1] != then:
+            rows.append((number, then))
+        rows.append((number + 1, [_stmt(_RETURN, _ALLOW)]))
+    return b"".join([*code, *_search(rows)])
+
+
+def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
+    """Return instructions that find the last row whose number a call's is not below, and run what it says.
+
+    By halving: when it is installed, the kernel runs the filter for each call there is.
+    """
+    if len(rows) == 1:
+        return rows[0][1]
+    half = len(rows) // 2
+    below, above = _search(rows[:half]), _search(rows[half:])
+    if len(below) <= _FARTHEST:
+        return [_jump(_AT_LEAST, rows[half][0], len(below), 0), *below, *above]
+    return [_jump(_AT_LEAST, rows[half][0], 0, 1), _stmt(_JUMP, len(below)), *below, *above]
 
 
 def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
@@ -275,7 +291,7 @@ def _routes() -> list[bytes]:
 
 def _on_call(number: int, then: list[bytes]) -> list[bytes]:
     """Return instructions that run `then` for one call. `then` returns in every case."""
-    if len(then) > 255:
+    if len(then) > _FARTHEST:
         raise ValueError("a jump of BPF reaches 255 instructions")
     return [_jump(_EQUAL, number, 0, len(then)), *then]
 

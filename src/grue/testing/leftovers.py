@@ -26,6 +26,7 @@ from grue.runtime.processes.descendants import (
 from grue.runtime.processes.guard import guard
 
 _MARK = "GRUE_LEFTOVERS_MARK"
+_KEPT = "anon_inode:[landlock-ruleset]"
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.1
 
@@ -44,7 +45,8 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     """Assert that the block leaves no process, descriptor or thread behind.
 
     Whatever existed before is not counted. Neither is grue's guard process, which is started here if
-    necessary and lives as long as the host process. If the block raises an exception, nothing is checked.
+    necessary and lives as long as the host process, nor the Landlock rules that grue keeps ready for the next
+    program in a box. If the block raises an exception, nothing is checked.
 
     Args:
         within_s: How many seconds leftovers have to disappear after the end of the block.
@@ -115,7 +117,8 @@ def _descriptors() -> Iterator[int]:
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers, not paths
         with suppress(OSError):  # the descriptor that listdir itself used
             os.fstat(int(name))
-            yield int(name)
+            if not os.path.islink(f"/dev/fd/{name}") or os.readlink(f"/dev/fd/{name}") != _KEPT:  # noqa: PTH114, PTH115
+                yield int(name)
 
 
 def _threads() -> Iterator[threading.Thread]:

@@ -1,12 +1,15 @@
 # ruff: noqa: E501 - tables
+import contextlib
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import boxes
+import msgspec
 import pytest
 
 from grue import ShellTool, StdioServer
@@ -15,9 +18,9 @@ from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import SandboxError
 from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
-from grue.sandbox import kernel, launch
+from grue.sandbox import kernel, launch, places
 from grue.sandbox.box import Preset, Sandbox
-from grue.sandbox.kernel import Coverage
+from grue.sandbox.kernel import Coverage, Rule
 from grue.testing.leftovers import assert_nothing_left
 
 OLD = Coverage(system="Linux 5.10.0 on x86_64", landlock=0, seccomp=True, listener=True)
@@ -67,6 +70,81 @@ def test_a_folder_that_becomes_a_link_before_the_start_opens_nothing(tmp_path: P
         started.end()
     assert "STOLEN" not in ran.stdout
     assert "Permission denied" in ran.stderr
+
+
+def rulesets() -> list[str]:
+    found = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the folder's own
+            found += [each.name] if "landlock" in str(each.readlink()) else []
+    return sorted(found)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rules each new ruleset has got; before, none is kept."""
+    for kept in list(launch._ahead.values()):
+        kernel.close_ruleset(kept.ruleset)
+    launch._ahead.clear()
+    sizes: list[int] = []
+    make = launch.ruleset_of
+
+    def noted(rules: Sequence[Rule], *, any_network: bool) -> int:
+        sizes.append(len(rules))
+        return make(rules, any_network=any_network)
+
+    monkeypatch.setattr(launch, "ruleset_of", noted)
+    return sizes
+
+
+@boxes.needs_boxes
+def test_the_rules_of_the_system_are_made_ahead_once_a_start(made: list[int]) -> None:
+    for preset in ("pure", "files", "pure", "web"):
+        boxes.run(Sandbox(preset=preset, write=("/dev/null",)), "true", cwd="/usr")
+    assert len(made) == 4 + 2, "the first of each kind of network makes its own"
+    assert len(rulesets()) == 2
+    assert not any(os.get_inheritable(int(each)) for each in rulesets())
+    # A file of the system has been replaced, or this is a child that was forked: not that ruleset.
+    for change in ({"system": ()}, {"process": 1}):
+        kept = launch._ahead[False]
+        launch._ahead[False] = msgspec.structs.replace(kept, **change)
+        ran = boxes.python(Sandbox(), "print(open('/etc/passwd').read()[:1] != '')")
+        assert ran.stdout == "True\n", ran
+        assert len(rulesets()) == 2
+    assert len(made) == 6 + 4
+    boxes.run(Sandbox(hide=("/etc/passwd",)), "true")
+    assert len(made) == 11, "a box that hides something keeps nothing"
+
+
+@boxes.needs_boxes
+def test_programs_do_not_see_each_others_scratch_folders() -> None:
+    code = "import os; open(os.environ['TMPDIR'] + '/mine', 'w').write('STOLEN'); print(os.environ['TMPDIR'], flush=True); input()"
+    registry = ProcessRegistry()
+    first = registry.spawn(sys.executable, ("-c", code), dict(os.environ), None, Sandbox())
+    os.set_blocking(first.stdout, True)
+    try:
+        folder = os.read(first.stdout, 1000).decode().strip()
+        assert (Path(folder) / "mine").read_text() == "STOLEN"
+        ran = boxes.python(Sandbox(), f"print(open({folder + '/mine'!r}).read())")
+        assert "STOLEN" not in ran.stdout
+        assert "PermissionError" in ran.stderr
+    finally:
+        registry.kill_leftovers()
+
+
+def test_a_file_of_the_system_that_is_replaced_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_system_folders", lambda: (str(tmp_path),))
+    before = places._state_of_system()
+    assert places._system_rules(before, executable=True) is places._system_rules(before, executable=True)
+    (tmp_path / "new").touch()
+    (tmp_path / "new").rename(tmp_path / "resolv.conf")
+    os.utime(tmp_path, (1, 1))
+    after = places._state_of_system()
+    assert places._system_rules(after, executable=True) is not places._system_rules(before, executable=True)
+    monkeypatch.undo()
+    assert {"/etc", "/etc/ssl"} <= {*places._system_folders()}
 
 
 @boxes.needs_boxes
@@ -227,8 +305,7 @@ def test_the_shell_tool_runs_commands_in_its_box(tmp_path: Path) -> None:
 
 @boxes.needs_boxes
 def test_greenlets_are_refused_before_the_box_closes_around_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch._ConfinedThread, "start", lambda thread: thread.run())
-    monkeypatch.setattr(launch._ConfinedThread, "join", lambda thread: None)
+    monkeypatch.setattr(launch, "start_new_thread", lambda run, arguments: run(*arguments))
     with pytest.raises(SpawnError, match="a box needs a thread of its own"):
         boxes.run(Sandbox(), "true")
     assert SandboxError("x", remedy="y").remedy == "y"

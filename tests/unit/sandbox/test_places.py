@@ -147,12 +147,12 @@ def test_hidden_paths_are_left_out_of_an_open_folder(home: Path) -> None:
 
 
 def test_the_systems_rules_name_each_folder_once() -> None:
-    rules = _system_rules(executable=True)
+    rules = _system_rules((), executable=True)
     paths = [rule.path for rule in rules]
     assert len({*paths}) == len(paths)
     assert all(os.path.realpath(path) == path for path in paths)
     assert not any(path.startswith("/usr/") for path in paths)
-    loaders = _system_rules(executable=False)
+    loaders = _system_rules((), executable=False)
     assert any(rule.access & EXECUTE for rule in loaders), "the shell that waits has to be started"
     assert not any(rule.path == "/usr" and rule.access & EXECUTE for rule in loaders)
 

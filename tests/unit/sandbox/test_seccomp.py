@@ -29,6 +29,8 @@ def verdict(here: Machine, wanted: Wanted, name: str | int, *args: int, audit: i
                 at += true if accumulator == value else false
             case 0x35:
                 at += true if accumulator >= value else false
+            case 0x05:
+                at += value
             case 0x06:
                 return value
             case _:
@@ -130,7 +132,7 @@ def test_nothing_listens_and_no_route_is_set_where_hosts_are_listed(here: Machin
 
 
 @pytest.mark.parametrize("network", ["none", "tcp", "any"])
-def test_every_combination_fits_into_blocks_and_refuses_all_rows(here: Machine, network: str) -> None:
+def test_every_combination_fits_into_a_filter_and_refuses_all_rows(here: Machine, network: str) -> None:
     for unix, watches, ask in itertools.product((False, True), (False, True), ((), ("connect", "listen"))):
         wanted = Wanted(network=network, unix_sockets=unix, watches=watches, ask=ask)
         assert len(program(here, wanted)) // 8 < 4096
