@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
+from grue.field_checks import check_settings
 
 # --- Closed sets of words
 #
@@ -326,7 +327,8 @@ class ToolSearch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     always: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check types and ranges."""
+        check_settings(self)
         if not (self.above >= 1 and self.above % 1 == 0) and not 0 <= self.above < 1:
             text = f"above is {self.above:g}; it must be a number of tools, or a share of the window below 1."
             raise MCPConfigError.of_value("ToolSearch", ("above",), text)
@@ -370,7 +372,8 @@ class ContextPolicy(Struct, frozen=True, kw_only=True):
     bytes_per_token: float = 3.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check types and ranges."""
+        check_settings(self, above_0=("window_tokens", "bytes_per_token"))
         if not 0 < self.low_water < self.high_water <= 1:
             raise MCPConfigError.of_value(
                 "ContextPolicy",
@@ -378,20 +381,9 @@ class ContextPolicy(Struct, frozen=True, kw_only=True):
                 f"low_water ({self.low_water:g}) must be above 0 and below high_water "
                 f"({self.high_water:g}), which must be at most 1.",
             )
-        if self.window_tokens is not None and self.window_tokens < 1:
-            text = f"window_tokens is {self.window_tokens}; it must be above 0."
-            raise MCPConfigError.of_value("ContextPolicy", ("window_tokens",), text)
-        usable = {
-            "reply_tokens": self.reply_tokens >= 0,
-            "max_summaries": self.max_summaries >= 0,
-            "bytes_per_token": 0 < self.bytes_per_token < 1000,
-        }
-        for name in (name for name, is_usable in usable.items() if not is_usable):
-            raise MCPConfigError.of_value(
-                "ContextPolicy",
-                (name,),
-                "reply_tokens and max_summaries must not be negative, and bytes_per_token must be above 0.",
-            )
+        if self.bytes_per_token >= 1000:
+            text = f"bytes_per_token is {self.bytes_per_token:g}; it must be below 1000."
+            raise MCPConfigError.of_value("ContextPolicy", ("bytes_per_token",), text)
 
 
 class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -454,12 +446,7 @@ class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse a negative limit."""
-        for name in self.__struct_fields__:
-            limit = getattr(self, name)
-            if not isinstance(limit, int | float | None):
-                raise MCPConfigError(f"Budget({name}={limit!r:.60}): a limit is a number; None sets none.")
-            if limit is not None and not limit >= 0:
-                raise MCPConfigError(f"Budget({name}={limit}): a limit may not be negative; None sets none.")
+        check_settings(self)
 
 
 class Batching(Struct, frozen=True, kw_only=True):
@@ -483,16 +470,15 @@ class Batching(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a wait that is none."""
-        for name in ("first_look_s", "look_every_s"):
-            if not getattr(self, name) > 0:
-                raise MCPConfigError(f"Batching({name}={getattr(self, name)!r:.60}): give seconds above 0.")
-        if self.most_items is not None and self.most_items < 1:
-            raise MCPConfigError(f"Batching(most_items={self.most_items}): a batch has at least 1 request.")
+        check_settings(self, above_0=("most_items", "first_look_s", "look_every_s"))
 
 
 TURN_TIMEOUT_S = 1800.0
 """The limit of a turn whose host sets none. It is above the 750 s after which the retries of one request to a
 silent endpoint are used up, so that `LLMError` says what was wrong."""
+
+
+_ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")
 
 
 class TurnLimits(Struct, frozen=True, kw_only=True):
@@ -538,6 +524,10 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
     budget: Budget = Budget()
     startup_timeouts_s: dict[str, float] = {}
     starts_at_once: int = 8
+
+    def __post_init__(self) -> None:
+        """Check types and ranges."""
+        check_settings(self, above_0=_ABOVE_0)
 
     def startup_timeout_s(self, server: str) -> float:
         """Return the time limit in seconds for starting a server."""
@@ -610,6 +600,10 @@ class FailurePolicy(Struct, frozen=True, kw_only=True):
     fallbacks_before_stop: int = 3
     on_tool_drift: OnToolDrift = "report"
     first_connects: dict[str, OnFirstConnect] = {}
+
+    def __post_init__(self) -> None:
+        """Check types and ranges."""
+        check_settings(self)
 
     def on_first_connect(self, server: str) -> OnFirstConnect:
         """Return the policy for a failed first connect to this server."""

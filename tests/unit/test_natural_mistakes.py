@@ -1,9 +1,11 @@
 """What people write first, and what they are told: refused where it is made, with the right form."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import pytest
 
 from grue import (
@@ -13,14 +15,18 @@ from grue import (
     HttpServer,
     LlmSettings,
     Runner,
+    ServerOptions,
     StdioServer,
     ToolClient,
     ToolPolicy,
     ToolRule,
     TurnLimits,
     TurnRequest,
+    UserText,
 )
 from grue.errors import MCPConfigError, MCPError
+from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
+from grue.transports.llm.endpoint import LlmEndpoint
 
 LLM = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
 
@@ -47,12 +53,7 @@ def now() -> float:
         ({"llm": LlmSettings}, "llm= wants LlmSettings(base_url=..., model=...)"),
         ({"llm": 42}, "llm= wants LlmSettings(base_url=..., model=...)"),
         ({"llm": "qwen3"}, "LlmSettings(base_url=..., model='qwen3')"),
-        ({"llm": with_settings(temperature="hot")}, "llm=LlmSettings(...): temperature: Expected `float"),
-        ({"llm": with_settings(retry=3)}, "retry: Expected `object`"),
-        ({"llm": with_settings(extra_headers=["a"])}, "extra_headers: Expected `object`"),
         ({"limits": 30}, "limits= wants TurnLimits(...), not int 30"),
-        ({"limits": TurnLimits(turn_timeout_s="30")}, "turn_timeout_s: Expected `float | null`, got `str`"),
-        ({"policy": FailurePolicy(first_connect="ignore")}, "first_connect: Invalid enum value 'ignore'"),
         ({"budget": 5}, "budget= wants Budget(...), not int 5"),
         ({"context": 100_000}, "context= wants ContextPolicy(...)"),
         ({"tool_policy": [ToolRule()]}, "tool_policy= wants ToolPolicy(...)"),
@@ -73,6 +74,8 @@ def now() -> float:
         ({"servers": {"w": "https://mcp.example.com"}}, "HttpServer(name='w', url=...)"),
         ({"servers": {"w": {"command": "npx"}}}, "StdioServer(name='w', command=..., args=(...))"),
         ({"servers": {"w": None}}, "StdioServer(name='w', command=..., args=(...))"),
+        ({"servers": {"w": 1}}, "servers= has no server under 'w', but int. Write StdioServer(command=...)"),
+        ({"servers": {"w": StdioServer}}, "HttpServer(url=...) or FunctionTools([...])"),
     ],
 )
 def test_a_runner_refuses_what_is_no_model_and_no_server(arguments: dict[str, Any], says: str) -> None:
@@ -83,7 +86,7 @@ def test_a_runner_refuses_what_is_no_model_and_no_server(arguments: dict[str, An
 
 @pytest.mark.parametrize("limit", ["requests", "tokens", "cost_usd"])
 def test_a_negative_budget_is_refused_where_it_is_made(limit: str) -> None:
-    with pytest.raises(MCPConfigError, match=rf"Budget\({limit}=-1\): a limit may not be negative"):
+    with pytest.raises(MCPConfigError, match=rf"Budget: {limit} is -1; it must be .* 0 or more"):
         Budget(**{limit: -1})
     assert Budget(**{limit: 0})
     assert Budget() == TurnLimits().budget
@@ -139,7 +142,31 @@ def request(**wrong: Any) -> TurnRequest[Any]:
         (lambda: with_settings().__class__(base_url="http://x", model=""), "such as model='qwen3'"),
         (lambda: LlmSettings(base_url="http://x", model=None), "LlmSettings(model=None)"),
         (lambda: LlmSettings(base_url=None, model="m"), "such as base_url='http://"),
-        (lambda: Budget(requests="5"), "Budget(requests='5')"),
+        (lambda: Budget(requests="5"), "Budget: requests: Expected `int | null`, got `str`"),
+        (lambda: with_settings(temperature="hot"), "LlmSettings: temperature: Expected `float"),
+        (lambda: with_settings(retry=3), "LlmSettings: retry= wants RetryPolicy(...), not int"),
+        (lambda: with_settings(retry={"max_retries": 1}), "retry= wants RetryPolicy(...), not dict"),
+        (lambda: with_settings(extra_headers=["a"]), "LlmSettings: extra_headers: Expected `object`"),
+        (lambda: with_settings(then=3), "LlmSettings(then=...)"),
+        (lambda: TurnLimits(turn_timeout_s="30"), "turn_timeout_s: Expected `float | null`, got `str`"),
+        (
+            lambda: TurnLimits(tool_call_timeout_s=-1),
+            "tool_call_timeout_s is -1; it must be a finite",
+        ),
+        (lambda: TurnLimits(turn_timeout_s=math.inf), "it must be a finite number above 0, or None"),
+        (lambda: TurnLimits(startup_timeouts_s={"files": 0}), "startup_timeouts_s is 0"),
+        (
+            lambda: FailurePolicy(first_connect="ignore"),
+            "first_connect is one of raise, disable, not 'ignore'",
+        ),
+        (lambda: ServerOptions(include="read"), "ServerOptions: include: Expected `array | null`"),
+        (lambda: stdio(env={"PORT": 8000}), "StdioServer: env[...]: Expected `str`, got `int`"),
+        (lambda: http(headers={"A": 1}), "HttpServer: headers[...]: Expected `str`, got `int`"),
+        (lambda: request(turn_timeout_s=0), "turn_timeout_s= wants a number, above 0, or None, not 0"),
+        (lambda: request(turn=-1), "turn= wants a number, 0 or more"),
+        (lambda: request(context=32_000), "context= wants ContextPolicy(...), not int"),
+        (lambda: request(history=3), "history=outcome.said"),
+        (lambda: request(history=[UserText(3)]), "UserText('...')"),
         (lambda: request(answer="int"), "answer= wants a type, answer=int, not 'int'"),
         (lambda: request(answer=["yes", "no"]), "answer= wants a type"),
         (lambda: request(answer=Count(1)), "answer= wants a type, answer=Count, not an instance of it"),
@@ -152,8 +179,10 @@ def request(**wrong: Any) -> TurnRequest[Any]:
         (lambda: request(history=[{"role": "user", "content": "hi"}]), "UserText('...')"),
         (lambda: request(turn_timeout_s="3"), "turn_timeout_s= wants a number, not '3'"),
         (lambda: request(on_delta=True), "on_delta= wants a function"),
-        (lambda: Runner(llm=LLM).run_turn("hello"), "TurnRequest(user='hello')"),
-        (lambda: Runner(llm=LLM).start_turn("hello"), "TurnRequest(user='hello')"),
+        (lambda: Runner(llm=LLM).run_turn(3), "A turn wants a text or TurnRequest(user=...), not int 3"),
+        (lambda: Runner(llm=LLM).start_turn(None), "A turn wants a text or TurnRequest(user=...)"),
+        (lambda: Runner(llm=LLM).map("hello"), "map() wants a list of requests, not one str"),
+        (lambda: Runner(llm=LLM).map(request()), "map() wants a list of requests, not one TurnRequest"),
         (lambda: Runner(llm=LLM).conversation(3), "instructions as a text"),
         (lambda: ToolClient([FunctionTools([now])]), 'servers={"files": StdioServer(...)}, not a list'),
         (lambda: ToolClient({}, limits=30), "limits= wants TurnLimits(...)"),
@@ -166,9 +195,28 @@ def test_a_value_of_another_type_is_refused_where_it_is_made(make: Callable[[], 
     assert says in str(refused.value)
 
 
+def test_a_text_alone_is_a_request() -> None:
+    model = LlmEndpoint(
+        LlmSettings(base_url=OFFLINE_URL, model=MODEL, api_key=""),
+        transport=ScriptedModelTransport(script=reply_in_chat),
+    )
+    with Runner(llm=model) as runner:
+        answer = runner.run_turn(TurnRequest("Hello.")).response
+        assert "(scripted)" in answer
+        assert runner.run_turn("Hello.").response == answer
+        assert anyio.run(runner.run_turn_async, "Hello.").response == answer
+        assert runner.start_turn("Hello.").result().response == answer
+        assert [item.outcome and item.outcome.response for item in runner.map(["Hello."] * 2)] == [answer] * 2
+        assert runner.conversation().ask("Hello.").response == answer
+
+
 def test_a_batch_says_which_requests_are_none() -> None:
-    (item,) = Runner(llm=LLM).map(["How many?"])  # type: ignore[list-item, var-annotated]  # the mistake
-    assert "TurnRequest(user='How many?')" in str(item.error)
+    (item,) = Runner(llm=LLM).map([3])  # type: ignore[list-item, var-annotated]  # the mistake
+    assert "A turn wants a text or TurnRequest(user=...), not int 3" in str(item.error)
+
+
+def test_a_list_is_taken_where_a_tuple_is_declared() -> None:
+    assert ServerOptions(include=["read"]).include == ("read",)  # type: ignore[arg-type]  # what people write
 
 
 def test_a_call_wants_a_dictionary() -> None:

@@ -16,10 +16,10 @@ from grue.errors import MCPConfigError
         ({"low_water": 0.9}, "low_water (0.9) must be above 0 and below high_water (0.9)"),
         ({"low_water": 0.0}, "low_water (0) must be above 0"),
         ({"high_water": 1.1}, "high_water (1.1), which must be at most 1"),
-        ({"window_tokens": 0}, "window_tokens is 0; it must be above 0"),
-        ({"reply_tokens": -1}, "must not be negative"),
-        ({"max_summaries": -1}, "must not be negative"),
-        ({"bytes_per_token": 0.0}, "bytes_per_token must be above 0"),
+        ({"window_tokens": 0}, "window_tokens is 0; it must be a finite number above 0, or None"),
+        ({"reply_tokens": -1}, "reply_tokens is -1; it must be a finite number, 0 or more"),
+        ({"max_summaries": -1}, "max_summaries is -1; it must be a finite number, 0 or more"),
+        ({"bytes_per_token": 0.0}, "bytes_per_token is 0.0; it must be a finite number above 0"),
     ],
 )
 def test_a_number_out_of_its_range_is_refused_with_the_reason(values: dict[str, Any], said: str) -> None:

@@ -53,6 +53,14 @@ class AnswerSpec(Generic[T]):
         fallback: T | None = None,
         told: bool = False,
     ) -> None:
+        for argument, value, kind, form in (
+            ("parse", parse, Callable, "a function that gets the text"),
+            ("schema", schema, Mapping | None, "a JSON schema, schema={'type': 'object', ...}"),
+            ("name", name, str, "a text"),
+            ("told", told, bool, "True or False"),
+        ):
+            if not isinstance(value, kind):  # type: ignore[arg-type]  # a class, or a union of classes
+                raise MCPConfigError(f"AnswerSpec: {argument}= wants {form}, not {type(value).__name__}.")
         self.parse = parse
         self.told = told
         self.schema = None if schema is None else m.AnswerSchema(name, schema)

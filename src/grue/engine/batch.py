@@ -25,7 +25,7 @@ from grue import messages as m
 from grue.engine.answers import AnswerCheck, AnswerSpec
 from grue.engine.current_episode import Episode
 from grue.engine.turn import EpisodeMemory, HostTurn, TurnSettings
-from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
+from grue.engine.turn_request import TurnOutcome, TurnRequest, as_request, outcome_of
 from grue.errors import MCPError
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step
 from grue.runtime.loops.interrupts import defer_interrupts
@@ -227,7 +227,7 @@ _Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]]
 """A turn that is running or waiting, or a result that is known without running one."""
 
 
-def run_batch(requests: Iterable[TurnRequest[T]], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
+def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
     """Yield the result of each request, in order. Closing the iterator cancels the running turns.
 
     Nothing starts before the first item is asked for. If a turn fails, the others go on.
@@ -258,9 +258,9 @@ def run_batch(requests: Iterable[TurnRequest[T]], batch: Batch) -> Iterator[Batc
         _end(episode, [each for _, each in waiting if isinstance(each, Call)])
 
 
-def _start(index: int, request: TurnRequest[T], batch: Batch, episode: Episode) -> _Started[T]:
+def _start(index: int, request: TurnRequest[T] | str, batch: Batch, episode: Episode) -> _Started[T]:
     try:
-        refuse_another_kind(request)
+        request = as_request(request)
         turn = HostTurn(replace(request, turn=index + 1), batch.settings, EpisodeMemory())
         completed = _completed(turn, index + 1, batch.resume_from)
     except Exception as error:  # noqa: BLE001 - an invalid request must not end the others

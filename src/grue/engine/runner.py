@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
 
@@ -36,9 +36,10 @@ from grue.engine.tool_servers import (
 )
 from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnHandle, TurnSettings
 from grue.engine.turn_actors import TurnResources
-from grue.engine.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
+from grue.engine.turn_request import TurnOutcome, TurnRequest, as_request, outcome_of
 from grue.engine.waiting_turns import WaitingBatch, run_waiting
 from grue.engine.wiring import OwnTrace, wire
+from grue.errors import MCPConfigError
 from grue.policies import (
     DEFAULT_START,
     ApprovalDecision,
@@ -67,6 +68,16 @@ from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 __all__ = ["LlmFactory", "Runner", "TurnOutcome", "TurnRequest", "outcome_of"]
 T = TypeVar("T")
 V = TypeVar("V")
+
+
+class MapOptions(TypedDict, total=False):
+    """Further arguments of `map`."""
+
+    concurrency: int
+    resume_from: str | PathLike[str] | None
+    progress: bool
+    total: int | None
+    batch: str | PathLike[str] | Batching | None
 
 
 class Runner(AsyncToolAccess, Closing):
@@ -274,8 +285,13 @@ class Runner(AsyncToolAccess, Closing):
         self._memory.learn({} if connection is None else {m.ServerName(server): connection})
         self._presumed.recall({m.ServerName(server): tuple(listing)})
 
-    def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
-        """Run a turn and return its outcome, blocking.
+    @overload
+    def run_turn(self, request: str) -> TurnOutcome[str]: ...
+    @overload
+    def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]: ...
+
+    def run_turn(self, request: TurnRequest[Any] | str) -> TurnOutcome[Any]:
+        """Run a turn and return its outcome, blocking. A text is short for `TurnRequest(user=text)`.
 
         With `keep="nothing"` this is one `anyio.run`. When it returns or raises, no process of this turn is
         alive. With `keep="loop"` the turn runs in the episode's loop. With `start="after_turn"` its processes
@@ -301,14 +317,24 @@ class Runner(AsyncToolAccess, Closing):
         """
         return self._episode.run(self._turn(request).run)
 
-    async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
+    @overload
+    async def run_turn_async(self, request: str) -> TurnOutcome[str]: ...
+    @overload
+    async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]: ...
+
+    async def run_turn_async(self, request: TurnRequest[Any] | str) -> TurnOutcome[Any]:
         """Run a turn as `run_turn` does, in the caller's event loop. Cancellation ends the turn.
 
         With `keep="loop"` the turn runs in the episode's loop, and the caller awaits it.
         """
         return await self._episode.run_async(self._turn(request).run)
 
-    def start_turn(self, request: TurnRequest[T]) -> TurnHandle[TurnOutcome[T]]:
+    @overload
+    def start_turn(self, request: str) -> TurnHandle[TurnOutcome[str]]: ...
+    @overload
+    def start_turn(self, request: TurnRequest[T]) -> TurnHandle[TurnOutcome[T]]: ...
+
+    def start_turn(self, request: TurnRequest[Any] | str) -> TurnHandle[TurnOutcome[Any]]:
         """Start a turn and return at once, for loops that must not block (of a game or a GUI).
 
         Turns of one runner run one after the other. With `keep="nothing"` they run in a background thread
@@ -454,16 +480,25 @@ class Runner(AsyncToolAccess, Closing):
         """
         return Conversation.start(self, system, path=path, name=name)
 
+    @overload
+    def map(
+        self, requests: Iterable[str], **how: Unpack[MapOptions]
+    ) -> Iterator[BatchItem[TurnOutcome[str]]]: ...
+    @overload
+    def map(
+        self, requests: Iterable[TurnRequest[T]], **how: Unpack[MapOptions]
+    ) -> Iterator[BatchItem[TurnOutcome[T]]]: ...
+
     def map(
         self,
-        requests: Iterable[TurnRequest[T]],
+        requests: Iterable[TurnRequest[Any] | str],
         *,
         concurrency: int = 8,
         resume_from: str | PathLike[str] | None = None,
         progress: bool = False,
         total: int | None = None,
         batch: str | PathLike[str] | Batching | None = None,
-    ) -> Iterator[BatchItem[TurnOutcome[T]]]:
+    ) -> Iterator[BatchItem[TurnOutcome[Any]]]:
         """Run many turns in parallel and yield the result of each, in order.
 
         Each turn is a separate episode with its own sessions. Its number is its position, from 1. With
@@ -475,7 +510,8 @@ class Runner(AsyncToolAccess, Closing):
         the batch. Closing the iterator cancels the running turns.
 
         Args:
-            requests: Any number. Read lazily, in the thread that iterates over the results.
+            requests: Any number, each a `TurnRequest` or a text. Read lazily, in the
+                thread that iterates over the results.
             concurrency: Number of turns that run in parallel; at least 1. Each has its own server processes.
             resume_from: The trace of an earlier run of the same batch. A turn that it completed is not run
                 again, unless its texts, servers or answer schema have changed.
@@ -490,7 +526,10 @@ class Runner(AsyncToolAccess, Closing):
             KeyboardInterrupt: Ctrl-C was pressed while waiting for the next item.
             TraceError: `resume_from` cannot be read.
             ValueError: `concurrency` is not a whole number, or less than 1.
+            MCPConfigError: `requests` is one request, and not many.
         """
+        if isinstance(requests, str | TurnRequest):
+            raise MCPConfigError(f"map() wants a list of requests, not one {type(requests).__name__}.")
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"concurrency is a whole number, at least 1, not {concurrency!r}")
 
@@ -504,7 +543,7 @@ class Runner(AsyncToolAccess, Closing):
             if resume_from is not None:
                 raise ValueError("batch= goes on by its folder: leave resume_from= out")
             batching = batch if isinstance(batch, Batching) else Batching(folder=str(batch))
-            items: Iterator[BatchItem[TurnOutcome[T]]] = run_waiting(
+            items: Iterator[BatchItem[TurnOutcome[Any]]] = run_waiting(
                 requests,
                 WaitingBatch(
                     begin=begin, settings=self._settings(), batching=batching, concurrency=concurrency
@@ -543,9 +582,8 @@ class Runner(AsyncToolAccess, Closing):
         if self._wiring.endpoint is not None:
             await self._wiring.endpoint.prepare()
 
-    def _turn(self, request: TurnRequest[T]) -> HostTurn[T]:
-        refuse_another_kind(request)
-        return HostTurn(request, self._settings(), self._memory)
+    def _turn(self, request: TurnRequest[T] | str) -> HostTurn[T]:
+        return HostTurn(as_request(request), self._settings(), self._memory)
 
     def _settings(self) -> TurnSettings:
         return TurnSettings(

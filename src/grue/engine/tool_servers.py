@@ -191,7 +191,9 @@ def _under(name: str, server: ToolServer) -> ToolServer:
         return server if server.name == name else replace(server, name=name)
     form = _right_form(name, server)
     if form:
-        raise MCPConfigError(f"The server '{name}' cannot be a {type(server).__name__}. Write {form}.")
+        raise MCPConfigError(
+            f"servers= has no server under '{name}', but {type(server).__name__}. Write {form}."
+        )
     return server
 
 
@@ -200,11 +202,14 @@ def _right_form(name: str, server: object) -> str:
     if isinstance(server, str):
         kind = "HttpServer(name={!r}, url=...)" if "://" in server else "StdioServer(name={!r}, command=...)"
         return kind.format(name)
-    if isinstance(server, list | tuple | Mapping) or server is None:
+    if isinstance(server, list | tuple | Mapping | None):
         return f"StdioServer(name={name!r}, command=..., args=(...))"
     if isinstance(server, FunctionType | MethodType | BuiltinFunctionType) and not _may_connect(server):
         return f"FunctionTools([{server.__name__}])"
-    return ""
+    known = isinstance(server, HostFunctions | HostCommands) or (
+        callable(server) and not isinstance(server, type)
+    )
+    return "" if known else "StdioServer(command=...), HttpServer(url=...) or FunctionTools([...])"
 
 
 def _may_connect(function: Callable[..., object]) -> bool:

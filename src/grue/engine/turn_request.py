@@ -4,6 +4,7 @@
 """
 
 import base64
+import math
 import os
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -162,39 +163,72 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         return f"<table>{''.join(cells)}</table>"
 
 
-def refuse_another_kind(request: object) -> None:
-    """Refuse a value that is not a `TurnRequest`.
+def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
+    """Return a request; a text alone is that of the user.
 
     Raises:
         MCPConfigError: It is something else. The text says what to write.
     """
+    if isinstance(request, str):
+        request = TurnRequest(user=request)
     if not isinstance(request, TurnRequest):
-        text = f"{request!r:.60}" if isinstance(request, str) else "..."
         raise MCPConfigError(
-            f"A turn wants TurnRequest(user={text}), not {type(request).__name__} {request!r:.60}."
+            f"A turn wants a text or TurnRequest(user=...), not {type(request).__name__} {request!r:.60}."
         )
+    return request
 
 
 def _right_form(request: TurnRequest[Any]) -> str:
     """Return the advice for a field with a wrong value; empty: every field has a value of its type."""
     given: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
-    for name in ("user", "system"):
+    for name in ("user", "system", "user_stub", "final_request", "repair_request"):
         if not isinstance(given[name], str):
             return f"{name}= wants a text, {name}='...', not a {type(given[name]).__name__}"
-    if isinstance(given["images"], str | bytes | PathLike):
+    if not _is_list(given["images"]) or not all(
+        isinstance(each, str | bytes | PathLike) for each in given["images"]
+    ):
         return "images= wants a list, images=['picture.png']"
-    if not isinstance(given["tools"], bool | list | tuple):
+    if not isinstance(given["tools"], bool | list | tuple) or (
+        not isinstance(given["tools"], bool) and not all(isinstance(each, str) for each in given["tools"])
+    ):
         return f"tools= wants True, False or the tools' names, tools=({given['tools']!r:.60},)"
+    if not _is_list(given["history"]):
+        return "history= wants a list, such as history=outcome.said"
     if any(isinstance(item, m.SystemText) for item in given["history"]):
         return "system= and the system text of history= differ: leave system= out, or take that text away"
-    if not all(isinstance(item, m.HistoryItem) for item in given["history"]):
+    if not all(isinstance(item, m.HistoryItem) and _is_said(item) for item in given["history"]):
         return "history= wants what grue.messages has: UserText('...'), AssistantReply(...), ToolMessage(...)"
-    for name, kind in (("turn", int), ("turn_timeout_s", int | float)):
-        if not isinstance(given[name], kind | None):
-            return f"{name}= wants a number, not {given[name]!r:.60}"
+    for name, kind, least in (("turn", int, "0 or more"), ("turn_timeout_s", int | float, "above 0")):
+        value = given[name]
+        if not isinstance(value, kind | None):
+            return f"{name}= wants a number, not {value!r:.60}"
+        if value is not None and not (math.isfinite(value) and (value > 0 or (name == "turn" and not value))):
+            return f"{name}= wants a number, {least}, or None, not {value!r}"
+    for name, struct in (("context", ContextPolicy), ("tool_search", ToolSearch)):
+        if not isinstance(given[name], struct | None):
+            return f"{name}= wants {struct.__name__}(...), not {type(given[name]).__name__}"
+    if not isinstance(given["json_results"], bool):
+        return "json_results= wants True or False"
+    if not isinstance(given["conversation"], KeptConversation | None):
+        return "conversation= is set by Conversation.request: write talk.ask('...')"
     if given["on_delta"] is not None and not callable(given["on_delta"]):
         return "on_delta= wants a function, on_delta=lambda delta: print(delta.text, end='')"
     return unusable_answer(given["answer"])
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_said(item: m.HistoryItem) -> bool:
+    """Return whether an entry of a history holds what its class says."""
+    match item:
+        case m.UserText(text=text) | m.AssistantText(text=text):
+            return isinstance(text, str)
+        case m.AssistantReply(content=content, tool_calls=calls):
+            return isinstance(content, str | None) and all(isinstance(call, m.ToolCall) for call in calls)
+        case m.ToolMessage(call_id=id_, content=content):
+            return isinstance(id_, str) and isinstance(content, str)
 
 
 def outcome_of(

@@ -30,7 +30,7 @@ from grue.engine.conversations.resume import ResumedRun, ResumeRequest, resumed_
 from grue.engine.current_episode import Episode
 from grue.engine.turn import EpisodeMemory, HostTurn, TurnPostponed, TurnSettings, error_for, pending_error
 from grue.engine.turn_actors import GoesOn, TurnResources
-from grue.engine.turn_request import TurnOutcome, TurnRequest, refuse_another_kind
+from grue.engine.turn_request import TurnOutcome, TurnRequest, as_request
 from grue.engine.wiring import TurnsUnderWay
 from grue.errors import BudgetSpent, MCPConfigError, MCPError, TraceError
 from grue.policies import Batching, Budget
@@ -197,7 +197,6 @@ class _Turns(Generic[T]):
         Raises:
             MCPError: The trace is that of another request.
         """
-        refuse_another_kind(request)
         if request.conversation is not None or request.history:
             raise MCPConfigError(
                 "A turn whose requests wait for batches cannot continue a conversation or a history. Put what"
@@ -315,7 +314,7 @@ def _flush(recorder: Recorder, writer: TraceWriter) -> None:
 
 
 def run_waiting(
-    requests: Iterable[TurnRequest[T]], batch: WaitingBatch
+    requests: Iterable[TurnRequest[T] | str], batch: WaitingBatch
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
     """Yield the result of each request, in order, as their turns end. Closing the iterator stops the work.
 
@@ -380,7 +379,7 @@ class _Rounds(Generic[T]):
         self._poll: Call[list[str]] | None = None
 
     def results(
-        self, numbered: Iterable[tuple[int, TurnRequest[T]]]
+        self, numbered: Iterable[tuple[int, TurnRequest[T] | str]]
     ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
         """Yield the results in order."""
         following = 0
@@ -418,8 +417,9 @@ class _Rounds(Generic[T]):
             finally:
                 self._episode.close()
 
-    def _begin(self, index: int, request: TurnRequest[T]) -> None:
+    def _begin(self, index: int, given: TurnRequest[T] | str) -> None:
         try:
+            request = as_request(given)
             known = self._turns.known(index, request)
         except Exception as error:  # noqa: BLE001 - an invalid request must not end the others
             self._done[index] = BatchItem(index=index, error=as_ours(error))

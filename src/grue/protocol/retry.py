@@ -13,6 +13,7 @@ from typing import assert_never
 from msgspec import Struct
 
 from grue import messages as m
+from grue.field_checks import check_settings
 from grue.policies import FailureKind
 
 _UNREACHABLE_DELAY_S = 0.5
@@ -46,6 +47,16 @@ _NUMBERED_WAIT = re.compile(
 )
 
 
+_ABOVE_0 = (
+    "exponential_base",
+    "timeout_s",
+    "connect_timeout_s",
+    "first_byte_timeout_s",
+    "idle_timeout_s",
+    "length_retry_factor",
+)
+
+
 class RetryPolicy(Struct, frozen=True, kw_only=True):
     """How often to retry a request, and the time limits of each one; the settings of `[tool.grue.retry]`.
 
@@ -76,6 +87,10 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     first_byte_timeout_s: float | None = None
     idle_timeout_s: float = 60.0
     length_retry_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        """Check types and ranges."""
+        check_settings(self, above_0=_ABOVE_0)
 
 
 def next_delay(

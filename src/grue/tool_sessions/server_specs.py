@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
+from grue.field_checks import check_settings
 from grue.policies import StartAhead, StartWhen
 from grue.runtime.secrets.secret_forms import MIN_CHARS, looks_secret
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
@@ -159,8 +160,13 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     start: StartWhen | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a `start` that there is not."""
-        if self.start in (None, *get_args(StartWhen)):
+        """Check types and ranges; refuse a `start` that there is not."""
+        check_settings(
+            self,
+            only=[name for name in self.__struct_fields__ if name != "start"],
+            above_0=("call_timeout_s", "startup_timeout_s"),
+        )
+        if self.start is None or self.start in get_args(StartWhen):
             return
         if self.start in get_args(StartAhead):
             raise MCPConfigError(
@@ -256,7 +262,10 @@ class StdioServer(Struct, frozen=True, kw_only=True):
             form = "env={'NAME': 'value'}"
         elif not isinstance(given["options"], ServerOptions):
             form = "options=ServerOptions(...)"
+        elif not isinstance(given["cwd"], str | PathLike | None):
+            form = "cwd='folder'"
         else:
+            check_settings(self, only=("name", "env", "inherit_env"))
             msgspec.structs.force_setattr(self, "args", tuple(args))
             msgspec.structs.force_setattr(self, "name", self.name or PurePath(self.command).name)
             self._read_sandbox()
@@ -331,6 +340,7 @@ class HttpServer(Struct, frozen=True, kw_only=True):
             )
         if not isinstance(given["options"], ServerOptions):
             raise MCPConfigError(f"HttpServer(name={self.name!r}): write options=ServerOptions(...).")
+        check_settings(self, above_0=("connect_timeout_s",))
         fault = _url_fault(self.url)
         msgspec.structs.force_setattr(self, "name", self.name or urlsplit(self.url).hostname or "")
         if fault is not None:

@@ -20,6 +20,7 @@ from msgspec import Meta, Struct, field
 
 from grue import messages as m
 from grue.errors import MCPConfigError
+from grue.field_checks import check_settings
 from grue.policies import ToolAnnotations
 from grue.protocol.tools import results as tool_results
 from grue.runtime.processes.child_process import Capture, Command
@@ -82,6 +83,19 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
     sandbox: Sandbox | None = None
 
     def __post_init__(self) -> None:
+        check_settings(
+            self,
+            only=("shell", "env", "timeout_s", "max_output_bytes", "max_written_bytes", "limits"),
+            above_0=("timeout_s",),
+        )
+        if not isinstance(self.folder, str | os.PathLike):
+            raise MCPConfigError("ShellTool: folder= wants the path of a folder.")
+        for name, what in (("commands", "programs"), ("inherit", "names of variables")):
+            value = getattr(self, name)
+            if not isinstance(value, list | tuple) and (name, value) != ("commands", "any"):
+                raise MCPConfigError(f"ShellTool: {name} is a list of {what}, not {value!r:.60}.")
+            if not all(isinstance(each, str | list | tuple) for each in value):
+                raise MCPConfigError(f"ShellTool: {name} has an entry that is not a text.")
         try:
             msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))
         except ValueError as error:
@@ -93,8 +107,6 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
                 "ShellTool: a string for the shell can name any program, so an allow-list cannot hold. Use"
                 ' shell=False, or allow everything with commands="any".'
             )
-        if isinstance(self.commands, str) and self.commands != "any":
-            raise MCPConfigError(f"ShellTool: commands is a list of programs, not {self.commands!r}.")
         self.allowed()
 
     def __rich_repr__(self) -> list[tuple[str, object]]:

@@ -58,9 +58,9 @@ def test_without_the_table_nothing_is_cleared(tmp_path: Path) -> None:
         ("read_only = [3]", "read_only, number 1: Expected `str`, got `int`."),
         ("low_water = 0.95", "low_water (0.95) must be above 0 and below high_water (0.9)"),
         ("high_water = 0.5", "low_water (0.6) must be above 0 and below high_water (0.5)"),
-        ("bytes_per_token = 0", "reply_tokens and max_summaries must not be negative"),
-        ("window_tokens = 0", "window_tokens is 0; it must be above 0."),
-        ("max_summaries = -1", "reply_tokens and max_summaries must not be negative"),
+        ("bytes_per_token = 0", "bytes_per_token is 0.0; it must be a finite number above 0."),
+        ("window_tokens = 0", "window_tokens is 0; it must be a finite number above 0, or None."),
+        ("max_summaries = -1", "max_summaries is -1; it must be a finite number, 0 or more."),
     ],
 )
 def test_a_fault_names_the_file_the_line_and_the_key(tmp_path: Path, keys: str, fault: str) -> None:

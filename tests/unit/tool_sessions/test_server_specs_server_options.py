@@ -53,7 +53,7 @@ def test_an_exclude_without_a_tool_is_told_because_what_it_means_is_offered() ->
     assert told == [("bad_tool", "tools.exclude has 'Write', and the server lists no such tool")]
 
 
-@given(st.floats(0, 1e6), st.none() | st.floats(0, 1e6))
+@given(st.floats(0, 1e6), st.none() | st.floats(0, 1e6, exclude_min=True))
 def test_the_smaller_limit_holds(turn_s: float, own_s: float | None) -> None:
     options = ServerOptions(call_timeout_s=own_s)
     smaller = turn_s if own_s is None else min(turn_s, own_s)

@@ -5,6 +5,8 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from grue.field_checks import check_settings
+
 
 class ProcessLimits(Struct, frozen=True, kw_only=True):
     """Time limits for ending a server, and size limits for its output.
@@ -27,6 +29,10 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
     max_line_bytes: int = 64 * 1024 * 1024
     max_message_bytes: int = 8 * 1024 * 1024
     stderr_tail_bytes: int = 8192
+
+    def __post_init__(self) -> None:
+        """Check types and ranges."""
+        check_settings(self, above_0=("max_line_bytes", "max_message_bytes"))
 
     def when_cancelled(self) -> Self:
         """Return these limits with both graces cut to `cancelled_grace_s`."""

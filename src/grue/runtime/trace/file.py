@@ -35,7 +35,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from grue.errors import TraceError
+from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import LineFile, next_line, open_regular, write_whole
 from grue.runtime.large_data import joined
 from grue.runtime.loops.closing import Closing
@@ -255,6 +255,14 @@ class TraceWriter(Closing):
         options: TraceOptions | None = None,
         resume: bool = False,
     ) -> None:
+        for argument, value, kind in (
+            ("path", path, str | os.PathLike),
+            ("episode", episode, str),
+            ("started_at", started_at, int | float | None),
+            ("options", options, TraceOptions | None),
+        ):
+            if not isinstance(value, kind):
+                raise MCPConfigError(f"TraceWriter: {argument}= cannot be a {type(value).__name__}.")
         self.path = Path(path)
         self.last_seq, self.last_t = 0, 0.0
         self._options = options or TraceOptions()

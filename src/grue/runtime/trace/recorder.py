@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from grue.errors import MCPConfigError
 from grue.runtime.large_data import LONG, VERY_LONG, UnfinishedJson, begin_encoding, joined
 from grue.runtime.loops.host_code import calling
 from grue.runtime.loops.interrupts import block_signals
@@ -142,6 +143,13 @@ class Recorder:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        for argument, value in (("clock", clock), ("wall_clock", wall_clock)):
+            if not callable(value):
+                raise MCPConfigError(f"Recorder({argument}=...) wants a function that returns seconds.")
+        if not isinstance(secrets, Mapping | None) or not all(
+            isinstance(each, str) for pair in (secrets or {}).items() for each in pair
+        ):
+            raise MCPConfigError("Recorder(secrets=...) wants texts by name, secrets={'name': 'value'}.")
         self._clock = clock
         self._wall_clock = wall_clock
         self._started = clock()

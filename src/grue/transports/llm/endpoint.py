@@ -33,6 +33,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError
+from grue.field_checks import check_settings
 from grue.policies import SupportCheck
 from grue.protocol.chat_wire.failures import (
     Fault,
@@ -207,11 +208,14 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
                     f"LlmSettings({field}={value!r:.60}): {field} is a text that may not be empty, such as"
                     f" {field}={example!r}."
                 )
-        if not all(isinstance(each, LlmSettings) and not each.then for each in self.then):
+        if not isinstance(self.then, list | tuple) or not all(
+            isinstance(each, LlmSettings) and not each.then for each in self.then
+        ):
             raise MCPConfigError(
                 "LlmSettings(then=...) wants the LlmSettings of the models that are asked next, which have no"
                 " `then` of their own: LlmSettings(..., then=(LlmSettings(...), LlmSettings(...)))."
             )
+        check_settings(self, any_number=("top_k",), above_0=("max_tokens",))
         if self.extra_body.get("n") not in (None, 1):
             raise MCPConfigError(
                 f"LlmSettings(extra_body={{'n': {self.extra_body['n']!r:.20}}}): that asks for several"
