@@ -91,7 +91,7 @@ SCRIPTED: dict[str, Callable[[str], bool]] = {
     "flask_app.py": lambda said: said == "200 {'urgent': False}\n",
     "approvals_web.py": lambda said: "status: 202" in said and "'answer': 'Noted.'" in said,
     "switching_providers.py": lambda said: "turn 1: large could not be asked" in said,
-    "two_prompts.py": lambda said: "plain: 1 of 3" in said and "better: plain" in said,
+    "two_prompts.py": lambda said: "plain    0.333  1 of 3" in said and "better: plain" in said,
     "flaky_server.py": lambda said: said == "Noted.\nclock.echo: timed_out\nleft out: gone\n",
     "fleet_on_two_machines.py": lambda said: said == "{'score': (2, 1.0)}\n",
     "porting.py": lambda said: said == "Verdict(urgent=False) ['crm.customer_level']\n",

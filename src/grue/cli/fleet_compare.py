@@ -1,22 +1,11 @@
 """`grue fleet compare`: print whether B is better than A, and what it rests on."""
 
-import json
-
 import msgspec
 
 from grue.cli.saying import say, shown_path
-from grue.fleet.compare import CaseChange, Cell, Comparison, Measure, Options, Side, compare
-from grue.fleet.statistics import Interval
+from grue.fleet.compare import CaseChange, Cell, Comparison, Options, compare, short_words
 
 _MOST_CASES = 5
-_WIDEST = 70
-_MISSING = {
-    "infrastructure": "given up",
-    "unpaid": "not paid for",
-    "interrupted": "interrupted or running",
-    "damaged": "damaged",
-    "unscored": "without this score",
-}
 
 
 def print_comparison(
@@ -50,43 +39,9 @@ def print_comparison(
 
 
 def _print(found: Comparison, a: Cell, b: Cell, *, everything: bool) -> None:
-    for name, side in (("A", found.a), ("B", found.b)):
-        say(f"{name}: {side.label}: {_side(side)}")
-    for setting, (one, other) in found.compared.items():
-        say(f"{setting}: {_short(one)} in A, {_short(other)} in B")
-    grouped = "" if found.groups == found.cases else f" in {found.groups:,} groups"
-    say(f"{found.cases:,} cases{grouped} were played on both sides.")
-    say()
-    rows = [["", "A", "B", "B - A", "95 % interval"], *(_row(each, found.score) for each in found.measures)]
-    widths = [max(len(row[at]) for row in rows) for at in range(5)]
-    for row in rows:
-        say("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
-    say()
-    for sentence in verdict_of(found):
-        say(sentence)
+    for line in str(found).splitlines():
+        say(line)
     _print_cases(found, a, b, everything=everything)
-
-
-def verdict_of(found: Comparison) -> list[str]:
-    """Return the findings, in sentences."""
-    difference = found.measures[0].difference
-    between = f"{_signed(difference.low)} to {_signed(difference.high)}"
-    if found.verdict != "cannot be told":
-        return [f"B is {found.verdict} by {abs(difference.mean):.3g} in {found.score} ({between})."]
-    said = [
-        f"It cannot be told whether A or B is better in {found.score}: the difference may be anything from"
-        f" {_signed(difference.low)} to {_signed(difference.high)}.",
-        f"The smallest difference that {found.cases:,} cases like these find four times out of five is"
-        f" {found.detectable:.2g}.",
-    ]
-    if found.more_cases is not None:
-        said.append(
-            f"To find one of {found.target:.2g}, add about {found.more_cases:,} cases, which is"
-            f" {found.more_episodes:,} episodes. Further repetitions of the same cases help less."
-        )
-    else:
-        said.append("Four times as many cases find half of that.")
-    return said
 
 
 def _print_cases(found: Comparison, a: Cell, b: Cell, *, everything: bool) -> None:
@@ -107,7 +62,7 @@ def _print_cases(found: Comparison, a: Cell, b: Cell, *, everything: bool) -> No
 
 
 def _print_case(case: CaseChange, a: Cell, b: Cell) -> None:
-    say(f"  {case.a:.3g} -> {case.b:.3g}  {_short(case.case)}")
+    say(f"  {case.a:.3g} -> {case.b:.3g}  {short_words(case.case)}")
     for name, cell, ids in (("A", a, case.a_ids), ("B", b, case.b_ids)):
         say(f"      {name}: grue fleet show {shown_path(cell.fleet)} {ids[0][:10]}{_others(ids)}")
 
@@ -118,38 +73,6 @@ def _others(ids: list[str]) -> str:
         if len(ids) == 1
         else f"   (and {', '.join(each[:10] for each in ids[1:4])}{' ...' if len(ids) > 4 else ''})"
     )
-
-
-def _side(side: Side) -> str:
-    said = [f"{side.episodes:,} episodes"]
-    if side.failed:
-        said.append(f"{side.failed:,} of them failed")
-    said += [f"{count:,} {_MISSING.get(name, name)}" for name, count in side.missing.items()]
-    if side.unpaired:
-        said.append(f"{side.unpaired:,} cases are not on the other side")
-    return ", ".join(said)
-
-
-def _row(measure: Measure, score: str) -> list[str]:
-    found: Interval = measure.difference
-    name = score if measure.name == "score" else measure.name
-    return [
-        name,
-        f"{measure.a:.3g}",
-        f"{measure.b:.3g}",
-        _signed(found.mean),
-        f"{_signed(found.low)} to {_signed(found.high)}",
-    ]
-
-
-def _signed(value: float) -> str:
-    return "0" if value == 0 else f"{value:+.3g}"
-
-
-def _short(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}…"
 
 
 def _checked(worse: bool | None, margin: float) -> str:

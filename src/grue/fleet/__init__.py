@@ -7,12 +7,14 @@
     Fleet("runs/sweep").map(play, [{"model": "a"}, {"model": "b"}], repetitions=20)
 
 Results are on disk: `Fleet("runs/sweep").results()`. The same call again plays the episodes that are missing;
-see `docs/guides/fleet.md`.
+see `docs/guides/fleet.md`. `compare_prompts` compares prompts on a list of cases in one call and needs no
+folder.
 """
 
 from grue.fleet.broker import Amount, FleetBudget, Rate
 from grue.fleet.driver import Finished, Tally
 from grue.fleet.fleet import Fleet, FleetOptions
+from grue.fleet.prompts import PromptTable, compare_prompts
 from grue.fleet.results import Result
 from grue.fleet.scorers import FinishedEpisode
 from grue.fleet.server_places import ServerCap
@@ -29,11 +31,13 @@ __all__ = [
     "FleetBudget",
     "FleetOptions",
     "Price",
+    "PromptTable",
     "Rate",
     "Result",
     "ServerCap",
     "Sweep",
     "Tally",
+    "compare_prompts",
     "read_sweep",
     "work",
 ]

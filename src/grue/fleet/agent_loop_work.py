@@ -3,7 +3,8 @@
 The settings of a case: `inputs` (the texts; needed), `expected` (a text that the last answer must contain),
 `system`, `offline`, `model`, `base_url`, `mcp` (`false`: no servers), `mcp_config` (the file of servers;
 without it, the reasoning server that comes with grue). The scores: `score` (1: the last answer contains
-`expected`), `requests` and `tool_calls`. An interrupted attempt is played again from its first input.
+`expected`; 0: it does not; without `expected` there is none), `requests` and `tool_calls`. An interrupted
+attempt is played again from its first input.
 """
 
 from pathlib import Path
@@ -55,9 +56,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
         raise FleetError(f"The case cannot be played: {error}") from error
 
 
-@work(
-    files=("mcp_config",), scores=("score", "requests", "tool_calls"), settings=TalkCase, complete=completed
-)
+@work(files=("mcp_config",), settings=TalkCase, complete=completed)
 def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """Say the inputs, and judge the last answer.
 
@@ -74,8 +73,9 @@ def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
             tool_calls += 0 if loop.last_outcome is None else len(loop.last_outcome.tool_calls)
         requests = loop.runner.spent.requests
     (episode.folder / "answer.txt").write_text(answer, encoding="utf-8")
-    found = settings.expected is None or settings.expected in answer
-    return {"score": float(found), "requests": float(requests), "tool_calls": float(tool_calls)}
+    counts = {"requests": float(requests), "tool_calls": float(tool_calls)}
+    # Nothing was expected, so nothing can be said of the answer: a score of 1 would look like a success.
+    return counts if settings.expected is None else {"score": float(settings.expected in answer), **counts}
 
 
 def _llm(case: TalkCase) -> LlmEndpoint:

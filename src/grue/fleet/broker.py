@@ -25,6 +25,7 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from grue.errors import FleetError
+from grue.field_checks import check_settings
 from grue.fleet.server_places import ServerCap
 from grue.protocol.turn.prices import Price, price_of
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
@@ -62,6 +63,7 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         """Refuse limits that cannot be kept."""
+        check_settings(self, any_number=("money_usd", "tokens", "requests"))
         for name in ("money_usd", "tokens", "requests"):
             limit = getattr(self, name)
             if limit is not None and not 0 <= limit < math.inf:
@@ -91,6 +93,7 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse a rate at which nothing would ever start."""
+        check_settings(self, any_number=self.__struct_fields__)
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -25,6 +25,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.config.documents import nearest
 from grue.errors import FleetError
 from grue.fleet.folder import MANIFEST
 from grue.fleet.results import Result, results
@@ -48,6 +49,16 @@ _NO_CELL = frozenset({"seed"})
 
 _NONE_OF = 3.0
 """If none of n cases differs, at most about 3/n of all cases do, at 95 %."""
+
+
+_WIDEST = 70
+_MISSING = {
+    "infrastructure": "given up",
+    "unpaid": "not paid for",
+    "interrupted": "interrupted or running",
+    "damaged": "damaged",
+    "unscored": "without this score",
+}
 
 
 class TooFewCasesError(FleetError):
@@ -91,7 +102,15 @@ class Cell(Struct, frozen=True):
 
         Raises:
             FleetError: The cell has none; the text names the values that the settings have in the fleet.
+                Or no episode has a setting of that name.
         """
+        known = {name: None for each in everything for name in (*each.planned, *each.settings)}
+        for name in self.wanted:
+            if known and name not in known:
+                raise FleetError(
+                    f"{self.label}: the episodes have no setting {name!r}. Did you mean"
+                    f" {nearest(name, known)!r}? They have {', '.join(known)}."
+                )
         found = [each for each in everything if self._has(each)]
         if not found:
             raise FleetError(f"No episode is in {self.label}. {self._values(everything)}".rstrip())
@@ -146,6 +165,17 @@ class Side(Struct, frozen=True, kw_only=True):
     failed: int
     missing: dict[str, int]
     unpaired: int
+
+    @property
+    def words(self) -> str:
+        """The counts, in words."""
+        said = [f"{self.episodes:,} episodes"]
+        if self.failed:
+            said.append(f"{self.failed:,} of them failed")
+        said += [f"{count:,} {_MISSING.get(name, name)}" for name, count in self.missing.items()]
+        if self.unpaired:
+            said.append(f"{self.unpaired:,} cases are not on the other side")
+        return ", ".join(said)
 
 
 class Measure(Struct, frozen=True, kw_only=True):
@@ -205,6 +235,24 @@ class Comparison(Struct, frozen=True, kw_only=True):
     more_episodes: int | None = None
     changes: list[CaseChange] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        heads = ["", "A", "B", "B - A", "95 % interval"]
+        rows = [heads, *(_row(each, self.score) for each in self.measures)]
+        widths = [max(len(row[at]) for row in rows) for at in range(len(heads))]
+        table = (
+            "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+        return "\n".join([*self._sides(), "", *table, "", *verdict_of(self)])
+
+    def _sides(self) -> Iterable[str]:
+        for name, side in (("A", self.a), ("B", self.b)):
+            yield f"{name}: {side.label}: {side.words}"
+        for setting, (one, other) in self.compared.items():
+            yield f"{setting}: {short_words(one)} in A, {short_words(other)} in B"
+        grouped = "" if self.groups == self.cases else f" in {self.groups:,} groups"
+        yield f"{self.cases:,} cases{grouped} were played on both sides."
+
     def is_worse(self, margin: float, *, lower_is_better: bool = False) -> bool | None:
         """Return whether B has lost at least `margin`; `None`: there are too few episodes to tell.
 
@@ -215,6 +263,51 @@ class Comparison(Struct, frozen=True, kw_only=True):
         if found.high < 0 and found.mean <= -margin:
             return True
         return False if found.low > -margin else None
+
+
+def verdict_of(found: Comparison) -> list[str]:
+    """Return the findings, in sentences."""
+    difference = found.measures[0].difference
+    between = f"{_signed(difference.low)} to {_signed(difference.high)}"
+    if found.verdict != "cannot be told":
+        return [f"B is {found.verdict} by {abs(difference.mean):.3g} in {found.score} ({between})."]
+    said = [
+        f"It cannot be told whether A or B is better in {found.score}: the difference may be anything from"
+        f" {_signed(difference.low)} to {_signed(difference.high)}.",
+        f"The smallest difference that {found.cases:,} cases like these find four times out of five is"
+        f" {found.detectable:.2g}.",
+    ]
+    if found.more_cases is not None:
+        said.append(
+            f"To find one of {found.target:.2g}, add about {found.more_cases:,} cases, which is"
+            f" {found.more_episodes:,} episodes. Further repetitions of the same cases help less."
+        )
+    else:
+        said.append("Four times as many cases find half of that.")
+    return said
+
+
+def _row(measure: Measure, score: str) -> list[str]:
+    found: Interval = measure.difference
+    name = score if measure.name == "score" else measure.name
+    return [
+        name,
+        f"{measure.a:.3g}",
+        f"{measure.b:.3g}",
+        _signed(found.mean),
+        f"{_signed(found.low)} to {_signed(found.high)}",
+    ]
+
+
+def _signed(value: float) -> str:
+    return "0" if value == 0 else f"{value:+.3g}"
+
+
+def short_words(value: object) -> str:
+    """Return a value as one short line."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}…"
 
 
 def compare(a: Cell, b: Cell, options: Options) -> Comparison:

@@ -1,22 +1,27 @@
 """`Fleet`: run a work for many cases, on this machine or on a Ray cluster."""
 
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
+import msgspec
 from msgspec import Struct
 
 import grue
 from grue.errors import FleetError
+from grue.field_checks import check_settings
 from grue.fleet.broker import FleetBudget, Limits, Rate
+from grue.fleet.compare import Cell, Comparison, Options, compare_results, setting_word
 from grue.fleet.driver import Driver, Finished, Plan, Tally
-from grue.fleet.engine import Costs, Engine
+from grue.fleet.engine import Engine
 from grue.fleet.folder import MANIFEST, DriverLock, FleetFolder
-from grue.fleet.identity import Case
+from grue.fleet.identity import Case, fault_of
 from grue.fleet.local import LocalEngine, default_workers
 from grue.fleet.main_program import refuse_to_start_again
+from grue.fleet.progress import Watch, shown_progress
 from grue.fleet.results import Result, results
 from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Keep, Sweep
@@ -25,7 +30,6 @@ from grue.policies import Batching
 from grue.protocol.turn.prices import Price
 
 FORMAT = 1
-Watch = Callable[[Tally, dict[str, float], Costs], None]
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -60,6 +64,21 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     batching: Batching | None = None
     ray: str | None = None
 
+    def __post_init__(self) -> None:
+        """Check types and ranges."""
+        check_settings(self, above_0=("episode_timeout_s",))
+
+
+class CompareOptions(TypedDict, total=False):
+    """Further arguments of `Fleet.compare`, with the meaning that they have in `compare.Options`."""
+
+    score: str | None
+    lower_is_better: bool
+    failed_as: float
+    passing: float | None
+    cluster: tuple[str, ...]
+    margin: float | None
+
 
 class Fleet:
     """Runs a work for many cases. What is done already is not done again.
@@ -86,8 +105,15 @@ class Fleet:
         rate: Rate | None = None,
         options: FleetOptions | None = None,
     ) -> None:
-        if workers < 0:
-            raise FleetError(f"workers is {workers}: give a number above 0, or 0 for all cores.")
+        if not isinstance(workers, int) or workers < 0:
+            raise FleetError(f"workers is {workers!r:.60}: give a number above 0, or 0 for all cores.")
+        for name, value, kind in (
+            ("budget", budget, FleetBudget), ("rate", rate, Rate), ("options", options, FleetOptions),
+        ):  # fmt: skip
+            if not isinstance(value, kind | None):
+                raise FleetError(f"{name}= wants {kind.__name__}(...), not {type(value).__name__}.")
+        if not isinstance(directory, str | os.PathLike):
+            raise FleetError(f"A fleet wants its folder, Fleet('runs/sums'), not {directory!r:.60}.")
         if engine not in ("local", "ray"):
             raise FleetError(f"There is no engine {engine!r}: write 'local' or 'ray'.")
         # Absolute from the start: what any code does with the working directory changes no path of the fleet.
@@ -106,6 +132,7 @@ class Fleet:
         version: str | None = None,
         retry: bool = False,
         watch: Watch | None = None,
+        progress: bool = False,
     ) -> Finished:
         """Do the work for each case that is not done yet. Blocks.
 
@@ -116,6 +143,7 @@ class Fleet:
             version: Version of the work; `None`: the one that it declares.
             retry: Try again what was given up.
             watch: Called with the counts about five times a second.
+            progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
         Raises:
             FleetError: The work, a case or the folder cannot be used, or another driver has the folder. Or
@@ -124,7 +152,11 @@ class Fleet:
         """
         own = getattr(work, "__module__", "") == "__main__"
         refuse_to_start_again(imports_main=own or self._engine == "local")
-        settings = [dict(case) for case in cases]
+        settings = _checked(cases)
+        if not isinstance(repetitions, int) or repetitions < 1:
+            raise FleetError(f"repetitions is {repetitions!r:.60}: give a number, 1 or more.")
+        if not isinstance(version, str | None):
+            raise FleetError(f"version is {version!r:.60}: give a text, such as '2'.")
 
         def all_cases() -> Iterable[Case]:
             for repetition in range(repetitions):
@@ -141,21 +173,25 @@ class Fleet:
             prices=self._prices,
             batching=self._options.batching,
         )
-        return self._run(plan, axes, retry=retry, watch=watch)
+        with shown_progress(watch, shown=progress) as seen:
+            return self._run(plan, axes, retry=retry, watch=seen)
 
-    def sweep(self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None) -> Finished:
-        """Run the missing episodes of a sweep. Blocks. Raises what `map` raises."""
+    def sweep(
+        self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None, progress: bool = False
+    ) -> Finished:
+        """Run the missing episodes of a sweep. Blocks. The arguments and errors are those of `map`."""
         refuse_to_start_again(imports_main=self._engine == "local")
         known = find_work(sweep.work)
         plan = Plan(
             work=known,
             version=sweep.version or known.version,
-            cases=sweep.cases,
+            cases=sweep.all_cases,
             keep=self._options.keep,
             prices=self._prices,
             batching=self._options.batching,
         )
-        return self._run(plan, list(sweep.grid), retry=retry, watch=watch)
+        with shown_progress(watch, shown=progress) as seen:
+            return self._run(plan, list(sweep.grid), retry=retry, watch=seen)
 
     def results(self) -> list[Result]:
         """Return the episodes that are on disk, by id. Nothing is played; other programs may play meanwhile.
@@ -170,6 +206,40 @@ class Fleet:
             raise FleetError(f"There is no fleet in {self.folder.path}: it has no {MANIFEST}.")
         return list(results(self.folder.path))
 
+    def compare(
+        self, a: Mapping[str, Any], b: Mapping[str, Any], **how: Unpack[CompareOptions]
+    ) -> Comparison:
+        """Compare the episodes that have the settings `a` with those that have `b`, case by case.
+
+        `print` shows the result: the mean scores, their difference with its interval, and whether B is
+        better. Nothing is played. The commands of `grue fleet` say more about single cases.
+
+        Args:
+            a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.
+            b: The same for the second one.
+            **how: `score`, `lower_is_better`, `failed_as`, `passing`, `cluster`, `margin`, as in `Options`.
+
+        Raises:
+            FleetError: There is no fleet, no such setting, no case in common, or fewer than 15 cases.
+            MissingDependencyError: numpy or scipy is not installed.
+        """
+        everything = self.results()
+        cells = []
+        for name, wanted in (("a", a), ("b", b)):
+            if not isinstance(wanted, Mapping):
+                raise FleetError(
+                    f"{name}= wants settings by name, {{'prompt': 'plain'}}, not {wanted!r:.60}."
+                )
+            words = {setting: setting_word(value) for setting, value in wanted.items()}
+            cells.append(Cell(self.folder.path, words))
+        one, other = cells
+        return compare_results(
+            one.of_these(everything),
+            other.of_these(everything),
+            Options(**how),
+            labels=(one.label, other.label),
+        )
+
     @property
     def _prices(self) -> dict[str, Price]:
         prices = self._limits.budget.prices
@@ -179,6 +249,12 @@ class Fleet:
 
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
         with DriverLock(self.folder):
+            before = self._work_before()
+            if before not in ("", plan.work.name):
+                raise FleetError(
+                    f"The fleet in {self.folder.path} is of another work, {before}, and this one is"
+                    f" {plan.work.name}. Nothing of it would count: give this one a folder of its own."
+                )
             self.folder.write_manifest(
                 Manifest(
                     work=plan.work.name,
@@ -203,6 +279,14 @@ class Fleet:
             finally:
                 engine.close()
 
+    def _work_before(self) -> str:
+        """Return the work that the folder was made for; empty: nobody can say."""
+        try:
+            before = self.folder.read_manifest(Manifest)
+        except FleetError:  # it is damaged, and is about to be written again
+            return ""
+        return "" if before is None else before.work
+
     def _made(self) -> Engine:
         """Make the engine that the options name."""
         timeout_s = self._options.episode_timeout_s
@@ -214,3 +298,28 @@ class Fleet:
             )
         workers = self._workers or default_workers()
         return LocalEngine(self.folder, self._limits, workers, episode_timeout_s=timeout_s)
+
+
+def _checked(cases: object) -> list[dict[str, Any]]:
+    """Return the settings of each case.
+
+    Raises:
+        FleetError: One is no dictionary of JSON values, or is there twice. Names its number.
+    """
+    if isinstance(cases, str | bytes | Mapping) or not isinstance(cases, Iterable):
+        raise FleetError(f"The cases are a list of dictionaries, and not a {type(cases).__name__}.")
+    found: list[dict[str, Any]] = []
+    numbers: dict[bytes, int] = {}
+    for number, case in enumerate(cases, start=1):
+        fault = fault_of(case)
+        if fault:
+            raise FleetError(f"Case {number}: {fault}.")
+        written = msgspec.json.encode(case, order="deterministic")
+        digest = hashlib.sha256(written).digest()[:12]
+        if numbers.setdefault(digest, number) != number:
+            raise FleetError(
+                f"Case {number} is the same as case {numbers[digest]}. Leave it out; to play every case"
+                " twice, give repetitions=2."
+            )
+        found.append(dict(case))
+    return found

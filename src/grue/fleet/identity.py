@@ -6,6 +6,8 @@ the content of the files that the case names. It does not cover grue's version, 
 """
 
 import hashlib
+import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,6 +61,38 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
     except (TypeError, UnicodeEncodeError) as error:
         raise FleetError(f"The settings of a case have to be JSON: {error}.") from error
     return hashlib.sha256(written).hexdigest()[:ID_LENGTH]
+
+
+def fault_of(settings: object) -> str:
+    """Return what keeps the settings of a case from being JSON, in a phrase that names it; empty: nothing.
+
+    A set has no order, so each run would give the case another id. Other objects come back as something else.
+    """
+    if not isinstance(settings, Mapping):
+        return f"it is a {type(settings).__name__}, and not a dictionary of settings"
+    for name, value in settings.items():
+        fault = _value_fault(value) if isinstance(name, str) else "has a name that is not a text"
+        if fault:
+            return f"its setting {name!r:.60} {fault}"
+    return ""
+
+
+def _value_fault(value: object) -> str:
+    match value:
+        case str() | bool() | int() | None:
+            return ""
+        case float():
+            return "" if math.isfinite(value) else f"is {value}, which JSON does not have"
+        case list() | tuple():
+            return next(filter(None, map(_value_fault, value)), "")
+        case Mapping():
+            fault = fault_of(value)
+            return f"is a dictionary, and {fault}" if fault else ""
+        case set() | frozenset():
+            return "is a set, which has no order: write sorted(...), which is a list"
+        case os.PathLike():
+            return "is a path: write str(...)"
+    return f"is a {type(value).__name__}: give a text, a number, a list or a dictionary"
 
 
 class FileDigests:

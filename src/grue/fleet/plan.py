@@ -47,7 +47,7 @@ def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
     work, folder, digests = find_work(sweep.work), FleetFolder(place), FileDigests()
     total = missing = sized = 0
     size, assumed, spent = 0, 0.0, Amount()
-    for planned in sweep.cases():
+    for planned in sweep.all_cases():
         total += 1
         case = work.completed(planned)
         id_ = episode_id(work.name, sweep.version or work.version, case, digests.of(case, work.files))

@@ -13,6 +13,7 @@ from collections import Counter
 from msgspec import Struct
 
 from grue.errors import FleetError
+from grue.field_checks import check_settings
 
 
 class ServerCap(Struct, frozen=True, kw_only=True):
@@ -30,6 +31,7 @@ class ServerCap(Struct, frozen=True, kw_only=True):
     an_episode: int = 1
 
     def __post_init__(self) -> None:
+        check_settings(self, any_number=self.__struct_fields__)
         if self.an_episode < 1 or (self.at_once is not None and self.at_once < self.an_episode):
             raise FleetError(
                 f"servers = {self.at_once} and servers_an_episode = {self.an_episode}: an episode needs at"

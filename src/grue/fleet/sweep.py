@@ -1,7 +1,7 @@
 """Read a sweep: a TOML file that says which work to do for which cases, and within which limits.
 
-The grid is the product of its axes. `include` adds cases, `exclude` takes away those that have all of its
-settings. An error names the line and the key.
+The grid is the product of its axes, and of `cases`, whose settings belong together. `include` adds cases,
+`exclude` takes away those that have all of its settings. An error names the line and the key.
 """
 
 import itertools
@@ -41,6 +41,8 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         work: The function, as `module:name`, or the name of a bundled host for its own.
         version: Version of the work; a new one makes new episodes. `None`: the one that the work declares.
         grid: Values of each axis: a list, or `{first = 0, last = 39}`.
+        cases: An axis of settings that belong together, such as a question and what is expected. Each is
+            played with each cell of the grid.
         settings: Settings that all cases have.
         include: Further cases, added to the grid; each has the common settings too.
         exclude: Cases to leave out: those that have all settings of one of these.
@@ -57,6 +59,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     work: str
     version: str | None = None
     grid: dict[str, list[Any] | Span] = {}
+    cases: list[m.JsonObject] = []
     settings: m.JsonObject = {}
     include: list[m.JsonObject] = []
     exclude: list[m.JsonObject] = []
@@ -74,7 +77,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The cap on server processes."""
         return ServerCap(at_once=self.servers, an_episode=self.servers_an_episode)
 
-    def cases(self) -> Iterator[Case]:
+    def all_cases(self) -> Iterator[Case]:
         """Yield the cases: all of the first repetition first."""
         # One at a time: a list of a million cases would fill the driver's memory.
         for repetition in range(self.repetitions):
@@ -85,18 +88,21 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         axis = self.grid.get("model", [])
         named = [
             *(() if isinstance(axis, Span) else axis),
-            *(each.get("model") for each in (self.settings, *self.include)),
+            *(each.get("model") for each in (self.settings, *self.cases, *self.include)),
         ]
         return {model for model in named if isinstance(model, str)}
 
     def _settings(self) -> Iterator[m.JsonObject]:
         axes = {name: _values(axis) for name, axis in self.grid.items()}
-        grid = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
-        for cell in itertools.chain(grid if axes else (), self.include):
+        grid = (
+            {**dict(zip(axes, values, strict=True)), **case}
+            for *values, case in itertools.product(*axes.values(), self.cases or [{}])
+        )
+        for cell in itertools.chain(grid if axes or self.cases else (), self.include):
             case = {**self.settings, **cell}
             if not any(leave_out.items() <= case.items() for leave_out in self.exclude):
                 yield case
-        if not axes and not self.include:
+        if not axes and not self.cases and not self.include:
             yield dict(self.settings)
 
 
@@ -137,11 +143,30 @@ def _check(sweep: Sweep, path: Path, text: str) -> None:
     for name, axis in sweep.grid.items():
         if not _values(axis):
             raise FleetError(f"{path}{_line(text, name)}: the axis {name!r} has no values.")
-    size = sweep.repetitions
+        _refuse_repeated(path, text, name, [] if isinstance(axis, Span) else axis)
+    _refuse_repeated(path, text, "cases", sweep.cases)
+    _refuse_repeated(path, text, "include", sweep.include)
+    for case in sweep.cases:
+        both = next((name for name in case if name in sweep.grid), None)
+        if both is not None:
+            raise FleetError(
+                f"{path}{_line(text, both)}: {both!r} is an axis of the grid and a setting of a case."
+            )
+    size = sweep.repetitions * max(1, len(sweep.cases))
     for axis in sweep.grid.values():
         size *= len(_values(axis))
     if size > MOST_CASES:
         raise FleetError(f"{path}: the grid has {size:,} episodes; the most are {MOST_CASES:,}.")
+
+
+def _refuse_repeated(path: Path, text: str, name: str, values: Sequence[Any]) -> None:
+    seen: set[bytes] = set()
+    for value in values:
+        written = msgspec.json.encode(value, order="deterministic")
+        if written in seen:
+            said = f"{name!r} has {written.decode():.60} twice. For more episodes, raise repetitions."
+            raise FleetError(f"{path}{_line(text, name)}: {said}")
+        seen.add(written)
 
 
 def _check_work(sweep: Sweep, path: Path, text: str) -> None:
@@ -153,7 +178,7 @@ def _check_work(sweep: Sweep, path: Path, text: str) -> None:
     if declared is None:
         return
     axes = ({name: value} for name, axis in sweep.grid.items() for value in _values(axis))
-    for settings in (sweep.settings, *axes, *sweep.include, *sweep.exclude):
+    for settings in (sweep.settings, *axes, *sweep.cases, *sweep.include, *sweep.exclude):
         wrong = wrong_setting(declared, settings)
         if wrong is not None:
             raise FleetError(f"{path}{_line(text, wrong.name)}: {wrong.text}")

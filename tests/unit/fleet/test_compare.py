@@ -132,6 +132,8 @@ def test_what_cannot_be_compared_is_said_with_what_there_is(tmp_path: Path) -> N
     a = Cell.of(f"{tmp_path / 'a'}:prompt=short")
     with pytest.raises(FleetError, match=r"The values of prompt are 'short', 'long'"):
         compare(a, Cell.of(":prompt=lnog", a), Options())
+    with pytest.raises(FleetError, match=r"no setting 'promt'\. Did you mean 'prompt'\? They have prompt, q"):
+        compare(a, Cell.of(":promt=null", a), Options())
     with pytest.raises(FleetError, match="No episode of A has the score 'style'"):
         compare(a, Cell.of(":prompt=long", a), Options(score="style"))
     make_fleet(tmp_path / "b", planted(0), prompts=["long", "longer"])

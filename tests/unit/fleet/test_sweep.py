@@ -53,15 +53,35 @@ def test_the_cases_are_the_grid_with_includes_and_without_excludes(tmp_path: Pat
         {"offline": True, "mcp": False, "seed": 1},
         {"offline": True, "seed": 9},
     ]
-    assert list(found.cases()) == [
+    assert list(found.all_cases()) == [
         Case(settings=cell, repetition=number) for number in (0, 1) for cell in cells
     ]
     assert (found.budget.prices["m"].output, found.rate.requests_per_minute) == (2, 60)
 
 
+def test_settings_that_belong_together_are_played_with_each_cell_of_the_grid(tmp_path: Path) -> None:
+    text = """
+work = "agent_loop"
+grid.system = ["Be brief.", "Be careful."]
+
+[[cases]]
+inputs = ["What is 2 + 2?"]
+expected = "4"
+
+[[cases]]
+inputs = ["What is 3 + 3?"]
+expected = "6"
+"""
+    found = list(read_sweep(sweep(tmp_path, text)).all_cases())
+    assert [(each.settings["system"][3:], each.settings["expected"]) for each in found] == [
+        ("brief.", "4"), ("brief.", "6"), ("careful.", "4"), ("careful.", "6"),
+    ]  # fmt: skip
+    assert all(each.settings["inputs"] == ["What is 2 + 2?"] for each in found[::2])
+
+
 def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
     found = read_sweep(sweep(tmp_path, 'work = "zork"\nsettings.seed = 4\n'))
-    assert list(found.cases()) == [Case(settings={"seed": 4})]
+    assert list(found.all_cases()) == [Case(settings={"seed": 4})]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +95,12 @@ def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
         ('work = "zork"\nepisode_timeout_s = 0\n', "line 2: episode_timeout_s must be above 0"),
         ('work = "zork"\nkeep = "some"\n', "line 2: keep: invalid enum value 'some'"),
         ('work = "zork"\n[grid]\nseed = []\n', "line 3: the axis 'seed' has no values"),
+        ('work = "zork"\n[grid]\nseed = [1, 2, 1]\n', "line 3: 'seed' has 1 twice. For more .* repetitions"),
+        (
+            'work = "zork"\ncases = [{ seed = 1 }]\n[grid]\nseed = [1]\n',
+            "an axis of the grid and a setting of",
+        ),
+        ('work = "zork"\n[[cases]]\nsed = 1\n', "line 3: unknown setting 'sed'"),
         ('work = "zork"\n[grid]\nseed = {first = 1, last = 2000000}\n', "the most are 1,000,000"),
         ("version = 1\n", "missing required field `work`|expected `str"),
         ('\nwork = "zrk"\n', "line 2: work = 'zrk' names no function.* Did you mean 'zork'"),

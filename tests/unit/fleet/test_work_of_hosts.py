@@ -116,6 +116,10 @@ def test_the_agent_loop_is_scored_by_its_last_answer(tmp_path: Path) -> None:
     assert "lamp" in (tmp_path / ID / "attempt-1" / "answer.txt").read_text()
     shutil.rmtree(tmp_path / ID)
     assert played(tmp_path, "agent_loop", {**TALK, "expected": "sword"}).end.scores["score"] == 0
+    shutil.rmtree(tmp_path / ID)
+    assert played(tmp_path, "agent_loop", TALK).end.scores == {"requests": 2.0, "tool_calls": 0.0}, (
+        "an answer of which nothing was expected is no success"
+    )
 
 
 def test_the_projects_model_and_settings_make_the_episode(

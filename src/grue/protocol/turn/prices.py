@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import BudgetSpent, MCPConfigError
+from grue.field_checks import check_settings
 from grue.policies import Budget
 
 _MILLION = 1_000_000
@@ -38,6 +39,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse a negative price."""
+        check_settings(self, any_number=self.__struct_fields__)
         for name in self.__struct_fields__:
             price = getattr(self, name)
             if price is not None and not 0 <= price < float("inf"):

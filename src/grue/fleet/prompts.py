@@ -1,0 +1,262 @@
+"""Compare prompts on a list of cases in one call, in this process: `compare_prompts`.
+
+For tens of cases and an answer within minutes. Hundreds of episodes, intervals and other settings than the
+prompt are a fleet's work (`fleet.py`, `compare.py`).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from grue.engine.answers import AnswerSpec
+from grue.engine.batch import BatchItem
+from grue.engine.runner import Runner, TurnOutcome, TurnRequest
+from grue.errors import MCPConfigError
+from grue.runtime.safe_text import printable
+
+Score: TypeAlias = Callable[[Any, Any], float]
+"""Gets the answer and what was expected, and returns a number; `True` is 1."""
+
+_MOST_CASES = 10
+_WIDEST = 32
+_SELDOM = 0.05
+
+
+class PromptAnswer(Struct, frozen=True, kw_only=True):
+    """What came of one case with one prompt.
+
+    Attributes:
+        answer: The answer; `None`: the turn failed.
+        score: Its score; 0 if the turn failed.
+        error: Why it failed; empty: it did not.
+        turn: Number of the turn in the runner's trace.
+    """
+
+    answer: Any
+    score: float
+    error: str
+    turn: int
+
+
+class PromptCase(Struct, frozen=True, kw_only=True):
+    """One case, with the answer to each prompt by the prompt's name."""
+
+    question: str
+    expected: Any
+    answers: dict[str, PromptAnswer]
+
+
+class PromptRow(Struct, frozen=True, kw_only=True):
+    """The sums of one prompt.
+
+    Attributes:
+        score: Mean of the scores.
+        passed: Cases with a score of 1 or more.
+        failed: Cases whose turn failed.
+        tokens: Tokens of all requests and replies.
+        seconds: Time of all turns, one after the other.
+    """
+
+    score: float
+    passed: int
+    failed: int
+    tokens: int
+    seconds: float
+
+
+class PromptTable(Struct, frozen=True, kw_only=True):
+    """What `compare_prompts` has found; `print` shows it.
+
+    Attributes:
+        prompts: The sums of each prompt, by its name.
+        cases: The cases, in the order in which they were given.
+    """
+
+    prompts: dict[str, PromptRow]
+    cases: tuple[PromptCase, ...]
+
+    @property
+    def best(self) -> str:
+        """The name of the prompt with the highest mean score; of equal ones the first."""
+        return max(self.prompts, key=lambda name: self.prompts[name].score)
+
+    def __str__(self) -> str:
+        rows = [
+            ["prompt", "score", "passed", "failed", "tokens", "seconds"],
+            *(
+                [
+                    _short(name),
+                    f"{row.score:.3g}",
+                    f"{row.passed} of {len(self.cases)}",
+                    str(row.failed),
+                    f"{row.tokens:,}",
+                    f"{row.seconds:.1f}",
+                ]
+                for name, row in self.prompts.items()
+            ),
+        ]
+        first, *others = self.prompts
+        said = [_table(rows), "", *(self._against(first, name) for name in others)]
+        differing = [case for case in self.cases if len({each.score for each in case.answers.values()}) > 1]
+        if differing:
+            said += ["", _table([self._heads(), *(self._row(case) for case in differing[:_MOST_CASES])])]
+        if len(differing) > _MOST_CASES:
+            said.append(
+                f"... and {len(differing) - _MOST_CASES} more cases in which the prompts differ (`.cases`)"
+            )
+        return "\n".join(said)
+
+    def _repr_html_(self) -> str:
+        """Return the table as a notebook shows it. What models said cannot be markup there."""
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def _against(self, one: str, other: str) -> str:
+        """Return a sentence on two prompts, with what chance alone would do."""
+        pairs = [(case.answers[one].score, case.answers[other].score) for case in self.cases]
+        better, worse = sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)
+        counts = (
+            f"{_short(other)} against {_short(one)}: better in {_cases(better)}, worse in {worse},"
+            f" equal in {len(pairs) - better - worse}."
+        )
+        chance = _chance(better, worse)
+        if not better and not worse:
+            return counts
+        told = "Chance alone seldom gives that" if chance < _SELDOM else "That may be chance"
+        return f"{counts} {told} (p = {chance:.2g})."
+
+    def _heads(self) -> list[str]:
+        return ["case", "expected", *map(_short, self.prompts)]
+
+    def _row(self, case: PromptCase) -> list[str]:
+        answers = (case.answers[name] for name in self.prompts)
+        shown = (f"failed: {each.error}" if each.error else str(each.answer) for each in answers)
+        return [_short(each) for each in (case.question, str(case.expected), *shown)]
+
+
+def compare_prompts(
+    runner: Runner,
+    prompts: Mapping[str, str],
+    cases: Iterable[tuple[str, Any]],
+    *,
+    score: Score | None = None,
+    answer: AnswerSpec[Any] | type[Any] | None = None,
+    concurrency: int = 8,
+    progress: bool = False,
+) -> PromptTable:
+    """Ask each case with each prompt, and return a table that prints. Blocks.
+
+    Args:
+        runner: Its model answers, with its tools and limits. Its trace has all turns.
+        prompts: The system texts, by a name of your own; two or more.
+        cases: Pairs of the user's text and what is expected.
+        score: Gets the answer and what was expected, and returns a number. `None`: 1 if they are equal; for
+            texts, if the answer contains what was expected, whatever its capital letters.
+        answer: The type of the answers, as in a `TurnRequest`; `None`: that of what the cases expect, if all
+            expect a `bool`, `int` or `float`, else text.
+        concurrency: Turns that run in parallel.
+        progress: Show a progress bar on standard error, at a terminal or in a notebook.
+
+    Raises:
+        MCPConfigError: There are fewer than two prompts or no cases, or a case is not a pair.
+        MCPError: Every turn has failed: what the first one raised.
+        KeyboardInterrupt: Ctrl-C was pressed. The running turns are cancelled.
+    """
+    pairs = _pairs(cases)
+    if not isinstance(prompts, Mapping) or len(prompts) < 2:
+        raise MCPConfigError(
+            "prompts= wants two or more system texts by name, {'plain': '...', 'careful': '...'}."
+        )
+    kinds = {type(expected) for _, expected in pairs}
+    if answer is None and len(kinds) == 1 and kinds <= {bool, int, float}:
+        (answer,) = kinds
+    requests = [
+        TurnRequest(system=system, user=text, answer=answer)
+        for system in prompts.values()
+        for text, _ in pairs
+    ]
+    items = list(runner.map(requests, concurrency=concurrency, progress=progress))
+    failed = [item.error for item in items if item.error is not None]
+    if len(failed) == len(items):
+        raise failed[0]
+    scored = [_scored(item, pairs[item.index % len(pairs)][1], score or _agrees) for item in items]
+    parts = {name: slice(at * len(pairs), (at + 1) * len(pairs)) for at, name in enumerate(prompts)}
+    return PromptTable(
+        prompts={name: _sums(items[part], scored[part]) for name, part in parts.items()},
+        cases=tuple(
+            PromptCase(
+                question=text,
+                expected=expected,
+                answers={name: scored[part][at] for name, part in parts.items()},
+            )
+            for at, (text, expected) in enumerate(pairs)
+        ),
+    )
+
+
+def _pairs(cases: object) -> list[tuple[str, Any]]:
+    if isinstance(cases, str | bytes | Mapping) or not isinstance(cases, Iterable):
+        raise MCPConfigError("cases= wants pairs, [('the text', what is expected), ...].")
+    found: list[tuple[str, Any]] = []
+    for number, case in enumerate(cases, start=1):
+        if not isinstance(case, list | tuple) or len(case) != 2 or not isinstance(case[0], str):
+            raise MCPConfigError(
+                f"Case {number} is {case!r:.60}: write a pair, ('the text', what is expected)."
+            )
+        found.append((case[0], case[1]))
+    if not found:
+        raise MCPConfigError("cases= is empty: nothing can be compared.")
+    return found
+
+
+def _agrees(answer: object, expected: object) -> bool:
+    if isinstance(answer, str) and isinstance(expected, str):
+        return expected.strip().casefold() in answer.casefold()
+    return bool(answer == expected)
+
+
+def _scored(item: BatchItem[TurnOutcome[Any]], expected: object, score: Score) -> PromptAnswer:
+    turn = item.index + 1
+    if item.outcome is None:
+        return PromptAnswer(answer=None, score=0.0, error=type(item.error).__name__, turn=turn)
+    value = score(item.outcome.response, expected)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise MCPConfigError(f"score= returned {value!r:.60}: a score is a finite number, or True or False.")
+    return PromptAnswer(answer=item.outcome.response, score=float(value), error="", turn=turn)
+
+
+def _sums(items: Sequence[BatchItem[TurnOutcome[Any]]], answers: Sequence[PromptAnswer]) -> PromptRow:
+    outcomes = [item.outcome for item in items if item.outcome is not None]
+    return PromptRow(
+        score=sum(each.score for each in answers) / len(answers),
+        passed=sum(each.score >= 1 for each in answers),
+        failed=sum(bool(each.error) for each in answers),
+        tokens=sum(each.usage.input_tokens + each.usage.output_tokens for each in outcomes),
+        seconds=sum(each.duration_s for each in outcomes),
+    )
+
+
+def _chance(better: int, worse: int) -> float:
+    """Return how often a fair coin falls as unevenly as that, or more so: the two-sided sign test."""
+    tosses, most = better + worse, max(better, worse)
+    tail: float = sum(math.comb(tosses, heads) for heads in range(most, tosses + 1)) / 2**tosses
+    return min(1.0, 2.0 * tail)
+
+
+def _cases(count: int) -> str:
+    return f"{count} case" if count == 1 else f"{count} cases"
+
+
+def _short(text: str) -> str:
+    """Return untrusted text as a cell of a table: one short line without control characters."""
+    return printable(" ".join(text[: 10 * _WIDEST].split()), _WIDEST)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

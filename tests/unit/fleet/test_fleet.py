@@ -1,0 +1,73 @@
+"""`Fleet`: what a program gives it is checked before anything is played or written."""
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue.errors import FleetError, MCPError
+from grue.fleet import Fleet, FleetBudget, FleetOptions, Rate, ServerCap
+from grue.fleet.fleet import Manifest
+from grue.fleet.folder import FleetFolder
+
+WORK = "grue.fleet.zork_work:play"
+
+
+@pytest.mark.parametrize(
+    ("cases", "says"),
+    [
+        ([{"a": 1}, "b"], "Case 2: it is a str, and not a dictionary of settings"),
+        ([("a", 1)], "Case 1: it is a tuple"),
+        ({"a": 1}, "The cases are a list of dictionaries, and not a dict"),
+        (7, "The cases are a list of dictionaries, and not a int"),
+        ([{"a": {1, 2}}], "Case 1: its setting 'a' is a set, which has no order: write sorted"),
+        ([{"a": [{"b": {1}}]}], "Case 1: its setting 'a' is a dictionary, and its setting 'b' is a set"),
+        ([{1: "a"}], "Case 1: its setting 1 has a name that is not a text"),
+        ([{"a": Path("b")}], "its setting 'a' is a path: write str"),
+        ([{"a": dt.date(2026, 1, 1)}], "its setting 'a' is a date: give a text, a number"),
+        ([{"a": float("nan")}], "its setting 'a' is nan, which JSON does not have"),
+        ([{"a": 1, "b": [2]}, {"c": 1}, {"b": [2], "a": 1}], "Case 3 is the same as case 1.* repetitions=2"),
+    ],
+)
+def test_a_case_that_cannot_be_played_is_named(tmp_path: Path, cases: Any, says: str) -> None:
+    with pytest.raises(FleetError, match=says):
+        Fleet(tmp_path / "fleet").map(WORK, cases)
+    assert not (tmp_path / "fleet").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda place: Fleet(place, workers="2"), "workers is '2'"),
+        (lambda place: Fleet(place, workers=-1), "workers is -1"),
+        (lambda place: Fleet(3), r"Fleet\('runs/sums'\), not 3"),
+        (lambda place: Fleet(place, engine="dask"), "no engine 'dask'"),
+        (lambda place: Fleet(place, budget=5), r"budget= wants FleetBudget\(...\), not int"),
+        (lambda place: Fleet(place, rate=5), r"rate= wants Rate\(...\), not int"),
+        (lambda place: Fleet(place, options={}), r"options= wants FleetOptions\(...\), not dict"),
+        (lambda place: FleetOptions(keep="some"), "keep is one of all, failed, results, not 'some'"),
+        (lambda place: FleetOptions(episode_timeout_s=0), "episode_timeout_s is 0; it must be"),
+        (lambda place: FleetBudget(requests="3"), "FleetBudget: requests: Expected"),
+        (lambda place: Rate(concurrency="3"), "Rate: concurrency: Expected"),
+        (lambda place: ServerCap(at_once="3"), "ServerCap: at_once: Expected"),
+        (lambda place: Fleet(place).map(WORK, [{}], repetitions=0), "repetitions is 0"),
+        (lambda place: Fleet(place).map(WORK, [{}], repetitions="2"), "repetitions is '2'"),
+        (lambda place: Fleet(place).map(WORK, [{}], version=2), "version is 2: give a text"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_its_name(
+    tmp_path: Path, make: Callable[[Path], object], says: str
+) -> None:
+    with pytest.raises(MCPError, match=says):
+        make(tmp_path / "fleet")
+    assert not (tmp_path / "fleet").exists()
+
+
+def test_a_folder_is_for_one_work(tmp_path: Path) -> None:
+    FleetFolder(tmp_path).write_manifest(Manifest(work="sums:ask"))
+    with pytest.raises(
+        FleetError, match=r"of another work, sums:ask, and this one is grue\.fleet\.zork_work"
+    ):
+        Fleet(tmp_path).map(WORK, [{"offline": True}])
