@@ -27,7 +27,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self, TextIO, TypeAlias
 
 import msgspec
@@ -38,6 +37,7 @@ from grue.cli.live_progress import Doing, Progress
 from grue.cli.live_story import CYAN, Story, painted
 from grue.cli.live_terminal import Output
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
+from grue.runtime.loops.closing import Closing
 from grue.runtime.safe_text import ELLIPSIS
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.columns import cells, cut
@@ -231,7 +231,7 @@ _WIDEST = 96
 _NARROWEST = 20
 
 
-class LiveView:
+class LiveView(Closing):
     """Show an episode while it is played; an observer and a context manager.
 
     Args:
@@ -269,14 +269,6 @@ class LiveView:
     def __enter__(self) -> Self:
         self._thread.start()
         return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Print the rest of the story, erase the status rows, and wait until that is done.

@@ -20,7 +20,6 @@ The problems of an error have keys that begin in the table. Who knows the file s
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,24 +31,6 @@ from grue.policies import ContextPolicy, ToolPolicy, ToolRule, ToolSearch
 from grue.protocol.tools.policy import check_policy
 
 P = TypeVar("P", bound=Struct)
-
-
-def tool_policy_of(table: Mapping[str, Any], path: Path, place: str) -> ToolPolicy:
-    """Return the policy that a table describes.
-
-    Args:
-        table: The table, as it was read from the file. A rule's `tools` may be one pattern or a list.
-        path: The file, for errors.
-        place: The name of the table, for errors: `tool.grue.tool_policy`.
-
-    Raises:
-        MCPConfigError: A key is unknown or a value cannot be used; the error names file and key.
-    """
-    try:
-        return read_tool_policy(table)
-    except MCPConfigError as error:
-        text = f"{path}: [{place}] {error.problems[0].text}"
-        raise MCPConfigError(text, path=str(path), problems=error.problems) from error
 
 
 def read_tool_policy(table: Mapping[str, Any]) -> ToolPolicy:

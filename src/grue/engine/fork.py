@@ -31,7 +31,7 @@ from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.turn_request import TurnOutcome, TurnRequest
 from grue.engine.wiring import Wiring
 from grue.errors import ActorCrashed, ForkMissed, MCPConfigError, MCPError, TraceError
-from grue.policies import Budget, FailurePolicy, Misses
+from grue.policies import FailurePolicy, Misses
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.context.history import History
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
@@ -213,7 +213,7 @@ class ForkedRun(HostTurn[T]):
         run = read_run(asked.trace, asked.turn)
         settled = TurnRecord(run.envelopes, 0, {})
         place = run.place(_fork_at(asked, run, settled))
-        self._changed = changed = _changed(asked, run.begun)
+        changed = _changed(asked, run.begun)
         listings = {m.ServerName(name): tuple(tools) for name, tools in asked.tools.items()}
         _refuse_unknown(listings, changed)
         record = TurnRecord(run.envelopes, place.event.seq, listings)
@@ -228,9 +228,7 @@ class ForkedRun(HostTurn[T]):
         history, offered = _said(run, place, changed)
         rewrites = _new_system(asked, changed, history)
         if rewrites and not place.events and changed.history is not None and history.ledger is not None:
-            self._changed = changed = replace(
-                changed, history=history.ledger.reference(changed.history.conversation)
-            )
+            changed = replace(changed, history=history.ledger.reference(changed.history.conversation))
         wiring = _wiring(settings.wiring, changed, history, offered, fork)
         memory = EpisodeMemory()
         if not place.events:
@@ -248,17 +246,7 @@ class ForkedRun(HostTurn[T]):
             json_results=not changed.plain_results,
         )
         super().__init__(request, replace(settings, wiring=wiring), memory)
-
-    def command(
-        self,
-        number: int,
-        budget: Budget,
-        history: m.HistoryReference | None = None,
-        images: tuple[m.Attachment, ...] = (),
-    ) -> m.RunTurn:
-        """Return the message that starts the turn, as recorded, with what the fork changes."""
-        del number, budget, history, images
-        return self._changed
+        self.started_by = changed
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
         """Run the turn as `HostTurn.run` does.

@@ -270,6 +270,7 @@ class HostTurn(Generic[T]):
         waits: Its requests wait for batches.
         earlier: The results of earlier turns that it takes from there.
         begun: What was said in it before it was parked or killed; `None`: it was not.
+        started_by: The message that starts it, of a recorded turn; `None`: `command` makes it of the request.
     """
 
     is_resumed = False
@@ -277,6 +278,7 @@ class HostTurn(Generic[T]):
     waits = False
     earlier: EarlierResults | None = None
     begun: History | None = None
+    started_by: m.RunTurn | None = None
 
     def __init__(self, request: TurnRequest[T], settings: TurnSettings, memory: EpisodeMemory) -> None:
         self.answer: AnswerSpec[Any] = request.answer_spec
@@ -310,7 +312,7 @@ class HostTurn(Generic[T]):
         check = AnswerCheck(self.answer)
         images = await images_for(self._request, settings.limits)
         with _past_of(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
-            command = past.sized(self.command(number, budget, past.history, images))
+            command = past.sized(self.started_by or self.command(number, budget, past.history, images))
             if settings.wiring.endpoint is not None:
                 command = replace(command, asks=settings.wiring.endpoint.first(now()).asked())
             approval = settings.wiring.approval

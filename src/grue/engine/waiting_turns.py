@@ -157,19 +157,8 @@ class _GoesOn(HostTurn[T]):
             self.begun.plain = part.run.plain_results
             for step in part.said_before:
                 take_step(self.begun, step)
-        self._part = part
-
-    def command(
-        self,
-        number: int,
-        budget: Budget,
-        history: m.HistoryReference | None = None,
-        images: tuple[m.Attachment, ...] = (),
-    ) -> m.RunTurn:
-        """Return the message that the turn was started with; its limit is what is left of it."""
-        del number, budget, history, images
-        run = self._part.run
-        return replace(run, limits=replace(run.limits, turn_timeout_s=self._part.time_left_s))
+        limits = replace(part.run.limits, turn_timeout_s=part.time_left_s)
+        self.started_by = replace(part.run, limits=limits)
 
 
 class _Fresh(HostTurn[T]):

@@ -35,7 +35,7 @@ from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnSettings
 from grue.engine.turn_request import TurnRequest
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationError, MCPError, TraceError
-from grue.policies import ApprovalDecision, Budget
+from grue.policies import ApprovalDecision
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.context.history import History
 from grue.protocol.tools.policy import read_decisions
@@ -247,7 +247,7 @@ class ResumedRun(HostTurn[T]):
         settings: TurnSettings,
         memory: EpisodeMemory,
     ) -> None:
-        self._command = command = resumed.command
+        self.started_by = command = resumed.command
         self.begun = resumed.begun
         request: TurnRequest[T] = TurnRequest(
             system=command.system,
@@ -263,17 +263,6 @@ class ResumedRun(HostTurn[T]):
             wiring = _remembering(wiring, resumed)
         spending = _Rest(settings.spending, counted)
         super().__init__(request, replace(settings, wiring=wiring, spending=spending), memory)
-
-    def command(
-        self,
-        number: int,
-        budget: Budget,
-        history: m.HistoryReference | None = None,
-        images: tuple[m.Attachment, ...] = (),
-    ) -> m.RunTurn:
-        """Return the message that starts this part of the turn; it has the limits that are left of it."""
-        del number, budget, history, images
-        return self._command
 
 
 @contextlib.contextmanager

@@ -102,12 +102,13 @@ OPENROUTER = WireProfile(
     files=True,
 )
 
-OPENAI_CHAT = WireProfile(
+_like_openai = functools.partial(
+    WireProfile, reports_cost="never", names="encoded", sampling=_OPENAI_SAMPLING
+)
+
+OPENAI_CHAT = _like_openai(
     name="openai chat completions",
-    reports_cost="never",
     key_variable="OPENAI_API_KEY",
-    names="encoded",
-    sampling=_OPENAI_SAMPLING,
     max_tokens_field="max_completion_tokens",
     files=True,
     given_cache_markers=0,
@@ -129,54 +130,39 @@ ANTHROPIC = msgspec.structs.replace(
 )
 
 # Anthropic's compatibility endpoint ignores or refuses fields that it does not know.
-ANTHROPIC_CHAT = WireProfile(
+ANTHROPIC_CHAT = _like_openai(
     name="anthropic chat completions",
-    reports_cost="never",
     key_variable="ANTHROPIC_API_KEY",
-    names="encoded",
-    sampling=_OPENAI_SAMPLING,
     reasoning="none",
     response_format="none",
     tools_with_forced=True,
 )
 
-DEEPSEEK = WireProfile(
+DEEPSEEK = _like_openai(
     name="deepseek",
-    reports_cost="never",
     key_variable="DEEPSEEK_API_KEY",
-    names="encoded",
-    sampling=_OPENAI_SAMPLING,
     reasoning="none",
     response_format="json_object",
     images=False,
 )
 
-GROQ = WireProfile(
+GROQ = _like_openai(
     name="groq",
-    reports_cost="never",
     key_variable="GROQ_API_KEY",
-    names="encoded",
-    sampling=_OPENAI_SAMPLING,
     max_tokens_field="max_completion_tokens",
     given_cache_markers=0,
 )
 
-GEMINI = WireProfile(
+GEMINI = _like_openai(
     name="gemini",
-    reports_cost="never",
     key_variable="GEMINI_API_KEY",
-    names="encoded",
-    sampling=_OPENAI_SAMPLING,
     audio=True,
     given_cache_markers=0,
 )
 
-MISTRAL = WireProfile(
+MISTRAL = _like_openai(
     name="mistral",
-    reports_cost="never",
     key_variable="MISTRAL_API_KEY",
-    names="encoded",
-    sampling=_OPENAI_SAMPLING,
     reasoning="none",
     assistant_after_results=True,
     given_cache_markers=0,

@@ -177,14 +177,6 @@ def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObj
     }
 
 
-def openai_tools(tools: Iterable[m.ToolDefinition]) -> list[m.JsonObject]:
-    """Return the tools in OpenAI's format with their canonical names, for hosts.
-
-    Source: R8.6, P10, P38
-    """
-    return [openai_tool(tool) for tool in tools]
-
-
 def _parameters(schema: m.JsonObject) -> m.JsonObject:
     # In MCP a tool without arguments may leave `properties` out. OpenAI refuses an object schema without it.
     if "type" in schema and "properties" in schema:

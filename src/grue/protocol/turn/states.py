@@ -533,23 +533,6 @@ class Finished(Struct, frozen=True):
     """The turn has ended."""
 
 
-TurnState: TypeAlias = (
-    Idle
-    | AwaitingSupport
-    | AwaitingSessions
-    | Presuming
-    | AwaitingDrop
-    | AwaitingCompletion
-    | AwaitingApproval
-    | AwaitingSummary
-    | AwaitingTools
-    | AwaitingReconnect
-    | AwaitingVerdict
-    | AwaitingClose
-    | Waiting
-    | Finished
-)
-
 LiveState: TypeAlias = (
     AwaitingSupport
     | AwaitingSessions
@@ -563,6 +546,8 @@ LiveState: TypeAlias = (
     | AwaitingVerdict
 )
 """The states in which a deadline or an interruption can still change how the turn ends."""
+
+TurnState: TypeAlias = Idle | LiveState | AwaitingClose | Waiting | Finished
 
 Commands: TypeAlias = tuple[m.TurnCommand | m.TurnNote, ...]
 Transition: TypeAlias = tuple[TurnState, Commands]

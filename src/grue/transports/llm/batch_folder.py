@@ -20,7 +20,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +28,7 @@ from msgspec import Struct
 from grue.errors import MCPError
 from grue.protocol.chat_wire.batch_forms import BatchForm, Result
 from grue.runtime.files import read_regular, replacing, write_whole
+from grue.runtime.loops.closing import Closing
 
 _MOST_BYTES = 2**20
 FORMAT = 1
@@ -80,7 +81,7 @@ class BatchFolderError(MCPError):
 _NUMBERED = re.compile(r"(\d{4,})\.jsonl?(on)?")
 
 
-class BatchFolder:
+class BatchFolder(Closing):
     """A folder of waiting requests, locked for this process. Enter it with `with`.
 
     Args:
@@ -119,12 +120,6 @@ class BatchFolder:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let another process have the folder. A second call does nothing."""

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.messages import JsonObject, ServerName, ToolDefinition
-from grue.protocol.tools.names import openai_tool, openai_tools, split_name
+from grue.protocol.tools.names import openai_tool, split_name
 
 THINK = ToolDefinition(
     server=ServerName("thoughtbox"),
@@ -53,7 +53,7 @@ def test_p34_p36_the_name_is_canonical_and_the_schema_becomes_the_parameters(
 
 def test_p38_a_listing_keeps_its_order_and_canonical_names() -> None:
     other = ToolDefinition(server=ServerName("files"), tool="read.text", input_schema={"type": "object"})
-    names = [tool["function"]["name"] for tool in openai_tools([THINK, other])]  # type: ignore[index]
+    names = [openai_tool(tool)["function"]["name"] for tool in (THINK, other)]  # type: ignore[index]
     assert names == ["thoughtbox.think", "files.read.text"]
 
 
