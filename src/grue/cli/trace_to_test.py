@@ -20,8 +20,8 @@ import msgspec
 from msgspec import NODEFAULT, Struct, structs
 
 import grue
+from grue import errors, policies
 from grue import messages as m
-from grue import policies
 from grue.cli.saying import say, shown_path
 from grue.engine.conversations.recorded_conversation import said_before
 from grue.engine.fork import RecordedRun, read_run
@@ -162,7 +162,7 @@ def _lines(run: RecordedRun, named: dict[str, tuple[str, str]], path: Path) -> I
         yield from ("import pytest", "")
     for module, name in dict.fromkeys(named.values()):
         yield f"from {module} import {name}"
-    for package in (grue, policies, m, decisions, llm_server):
+    for package in (grue, errors, policies, m, decisions, llm_server):
         names = sorted(used & {*_names(package)})
         used -= {*names}
         if names:
