@@ -252,3 +252,45 @@ def test_a_package_gets_its_arguments_and_a_box_that_opens_them(tmp_path: Path) 
     bare = grue("add", "pypi:a-server", cwd=tmp_path)
     assert "runs     uvx a-server\n" in bare.stdout
     assert "UV_CACHE_DIR=${workspaceFolder}/mcp_packages/a-server/uv_cache_dir" in bare.stdout
+
+
+def test_a_program_of_ones_own_is_added_by_its_file_and_called_by_example(tmp_path: Path) -> None:
+    (tmp_path / "my_mind.py").write_bytes(Path(str(think.__file__)).read_bytes())
+    with assert_nothing_left():
+        added = grue("add", "my_mind.py", "--yes", cwd=tmp_path)
+    assert added.returncode == 0, added.stdout + added.stderr
+    entry = servers(tmp_path)["my_mind"]
+    assert entry["args"] == ["${workspaceFolder}/my_mind.py"]
+    assert entry.keys() == {"command", "args"}, "it is the user's own, and needs what the user has"
+    assert "box      none: it is your own program." in added.stdout
+    assert "my_mind.think" in added.stdout
+    refused = grue("call", "my_mind.think", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "needs thought, thoughtNumber, totalThoughts, nextThoughtNeeded. It takes:" in refused.stderr
+    assert "    thoughtNumber: integer, required" in refused.stderr
+    example = refused.stderr.partition("For example: ")[2].strip()
+    assert example.startswith("grue call my_mind.think --arg thought=TEXT --arg thoughtNumber=1 ")
+    assert grue(*example.split()[1:], cwd=tmp_path).returncode == 0, "the example works as it is"
+
+
+def test_what_does_not_start_says_how_to_take_it_out(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise SystemExit('no weather today')\n")
+    added = grue("add", "bad.py", "--yes", "--", "--city", "Oslo", cwd=tmp_path)
+    assert added.returncode == 1
+    assert "no weather today" in added.stderr
+    assert servers(tmp_path)["bad"]["args"] == ["${workspaceFolder}/bad.py", "--city", "Oslo"]
+    assert "To take it out again: grue remove bad" in added.stderr
+    assert grue("remove", "bad", cwd=tmp_path).returncode == 0
+
+
+def test_an_address_and_a_command_are_told_how_to_be_added(tmp_path: Path) -> None:
+    for source, says in (
+        ("http://127.0.0.1:9/mcp", "grue add http://127.0.0.1:9/mcp --use remote --name NAME"),
+        ("npx", "'npx' is a command. Write npm:PACKAGE in its place"),
+        ("absent.py", "There is no file 'absent.py'. Name a program of yours"),
+    ):
+        refused = grue("add", source, "--yes", cwd=tmp_path)
+        assert refused.returncode == 2
+        assert says in refused.stderr
+    grue("add", "http://127.0.0.1:9/mcp", "--use", "remote", "--name", "far", "--yes", cwd=tmp_path)
+    assert servers(tmp_path) == {"far": {"url": "http://127.0.0.1:9/mcp"}}

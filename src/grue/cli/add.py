@@ -21,7 +21,7 @@ import typer
 from msgspec import Struct
 
 from grue import messages as m
-from grue.cli.project import known_servers
+from grue.cli.project import known_servers, own_python
 from grue.cli.saying import GRUE, say, shown, shown_path
 from grue.cli.tools import approve, described
 from grue.config import bundles, tool_listing_file, tool_lock_file
@@ -41,6 +41,11 @@ _MOST_FETCHED = 1 << 20
 _FETCH_S = 20.0
 _PACKAGES = ("npm", "pypi", "oci")
 _CACHES = {"npx": ("npm_config_cache",), "uvx": ("UV_CACHE_DIR", "UV_TOOL_DIR", "UV_PYTHON_INSTALL_DIR")}
+_OWN = "own"
+_SCRIPTS = dict.fromkeys((".js", ".mjs", ".cjs"), "node")
+_INSTEAD = {"npx": "npm:PACKAGE", "uvx": "pypi:PACKAGE", "docker": "oci:IMAGE"}
+_INSTEAD |= dict.fromkeys(("python", "python3", "node"), "the program's file")
+"""What is written in place of a command."""
 _CACHES["uv"] = _CACHES["uvx"]
 """The variables that say where a launcher keeps what it downloads."""
 
@@ -77,14 +82,45 @@ def add_server(adding: Adding) -> bool:
             folder = path.parent / descriptions.BUNDLES / server.name
             start = descriptions.entry_point(bundle.manifest)
             return _add(adding, server, path, answers, lambda: bundle.unpack(folder, executable=start))
-    description = _description(adding, config)
-    server = descriptions.read_server(
-        description, answers, name=adding.name, kind=adding.kind, env=os.environ.keys()
-    )
+    own = _own(adding, path.parent)
+    if own is not None:
+        return _add(adding, own, path, answers, lambda: None)
+    try:
+        description = _description(adding, config)
+        server = descriptions.read_server(
+            description, answers, name=adding.name, kind=adding.kind, env=os.environ.keys()
+        )
+    except MCPConfigError as error:
+        if "://" not in adding.source:
+            raise
+        address = f"{GRUE} add {shlex.quote(adding.source)} --use remote --name NAME"
+        raise MCPConfigError(f"{error}\nIf this is the address of a server itself: {address}") from error
     if adding.source.partition(":")[0] in _PACKAGES:
         given = [each for each in server.entry["args"] if each.startswith("/") and Path(each).exists()]
         server = msgspec.structs.replace(server, paths=tuple(given))
     return _add(adding, server, path, answers, lambda: None)
+
+
+def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
+    """Return the server that is a program file of the user's, or at an address; `None`: it is another."""
+    source = Path(adding.source)
+    if adding.kind == "remote" and "://" in adding.source:
+        name = adding.name or descriptions.default_name(urlsplit(adding.source).hostname or "")
+        entry = {"url": adding.source}
+        return descriptions.Described(name=name, title="A server by URL", entry=entry, kind="remote")
+    command = own_python() if source.suffix == ".py" else _SCRIPTS.get(source.suffix)
+    if command is None or not source.is_file():
+        return None
+    file = source.absolute().resolve()
+    below = file.is_relative_to(folder.absolute().resolve())
+    place = f"${{workspaceFolder}}/{file.relative_to(folder.absolute().resolve())}" if below else str(file)
+    arguments = (_absolute(each) if Path(each).exists() else each for each in adding.arguments or ())
+    return descriptions.Described(
+        name=adding.name or descriptions.default_name(source.stem),
+        title=f"{source.name}, a program of yours",
+        entry={"command": command, "args": [place, *arguments]},
+        kind=_OWN,
+    )
 
 
 def _add(
@@ -140,6 +176,7 @@ def _approved(name: str, path: Path) -> bool:
     outcome = client.recorder.redacted_body(outcome)
     if not isinstance(outcome, m.SessionOpened):
         say(f"grue: It is written, and did not start: {failure_text(outcome)}", err=True)
+        say(f"To take it out again: {GRUE} remove {shlex.quote(name)}", err=True)
         return False
     for line in described(outcome, known.source, 80):
         say(line)
@@ -169,7 +206,9 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         left.extend(servers)
 
     if not path.exists():
-        raise MCPConfigError(f"There is no file of MCP servers: {path}.")
+        raise MCPConfigError(
+            f"There is no file of MCP servers {path}. Name another with --mcp-config; {GRUE} init writes one."
+        )
     edit_servers(path, take)
     say(f"removed  {printable(name)} from {shown_path(path)}")
     lock = tool_lock_file.lock_path(path)
@@ -207,17 +246,23 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
         return descriptions.package_description(kind, rest, absolute)
     if adding.arguments:
         raise MCPConfigError(
-            "Arguments are for npm:, pypi: and oci: only. A description says which it takes: --set."
+            "Arguments are for npm:, pypi:, oci: and programs of yours. A description says which it takes:"
+            " --set NAME=VALUE."
         )
     if path.is_file() or path.suffix == ".json":
         return parse_json(read_config_text(path, if_missing=f"There is no file {path}."), path).value
     name, _, version = source.partition("@")
     if "://" in source:
         return _fetched(source)
+    if source in _INSTEAD:
+        raise MCPConfigError(
+            f"'{source}' is a command. Write {_INSTEAD[source]} in its place, and the arguments after --."
+        )
     if "/" not in name or name.startswith((".", "/", "~")):
         raise MCPConfigError(
-            f"There is no file '{printable(source)}'. A package is npm:NAME, pypi:NAME or oci:IMAGE;"
-            " a server of a registry is NAMESPACE/NAME."
+            f"There is no file '{printable(source)}'. Name a program of yours (server.py), a server.json or"
+            " an .mcpb bundle; a package is npm:NAME, pypi:NAME or oci:IMAGE; a server of a registry is"
+            " NAMESPACE/NAME; a server by URL is its address with --use remote."
         )
     registry = adding.registry or config.mcp_registry
     if registry is None:
@@ -332,7 +377,7 @@ def _absolute(path: str) -> str:
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
     """Return the entry with a box, and with no more of the environment than a program needs."""
     entry = dict(server.entry)
-    if server.kind == "remote":
+    if server.kind in ("remote", _OWN):
         return entry
     entry["inherit_env"] = "safe"
     if server.kind == "oci" or missing_for(Sandbox()):
@@ -376,6 +421,8 @@ def _show(server: descriptions.Described, entry: dict[str, Any]) -> None:
 
 
 def _box_in_words(server: descriptions.Described, entry: dict[str, Any]) -> str:
+    if server.kind == _OWN:
+        return 'none: it is your own program. "sandbox": "files" in the file gives it one.'
     if server.kind == "oci":
         return "none: what runs in a container is limited by the container, and not by grue."
     box = sandbox_of(entry.get("sandbox"))

@@ -183,13 +183,13 @@ def add(
     source: Annotated[
         str,
         typer.Argument(
-            help="A server.json or an .mcpb bundle (a file), npm:PACKAGE, pypi:PACKAGE or oci:IMAGE,"
-            " or a server's name in a registry."
+            help="A program of yours (server.py), a server.json or an .mcpb bundle, npm:PACKAGE,"
+            " pypi:PACKAGE or oci:IMAGE, or a server's name in a registry."
         ),
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="The arguments of a package, after --.", show_default="asked for"),
+        typer.Argument(help="Its arguments, after --.", show_default="those of a package are asked for"),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The server's name in the file.", show_default="its own")

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.cli.project import known_servers, no_such_server
-from grue.cli.saying import say
+from grue.cli.saying import GRUE, say
+from grue.cli.tools import arguments_of, example_of, required_of
 from grue.config.documents import nearest
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
@@ -110,6 +111,7 @@ def _kinds_of(value: object) -> frozenset[str]:
 
 
 _NOTE_CHARS = 300
+_WIDTH, _MOST_CHARS = 80, 4_000
 
 
 class CallOptions(Struct, frozen=True, kw_only=True):
@@ -146,6 +148,7 @@ def call_tool(options: CallOptions) -> bool:
             listed = ", ".join(each.name for each in client.tools()) or "none"
             raise MCPConfigError(printable(f"There is no tool {options.name!r}. Listed: {listed}."))
         arguments = read_arguments(tool, options.arguments, options.pairs)
+        _require_all(client.recorder.redacted_body(tool), arguments)
         result = client.call(options.name, arguments, options.timeout_s)
         # Replace secrets of the host's environment and of the server's configuration.
         shown = client.recorder.redacted_body(result)
@@ -153,11 +156,24 @@ def call_tool(options: CallOptions) -> bool:
     return not result.is_error
 
 
+def _require_all(tool: m.ToolDefinition, arguments: m.JsonObject) -> None:
+    """Refuse a call without the arguments that its tool needs, and say which it takes."""
+    missing = [printable(name) for name in required_of(tool) if name not in arguments]
+    if missing:
+        taken = "\n".join(arguments_of(tool, _WIDTH))[:_MOST_CHARS]
+        raise MCPConfigError(
+            f"{printable(tool.name)} needs {', '.join(missing)}. It takes:\n{taken}\n"
+            f"For example: {example_of(tool)}"
+        )
+
+
 def _server_of(name: str) -> str:
     try:
         return split_name(name)[0]
     except ValueError as error:
-        raise MCPConfigError(f"{name!r} is not a tool's full name. Write SERVER.TOOL.") from error
+        raise MCPConfigError(
+            f"{name!r} is not a tool's full name. Write SERVER.TOOL; {GRUE} tools lists them."
+        ) from error
 
 
 def _show_notes(envelope: Envelope[Any], line: bytes) -> None:

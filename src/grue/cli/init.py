@@ -7,7 +7,6 @@ A file that exists is never written to. What is copied from another host holds n
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import typer
 
+from grue.cli.project import own_python
 from grue.cli.saying import GRUE, say, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.other_hosts import CopiedEntry, FoundServers, find_hosts, read_host
@@ -159,13 +159,8 @@ def _write(path: Path, text: str) -> bool:
 
 
 def _own_server() -> dict[str, Any]:
-    """Return the entry of the bundled server, in a box where this machine can enforce one.
-
-    It names `python` if that is this interpreter.
-    """
-    found = shutil.which("python")
-    python = "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
-    entry = {"command": python, "args": ["-m", "grue.hosts.servers.think"]}
+    """Return the entry of the bundled server, in a box where this machine can enforce one."""
+    entry = {"command": own_python(), "args": ["-m", "grue.hosts.servers.think"]}
     return entry if missing_for(Sandbox()) else {**entry, "sandbox": "pure"}
 
 

@@ -1,6 +1,8 @@
 """Find the settings and tool servers that a command uses; all commands share this."""
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -88,6 +90,12 @@ def known_servers(
         except MCPConfigError as error:
             unusable[name] = str(error)
     return KnownServers(source=_shown(path), servers=servers, unusable=unusable, warnings=file.warnings)
+
+
+def own_python() -> str:
+    """Return the command of this interpreter: `python`, if that is found as it."""
+    found = shutil.which("python")
+    return "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
 
 
 def no_such_server(name: str, known: KnownServers) -> str:

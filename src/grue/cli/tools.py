@@ -4,6 +4,7 @@ The tools are compared with the tool lock; `--lock` writes it.
 """
 
 import json
+import shlex
 import shutil
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import msgspec
 
 from grue import messages as m
 from grue.cli.project import BUNDLED, KnownServers, known_servers, no_such_server
-from grue.cli.saying import say, shown_path
+from grue.cli.saying import GRUE, say, shown_path
 from grue.config import tool_listing_file, tool_lock_file
 from grue.config.settings import GameConfiguration
 from grue.config.tool_listing_file import listing_path
@@ -88,6 +89,8 @@ def _line(change: m.ToolDrifted, pin: ToolPin | None) -> str:
     return printable(f"{_MARKS[change.change]} {change.server}.{change.tool}  {what}").rstrip()
 
 
+_SAMPLES = {"integer": "1", "number": "1.5", "boolean": "true", "object": "{}", "list": "[]", "null": "null"}
+"""A value of each type, as it is written for `--arg`."""
 _IN_A_PIPE = 80
 _WIDEST = 96
 _VALUES_SHOWN = 8
@@ -192,8 +195,30 @@ def described(opened: m.SessionOpened, source: str, width: int) -> Iterator[str]
         yield ""
         yield from _wrapped(f"  {tool.name}", width)
         yield from _wrapped(_paragraph(tool.description), width, "    ")
-        for name, schema in _properties(tool).items():
-            yield from _argument(name, schema, required=name in _required(tool), width=width)
+        yield from arguments_of(tool, width)
+
+
+def arguments_of(tool: m.ToolDefinition, width: int) -> Iterator[str]:
+    """Yield a description of a tool's arguments, in lines of printable text."""
+    required = required_of(tool)
+    for name, schema in _properties(tool).items():
+        yield from _argument(name, schema, required=name in required, width=width)
+
+
+def example_of(tool: m.ToolDefinition) -> str:
+    """Return a command that calls a tool with the arguments that it needs."""
+    properties = _properties(tool)
+    given = [f"{name}={_sample(properties.get(name))}" for name in required_of(tool)]
+    words = (f"--arg {shlex.quote(each)}" for each in given)
+    return printable(" ".join([f"{GRUE} call {shlex.quote(tool.name)}", *words]))
+
+
+def _sample(schema: object) -> str:
+    if isinstance(schema, dict):
+        for value in (schema.get("default"), *(schema.get("enum") or ())):
+            if value is not None:
+                return value if isinstance(value, str) else json.dumps(value)
+    return _SAMPLES.get(kind_of(schema).partition(" ")[0], "TEXT")
 
 
 def _argument(name: str, schema: object, *, required: bool, width: int) -> Iterator[str]:
@@ -227,9 +252,10 @@ def _properties(tool: m.ToolDefinition) -> dict[str, object]:
     return properties if isinstance(properties, dict) else {}
 
 
-def _required(tool: m.ToolDefinition) -> list[object]:
+def required_of(tool: m.ToolDefinition) -> list[str]:
+    """Return the names of the arguments that a tool needs."""
     required = tool.input_schema.get("required")
-    return required if isinstance(required, list) else []
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 
 
 def _paragraph(text: str) -> str:
