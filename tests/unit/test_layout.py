@@ -9,6 +9,7 @@ from typing import get_args
 from case_tables import each_case
 
 from grue import messages as m
+from grue.runtime.processes.limits import ProcessLimits
 from grue.tracing.reading import known_kinds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +125,22 @@ def test_a_bundled_host_is_added_in_three_places() -> None:
     """Its package, its row, and its command, here `grue chat`; fleets play it by a work of their own."""
     places = {re.sub(r"^cli/.*", "cli", place) for place in modules_that_name("agent_loop")}
     assert places == {"hosts/__init__.py", "cli", "fleet/agent_loop_work.py"}
+
+
+def test_the_exit_time_of_a_server_is_named_where_it_is_set_and_used() -> None:
+    """The limit with its default, what one server has of its own, the key of a file, and the wait."""
+    source = ROOT / "src" / "grue"
+    named = {
+        path.name
+        for path in source.rglob("*.py")
+        if "exit_grace_s" in re.findall(r"\w+", path.read_text(encoding="utf-8"))
+    }
+    assert named == {"limits.py", "server_specs.py", "mcp_servers.py", "child_process.py"}
+    (told,) = re.findall(
+        r"gets to exit, (\d+) s by default",
+        (ROOT / "docs" / "guides" / "configuration.md").read_text(encoding="utf-8"),
+    )
+    assert float(told) == ProcessLimits().exit_grace_s
 
 
 def test_a_note_is_added_in_three_places() -> None:

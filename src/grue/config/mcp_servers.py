@@ -217,7 +217,7 @@ class MCPServerConfig(BaseModel):
         timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
         timeout_seconds: The same, always in seconds.
         startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
-        exit_grace_seconds: How long the process gets to exit when its input is closed; `None`: 2 s.
+        exit_grace_seconds: How long the process gets to exit when its input is closed; `None`: as usual.
         tools: Which of its tools are offered. `allow_tools` and similar keys of other hosts mean the same.
         auth: How grue authorises itself at the `url` (OAuth); `False`: not at all. `oauth` of others is read.
         required: Whether the first connect of an episode has to succeed; `None`: the host's policy.

@@ -24,6 +24,7 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.field_checks import check_settings
 from grue.policies import StartAhead, StartWhen
+from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.secrets.secret_forms import MIN_CHARS, looks_secret
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
 from grue.tool_sessions.notices import Notify
@@ -137,7 +138,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
         startup_timeout_place: Where that limit can be written, in words, for the advice after a slow start.
             A configuration file sets it.
         exit_grace_s: How long a server process may take to exit after its input was closed, before it gets
-            SIGTERM; `None`: as the runner's `ProcessLimits` say, 2 s by default.
+            SIGTERM; `None`: as the runner's `ProcessLimits` say.
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
         exclude: Names or patterns of the tools not to offer. It wins over `include`.
         required: Whether the first connect of an episode has to succeed. `True`: a failure ends the turn with
@@ -158,6 +159,10 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     required: bool | None = None
     check_arguments: bool = True
     start: StartWhen | None = None
+
+    def of_process(self, usual: ProcessLimits) -> ProcessLimits:
+        """Return the limits of the server's process: the usual ones, unless the server has its own."""
+        return usual if self.exit_grace_s is None else replace(usual, exit_grace_s=self.exit_grace_s)
 
     def __post_init__(self) -> None:
         """Check types and ranges; refuse a `start` that there is not."""

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.messages import ServerName, ToolDefinition
+from grue.runtime.processes.limits import ProcessLimits
 from grue.tool_sessions.server_specs import ServerOptions
 
 
@@ -58,3 +59,9 @@ def test_the_smaller_limit_holds(turn_s: float, own_s: float | None) -> None:
     options = ServerOptions(call_timeout_s=own_s)
     smaller = turn_s if own_s is None else min(turn_s, own_s)
     assert options.call_limit(turn_s) == smaller
+
+
+def test_the_limits_of_a_process_are_the_usual_ones_but_for_its_own_exit_time() -> None:
+    usual = ProcessLimits(exit_grace_s=1, term_grace_s=3)
+    assert ServerOptions().of_process(usual) is usual
+    assert ServerOptions(exit_grace_s=20).of_process(usual) == ProcessLimits(exit_grace_s=20, term_grace_s=3)

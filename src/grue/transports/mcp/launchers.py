@@ -323,7 +323,7 @@ _WORDS = frozenset(("exec", "dlx", "x", "run"))
 _KNOWN = {"@kastalien-research/thoughtbox": ">=22"}
 """Known requirements, for packages whose `package.json` cannot be read."""
 
-_ASK_LIMITS = ProcessLimits(exit_grace_s=0.1, term_grace_s=0.1, max_line_bytes=4096)
+_ASK_LIMITS = ProcessLimits(cancelled_grace_s=0.1, max_line_bytes=4096).when_cancelled()
 ASK_S = 1.0
 """Time limit for `node --version`."""
 

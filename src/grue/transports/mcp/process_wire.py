@@ -6,7 +6,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import anyio
-from msgspec.structs import replace
 
 from grue.policies import ServerPhase
 from grue.runtime.processes.child_process import ServerProcess
@@ -36,9 +35,7 @@ class ProcessWire:
         self._server = server
         self._registry = registry
         self._max_message_bytes = limits.max_message_bytes
-        own_grace_s = server.options.exit_grace_s
-        limits = limits if own_grace_s is None else replace(limits, exit_grace_s=own_grace_s)
-        self._process = ServerProcess(server, registry, limits)
+        self._process = ServerProcess(server, registry, server.options.of_process(limits))
         self._spawned = False
 
     async def __aenter__(self) -> Self:
