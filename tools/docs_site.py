@@ -69,6 +69,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return posixpath.relpath(on_site, posixpath.dirname(made) or ".")
 
     if made == "errors.md":
+        page.meta["search"] = {"boost": 3}  # who looks for an error wants to know what to do
         markdown = _ERROR.sub(
             r"### `\1` { #\1 }\n\nIts [attributes](reference/errors.md#grue.errors.\1).\n", markdown
         )

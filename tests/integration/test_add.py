@@ -1,5 +1,6 @@
 """`grue add` and `grue remove`: a bundle, a registry on loopback and a description, as a user runs them."""
 
+import hashlib
 import json
 import os
 import pty
@@ -55,7 +56,7 @@ def registry(answers: dict[str, tuple[int, bytes]]) -> Iterator[tuple[str, list[
             status, body = answers.get(self.path, (404, b"{}"))
             self.send_response(status)
             if status == 302:
-                self.send_header("Location", "/elsewhere")
+                self.send_header("Location", body.decode() or "/elsewhere")
             self.end_headers()
             self.wfile.write(body)
 
@@ -79,6 +80,7 @@ def test_a_bundle_is_added_started_in_its_box_approved_and_removed(tmp_path: Pat
     with assert_nothing_left():
         added = grue("add", str(path), "--yes", cwd=tmp_path)
     assert added.returncode == 0, added.stderr
+    assert "signed   no\n" in added.stdout
     entry = servers(tmp_path)["Mind"]
     assert entry["args"] == ["${workspaceFolder}/mcp_bundles/Mind/think.py"]
     assert entry["inherit_env"] == "safe"
@@ -219,6 +221,51 @@ def test_no_registry_is_asked_unless_one_is_named(tmp_path: Path) -> None:
     refused = grue("add", "io.github.me/weather", "--yes", cwd=tmp_path)
     assert "Name one: --registry URL" in refused.stderr
     assert "There is no file 'weather'" in grue("add", "weather", cwd=tmp_path).stderr
+
+
+def test_a_bundle_that_a_registry_names_is_downloaded_if_its_digest_holds(tmp_path: Path) -> None:
+    away, home = tmp_path / "away", tmp_path / "home"
+    away.mkdir()
+    home.mkdir()
+    signed = bundle(away).read_bytes() + b"MCPB_SIG_V1" + bytes(40) + b"MCPB_SIG_END"
+    digest = hashlib.sha256(signed).hexdigest()
+    answers: dict[str, tuple[int, bytes]] = {
+        "/mind.mcpb": (302, b"/stored"),
+        "/stored": (200, signed),
+        "/round": (302, b"/round"),
+    }
+    latest = "/v0.1/servers/io.github.me%2Fweather/versions/latest"
+    with registry(answers) as (url, asked):
+
+        def add(package: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+            offered = description(registryType="mcpb", **package)
+            answers[latest] = 200, json.dumps(offered).encode()
+            asked.clear()
+            return grue("add", "io.github.me/weather", "--registry", url, *options, cwd=home)
+
+        promised = {"identifier": f"{url}/mind.mcpb", "fileSha256": digest}
+        unasked = add(promised)
+        assert f"download {url}/mind.mcpb" in unasked.stdout
+        assert "Nothing was downloaded. If that is what you want, add --yes." in unasked.stderr
+        assert len(asked) == 1
+        for package, problem in [
+            ({"identifier": f"{url}/mind.mcpb"}, "has no digest of its bundle (fileSha256)"),
+            ({**promised, "fileSha256": "0" * 64}, f"not the file that was promised: its sha256 is {digest}"),
+            ({**promised, "identifier": f"{url}/none"}, "knows no such server (404)"),
+            ({**promised, "identifier": f"{url}/round"}, "answered with status 302"),
+        ]:
+            refused = add(package, "--yes")
+            assert refused.returncode == 2
+            assert problem in refused.stderr
+            assert [*home.iterdir()] == []
+        assert len(asked) == 7, "the description, and then an address and five redirects"
+        with assert_nothing_left():
+            added = add(promised, "--yes")
+    assert added.returncode == 0, added.stderr
+    assert f"sha256   {digest}, as promised\nsigned   yes, which grue does not check\n" in added.stdout
+    assert "+ weather.think" in added.stdout
+    assert servers(home)["weather"]["args"] == ["${workspaceFolder}/mcp_bundles/weather/think.py"]
+    assert (home / "mcp_bundles" / "weather" / "think.py").is_file()
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", "a.b", "mcp"])

@@ -2,7 +2,7 @@
 
 What a description or a bundle says is untrusted: what would run is shown before anything is written, and the
 program is started only after that, in its box. Nothing is fetched but the description of a server that the
-user names, from the registry that the user names.
+user names, from the registry that the user names, and the bundle of it, if the user agrees to that address.
 """
 
 import json
@@ -11,7 +11,9 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -39,6 +41,7 @@ from grue.tool_sessions.failures import failure_text
 
 _MOST_FETCHED = 1 << 20
 _FETCH_S = 20.0
+_MOST_REDIRECTS = 5
 _PACKAGES = ("npm", "pypi", "oci")
 _CACHES = {"npx": ("npm_config_cache",), "uvx": ("UV_CACHE_DIR", "UV_TOOL_DIR", "UV_PYTHON_INSTALL_DIR")}
 _OWN = "own"
@@ -75,26 +78,24 @@ def add_server(adding: Adding) -> bool:
     answers = _Answers(adding.values, ask=_at_a_terminal() and not adding.yes)
     source = Path(adding.source)
     if source.suffix == f".{descriptions.BUNDLE}":
-        with bundles.opened(source, adding.sha256) as bundle:
-            server = descriptions.read_manifest(
-                bundle.manifest, answers, name=adding.name, env=os.environ.keys()
-            )
-            folder = path.parent / descriptions.BUNDLES / server.name
-            start = descriptions.entry_point(bundle.manifest)
-            return _add(adding, server, path, answers, lambda: bundle.unpack(folder, executable=start))
+        return _add_bundle(adding, source, adding.sha256, path, answers)
     own = _own(adding, path.parent)
     if own is not None:
         return _add(adding, own, path, answers, lambda: None)
     try:
         description = _description(adding, config)
-        server = descriptions.read_server(
-            description, answers, name=adding.name, kind=adding.kind, env=os.environ.keys()
-        )
+        offered = descriptions.offered_bundle(description, kind=adding.kind)
     except MCPConfigError as error:
         if "://" not in adding.source:
             raise
         address = f"{GRUE} add {shlex.quote(adding.source)} --use remote --name NAME"
         raise MCPConfigError(f"{error}\nIf this is the address of a server itself: {address}") from error
+    if offered is not None:
+        with _downloaded(offered, adding) as file:
+            return _add_bundle(adding, file, adding.sha256 or offered.sha256, path, answers, offered)
+    server = descriptions.read_server(
+        description, answers, name=adding.name, kind=adding.kind, env=os.environ.keys()
+    )
     if adding.source.partition(":")[0] in _PACKAGES:
         given = [each for each in server.entry["args"] if each.startswith("/") and Path(each).exists()]
         server = msgspec.structs.replace(server, paths=tuple(given))
@@ -121,6 +122,50 @@ def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
         entry={"command": command, "args": [place, *arguments]},
         kind=_OWN,
     )
+
+
+def _add_bundle(
+    adding: Adding,
+    file: Path,
+    sha256: str | None,
+    path: Path,
+    answers: "_Answers",
+    offered: descriptions.OfferedBundle | None = None,
+) -> bool:
+    with bundles.opened(file, sha256) as bundle:
+        name = adding.name or (offered.name if offered else None)
+        server = descriptions.read_manifest(bundle.manifest, answers, name=name, env=os.environ.keys())
+        checked = "" if sha256 is None else ", as promised"
+        signed = "yes, which grue does not check" if bundle.is_signed else "no"
+        server = msgspec.structs.replace(
+            server,
+            others=offered.others if offered else (),
+            origin=(f"sha256   {bundle.sha256}{checked}", f"signed   {signed}"),
+        )
+        folder = path.parent / descriptions.BUNDLES / server.name
+        start = descriptions.entry_point(bundle.manifest)
+        return _add(adding, server, path, answers, lambda: bundle.unpack(folder, executable=start))
+
+
+@contextmanager
+def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator[Path]:
+    """Download a bundle into a file of this context, if the user agrees. Its digest is checked later."""
+    where = printable(urlsplit(offered.url).hostname or "")
+    say(f"download {printable(offered.url, 500)}")
+    if not adding.yes:
+        if not _at_a_terminal():
+            raise MCPConfigError("Nothing was downloaded. If that is what you want, add --yes.")
+        if not typer.confirm(f"Download it from {where}? Nothing of it is started yet.", default=False):
+            raise MCPConfigError("Nothing was downloaded.")
+    with tempfile.TemporaryDirectory(prefix="grue-") as folder:
+        file = Path(folder) / f"bundle.{descriptions.BUNDLE}"
+        try:
+            with file.open("xb") as packed:
+                for piece in _pieces(offered.url, most=bundles.MOST_PACKED, redirects=_MOST_REDIRECTS):
+                    packed.write(piece)
+        except OSError as error:
+            raise MCPConfigError(f"The bundle cannot be kept in {folder}: {error.strerror}.") from error
+        yield file
 
 
 def _add(
@@ -291,30 +336,48 @@ def _check_answer(answer: object, name: str) -> None:
 
 def _fetched(url: str) -> object:
     """Fetch a description: one request, no redirect, no key of the user's, at most 1 MiB."""
+    content = b"".join(_pieces(url, most=_MOST_FETCHED))
+    where = printable(urlsplit(url).hostname or "")
+    try:
+        return parse_json(content.decode(), Path(where)).value
+    except UnicodeDecodeError as error:
+        raise MCPConfigError(f"The answer of {where} is not JSON.") from error
+
+
+def _pieces(url: str, *, most: int, redirects: int = 0) -> Iterator[bytes]:
+    """Yield what is at an address, without a key of the user's. No redirect leads from https to http."""
     import httpx
 
     parts = urlsplit(url)
     where = printable(parts.hostname or "")
     if parts.scheme not in ("http", "https") or not where:
-        raise MCPConfigError("A registry's address begins with http:// or https:// and has a host.")
+        raise MCPConfigError("An address begins with http:// or https:// and has a host.")
+    headers = {"Accept": "application/json, */*", "Accept-Encoding": "identity"}
     try:
-        client = httpx.Client(timeout=_FETCH_S, follow_redirects=False)
-        with client, client.stream("GET", url, headers={"Accept": "application/json"}) as answer:
-            content = b""
-            for piece in answer.iter_bytes():
-                content += piece
-                if len(content) > _MOST_FETCHED:
-                    raise MCPConfigError(f"The answer of {where} is longer than {_MOST_FETCHED >> 20} MiB.")
+        with (
+            httpx.Client(timeout=_FETCH_S, follow_redirects=False) as client,
+            client.stream("GET", url, headers=headers) as answer,
+        ):
+            status, further = answer.status_code, answer.next_request
+            if status == httpx.codes.OK:
+                yield from _up_to(most, answer.iter_bytes(), where)
+                return
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise MCPConfigError(f"{where} cannot be asked: {printable(str(error), 200)}.") from error
-    if answer.status_code == httpx.codes.NOT_FOUND:
+    if status == httpx.codes.NOT_FOUND:
         raise MCPConfigError(f"{where} knows no such server (404).")
-    if answer.status_code != httpx.codes.OK:
-        raise MCPConfigError(f"{where} has answered with status {answer.status_code}.")
-    try:
-        return parse_json(content.decode(), Path(where)).value
-    except UnicodeDecodeError as error:
-        raise MCPConfigError(f"The answer of {where} is not JSON.") from error
+    if further is None or not redirects or (parts.scheme, further.url.scheme) == ("https", "http"):
+        raise MCPConfigError(f"{where} has answered with status {status}.")
+    yield from _pieces(str(further.url), most=most, redirects=redirects - 1)
+
+
+def _up_to(most: int, pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
+    left = most
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise MCPConfigError(f"The answer of {where} is longer than {most >> 20} MiB.")
+        yield piece
 
 
 class _Answers:
@@ -410,6 +473,8 @@ def _show(server: descriptions.Described, entry: dict[str, Any]) -> None:
         for key, value in entry.get("env", {}).items():
             say(f"with     {printable(f'{key}={value}')}")
         say(f"box      {_box_in_words(server, entry)}")
+    for line in server.origin:
+        say(line)
     for each in server.variables:
         say(f"gets     your variable {printable(each)}")
     if server.optional:

@@ -32,6 +32,7 @@ _MOST_MANIFEST = 1 << 20
 _MOST_NAME = 255
 _PIECE = 1 << 20
 _END = struct.Struct("<4s4H2LH")
+_SIGNATURE_END = b"MCPB_SIG_END"
 _END_MARK, _LOCATOR_MARK, _LOCATOR_BYTES = b"PK\x05\x06", b"PK\x06\x07", 20
 
 
@@ -42,10 +43,11 @@ class Bundle:
         path: Its file.
         manifest: The parsed `manifest.json`, unchecked.
         sha256: The digest of the file.
+        is_signed: Whether a signature stands behind the archive. Nobody has checked it.
     """
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile, sha256: str) -> None:
-        self.path, self.sha256, self._archive = path, sha256, archive
+    def __init__(self, path: Path, archive: zipfile.ZipFile, sha256: str, is_signed: bool) -> None:
+        self.path, self.sha256, self.is_signed, self._archive = path, sha256, is_signed, archive
         self._files = _checked(archive.infolist())
         if MANIFEST not in self._files:
             raise MCPConfigError(f"It has no {MANIFEST}.")
@@ -115,8 +117,9 @@ def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
             if sha256 is not None and found != sha256.lower():
                 raise MCPConfigError(f"It is not the file that was promised: its sha256 is {found}.")
             _check_list(file)
+            is_signed = _ends_with_signature(file)
             with zipfile.ZipFile(file) as archive:
-                bundle = Bundle(path, archive, found)
+                bundle = Bundle(path, archive, found, is_signed)
                 yield bundle
     except OSError as error:
         raise MCPConfigError(f"Cannot read {path}: {error.strerror or error}.") from error
@@ -129,6 +132,12 @@ def _digest(file: BufferedReader) -> str:
         raise MCPConfigError(f"It is larger than {MOST_PACKED >> 20} MiB.")
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _ends_with_signature(file: BufferedReader) -> bool:
+    """Whether `mcpb sign` has put a signature behind the archive."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - len(_SIGNATURE_END)))
+    return file.read() == _SIGNATURE_END
 
 
 def _check_list(file: BufferedReader) -> None:

@@ -77,6 +77,7 @@ class Described(Struct, frozen=True, kw_only=True):
         paths: Files and folders that the user gave it.
         kind: What is started: `npm`, `pypi`, `oci`, `mcpb`, or `remote` for an address.
         others: The other ways to run it that the description has.
+        origin: What is known of where its files are from, a line each.
     """
 
     name: str
@@ -87,6 +88,23 @@ class Described(Struct, frozen=True, kw_only=True):
     optional: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    origin: tuple[str, ...] = ()
+
+
+class OfferedBundle(Struct, frozen=True, kw_only=True):
+    """A bundle that a description names.
+
+    Attributes:
+        name: The server's name in `mcp_config.json`, unless the user gives another.
+        url: Where it is.
+        sha256: The digest that the file has to have, in lower case.
+        others: The other ways to run the server that the description has.
+    """
+
+    name: str
+    url: str
+    sha256: str
+    others: tuple[str, ...]
 
 
 class _Input(Struct, rename="camel"):
@@ -149,6 +167,7 @@ _IDENTIFIERS = {
     ),
 }
 _LAUNCHERS = {"npm": ("npx",), "pypi": ("uvx",), "oci": ("docker", "podman")}
+_SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 KINDS = (*_LAUNCHERS, BUNDLE, "remote")
 
 
@@ -172,6 +191,23 @@ def read_server(
     Raises:
         MCPConfigError: The description is not usable, or a value is missing.
     """
+    server, offers = _usable(description, kind)
+    found, offer = offers[0]
+    entry = _Entry(name or default_name(server.name), ask, env)
+    if isinstance(offer, _Transport):
+        entry.by_url(offer)
+    elif found == BUNDLE:
+        raise MCPConfigError("The server is in a bundle: its own manifest says how it is started.")
+    else:
+        entry.by_launcher(offer)
+    title = f"{server.name} {server.version}: {server.description}"
+    return entry.described(title, found, _others(_usable(description)[1], found))
+
+
+def _usable(
+    description: object, kind: str | None = None
+) -> tuple[_Server, list[tuple[str, _Package | _Transport]]]:
+    """Return the description, and its packages and addresses that grue can use, each with its kind."""
     if isinstance(description, Mapping) and isinstance(description.get("server"), Mapping):
         description = description["server"]
     server = _converted(description, _Server, "a server.json of the MCP registry")
@@ -179,32 +215,49 @@ def read_server(
         raise MCPConfigError(
             f"The description's name {_quoted(server.name)} is not of the form namespace/name."
         )
-    offers: list[_Package | _Transport] = [*server.packages, *server.remotes]
-    kinds = [each.registry_type if isinstance(each, _Package) else "remote" for each in offers]
-    usable = [(each, offer) for each, offer in zip(kinds, offers, strict=True) if each in KINDS]
-    chosen = [pair for pair in usable if kind in (None, pair[0])]
+    offers: list[tuple[str, _Package | _Transport]] = [(each.registry_type, each) for each in server.packages]
+    offers += [("remote", each) for each in server.remotes]
+    chosen = [(each, offer) for each, offer in offers if each in KINDS and kind in (None, each)]
     if not chosen:
-        has = ", ".join(map(_quoted, dict.fromkeys(kinds))) or "nothing"
+        has = ", ".join(_quoted(each) for each in dict.fromkeys(each for each, _ in offers)) or "nothing"
         raise MCPConfigError(
             f"{server.name} has no {kind or 'package or address that grue can use'}. It has {has}."
         )
-    found, offer = chosen[0]
-    entry = _Entry(name or default_name(server.name), ask, env)
-    if isinstance(offer, _Transport):
-        entry.by_url(offer)
-    elif found == BUNDLE:
-        raise _in_a_bundle(offer)
-    else:
-        entry.by_launcher(offer)
-    others = tuple(dict.fromkeys(each for each, _ in usable if each != found))
-    return entry.described(f"{server.name} {server.version}: {server.description}", found, others)
+    return server, chosen
 
 
-def _in_a_bundle(package: _Package) -> MCPConfigError:
-    digest = f" --sha256 {printable(package.file_sha256, 100)}" if package.file_sha256 else ""
-    return MCPConfigError(
-        "The server is in a bundle, which grue does not download. Get it from"
-        f" {printable(package.identifier, 500)}, and then: grue add FILE.mcpb{digest}"
+def _others(offers: Iterable[tuple[str, object]], found: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each for each, _ in offers if each != found))
+
+
+def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBundle | None:
+    """Return the bundle that a description names, if that is what `read_server` would choose.
+
+    Args:
+        description: The parsed JSON.
+        kind: As for `read_server`.
+
+    Raises:
+        MCPConfigError: The description is not usable, or names no address or no digest of the bundle.
+    """
+    server, offers = _usable(description, kind)
+    found, offer = offers[0]
+    if found != BUNDLE or not isinstance(offer, _Package):
+        return None
+    address = urlsplit(offer.identifier)
+    if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
+        raise MCPConfigError(f"The description has no address of its bundle: {_quoted(offer.identifier)}.")
+    if not _SHA256.fullmatch(offer.file_sha256):
+        raise MCPConfigError(
+            "The description has no digest of its bundle (fileSha256), so nobody can say whether what arrives"
+            " is what its authors published. If you trust the address, get the bundle yourself from"
+            f" {printable(offer.identifier, 500)}, and then: grue add FILE.mcpb"
+        )
+    return OfferedBundle(
+        name=default_name(server.name),
+        url=offer.identifier,
+        sha256=offer.file_sha256.lower(),
+        others=_others(_usable(description)[1], found),
     )
 
 

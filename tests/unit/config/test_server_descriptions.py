@@ -7,8 +7,10 @@ import pytest
 
 from grue.config.server_descriptions import (
     Described,
+    OfferedBundle,
     Wanted,
     default_name,
+    offered_bundle,
     package_description,
     read_manifest,
     read_server,
@@ -23,6 +25,10 @@ def defaults(wanted: Wanted) -> tuple[str, ...]:
     if wanted.required and wanted.default is None:
         raise MCPConfigError(f"needs {wanted.name}")
     return wanted.default or ()
+
+
+def description(*packages: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "io.github.me/weather", "version": "1.2.3", "packages": packages}
 
 
 def server(*packages: dict[str, Any], remotes: tuple[dict[str, Any], ...] = (), **more: Any) -> Described:
@@ -240,9 +246,26 @@ def test_what_is_no_description_is_refused(written: object) -> None:
         read_server(written, defaults)
 
 
-def test_a_bundle_of_a_description_is_not_fetched() -> None:
-    package = {"registryType": "mcpb", "identifier": "https://example.com/x.mcpb", "fileSha256": "ab" * 32}
-    assert f"grue add FILE.mcpb --sha256 {'ab' * 32}" in refusal(package)
+def test_a_bundle_of_a_description_has_an_address_and_a_digest() -> None:
+    npm = {"registryType": "npm", "identifier": "x", "version": "1.0.0"}
+    at = {"registryType": "mcpb", "identifier": "https://example.com/x.mcpb", "fileSha256": "AB" * 32}
+    found = offered_bundle(description(at, npm))
+    assert found == OfferedBundle(
+        name="weather", url="https://example.com/x.mcpb", sha256="ab" * 32, others=("npm",)
+    )
+    assert offered_bundle(description(at, npm), kind="npm") is None
+    assert offered_bundle(description(npm, at)) is None
+    for changes, problem in [
+        ({"fileSha256": ""}, "has no digest of its bundle"),
+        ({"fileSha256": "ab" * 31}, "has no digest of its bundle"),
+        ({"identifier": "file:///etc/passwd"}, "has no address of its bundle"),
+        ({"identifier": "https://me:key@example.com/x.mcpb"}, "has no address of its bundle"),
+        ({"identifier": "x.mcpb"}, "has no address of its bundle"),
+    ]:
+        with pytest.raises(MCPConfigError, match=problem):
+            offered_bundle(description({**at, **changes}))
+    with pytest.raises(MCPConfigError, match="its own manifest says"):
+        read_server(description(at), defaults)
 
 
 def test_a_package_can_be_named_without_a_description() -> None:
