@@ -12,7 +12,7 @@ Here the profile decides which of them its endpoint accepts; the others are desc
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import MediaKind
-from grue.protocol.chat_wire.batch_forms import BatchForm
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import Reply
@@ -28,6 +27,9 @@ from grue.protocol.chat_wire.server_events import ServerEvent
 from grue.protocol.json_text import to_json
 from grue.protocol.tools.names import WireNames
 from grue.runtime.large_data import joined
+
+if TYPE_CHECKING:
+    from grue.protocol.chat_wire.batch_forms import BatchForm
 
 SHOWN_NEXT = "shown in the next message"
 REFUSED = "not shown: the model's endpoint refused it"
@@ -235,7 +237,7 @@ class WireFormat(Protocol):
     marks_results: bool
     """Whether tool messages can have a cache marker."""
 
-    batches: BatchForm | None
+    batches: "BatchForm | None"
     """The form of its providers' batches; `None`: they have none."""
 
     def headers(self, key: str) -> dict[str, str]:
