@@ -91,8 +91,8 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
         process = started.run(lambda: subprocess.Popen((program, *args), env=started.env, cwd=cwd))
         started.limit(process.pid)
         status = process.wait()
-        for line in started.refusals(""):
-            say(line, err=True)
+        for line in started.refusals("", died=status != 0):
+            say(printable(line), err=True)
         return status if status >= 0 else 128 - status
     finally:
         started.end()

@@ -43,6 +43,7 @@ WRITE = ((1 << 16) - 1) & ~(EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
 _OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEV
 _BIND_TCP, _CONNECT_TCP = 1, 2
 _ABSTRACT_SOCKETS, _SIGNALS = 1, 2
+_SET_NAME, _LOG_NEW_EXEC_ON, _LOGS_SINCE = 15, 2, 7
 
 LEAST_ABI = 3
 """Landlock of Linux 6.2. Older ones do not see that a file is cut to nothing."""
@@ -117,7 +118,7 @@ class Rule(Struct, frozen=True):
     access: int
 
 
-def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted) -> int | None:
+def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None:
     """Put the calling thread into a box, for good; return the listener of its filter if it asks about calls.
 
     What the kernel lacks is left out: the caller has looked at `coverage` before.
@@ -126,6 +127,8 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted) -> int | None:
         ruleset: Of `ruleset_of`, with rules for the same network. It is closed.
         rules: What the box opens besides.
         wanted: What the filter depends on.
+        mark: If it is given and the kernel can, what the box refuses is written to the audit log, and the
+            first record has this as the thread's name. At most 15 characters.
 
     Raises:
         SandboxError: The kernel refused.
@@ -136,7 +139,11 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted) -> int | None:
         _must(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         if have.landlock:
             _add(ruleset, rules, have.landlock)
-            _must(libc.syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+            flags = 0
+            if mark and have.landlock >= _LOGS_SINCE:
+                libc.prctl(_SET_NAME, os.fsencode(mark), 0, 0, 0)
+                flags = _LOG_NEW_EXEC_ON
+            _must(libc.syscall(_RESTRICT_SELF, ruleset, flags), "landlock_restrict_self")
     finally:
         close_ruleset(ruleset)
     _drop_capabilities()

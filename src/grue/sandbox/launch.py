@@ -24,7 +24,7 @@ from grue.sandbox.box import Sandbox, in_words
 from grue.sandbox.gate import Gate
 from grue.sandbox.kernel import Rule, close_ruleset, confine, coverage, ruleset_of
 from grue.sandbox.places import home, places_of, real_once
-from grue.sandbox.refusals import refusals
+from grue.sandbox.refusals import reads_audit, refusals
 from grue.sandbox.seccomp import Wanted
 
 Started = TypeVar("Started")
@@ -83,7 +83,9 @@ class Boxed:
         serve = None if self.gate is None else self.gate.serve
         system, any_network = self._places.system, self._box.any_network
         thread: ConfinedThread[Started] = ConfinedThread(
-            lambda: confine(_take_ahead(system, any_network=any_network), self._places.own, wanted),
+            lambda: confine(
+                _take_ahead(system, any_network=any_network), self._places.own, wanted, self._mark
+            ),
             start,
             lambda: _make_ahead(system, any_network=any_network),
         )
@@ -114,11 +116,20 @@ class Boxed:
         if self._thread is not None:
             self._thread.go_on()
 
-    def refusals(self, text: str) -> tuple[str, ...]:
-        """Return a sentence for each thing that the box has refused, as far as `text` and the gate tell."""
+    @property
+    def _mark(self) -> str:
+        return self.scratch[-15:] if reads_audit() else ""
+
+    def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
+        """Return a sentence for each thing that the box has refused, as far as it can be told.
+
+        Args:
+            text: What the program has written.
+            died: Whether it has failed as a whole.
+        """
         network = "any" if self._box.any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
-        return refusals(text, self._places.rules, refused, network=network)
+        return refusals(text, self._places.rules, refused, network=network, died=died, mark=self._mark)
 
     def end(self) -> None:
         """Remove the scratch folder and close the gate. Call it when no process of the program is alive.

@@ -143,7 +143,7 @@ class Watched(Boxed):
     def limit(self, pid: int) -> None:
         """Set no limits."""
 
-    def refusals(self, text: str) -> tuple[str, ...]:  # noqa: ARG002 - as `Boxed` has it
+    def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - as `Boxed` has it
         """Return nothing: nothing is refused."""
         return ()
 

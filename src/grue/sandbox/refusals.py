@@ -1,13 +1,19 @@
 """What a box has refused, in words, with the entry that would allow it.
 
-The kernel tells a program no more than "permission denied", and tells nobody else. So this looks at the paths
-that the program's own texts name beside those words, and at what the gate has refused. The texts are not
-trusted: a path is mentioned only if the box does not open it, and nothing is changed.
+The kernel tells a program no more than "permission denied". So this looks at the paths that the program's
+own texts name beside those words, and at what the gate has refused. The texts are not trusted: a path is
+mentioned only if the box does not open it, and nothing is changed.
+
+Where these tell nothing, the kernel's audit records may: since Linux 6.15 Landlock writes what it refuses, if
+auditing is on. They are read where this user may read them. A record names its box by a number, and the first
+record of a box names the thread that made it; so that thread has a name of its own, the box's mark.
 """
 
+import contextlib
+import functools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from grue.sandbox.gate import Refusal
 from grue.sandbox.kernel import READ_FILE, WRITE_FILE, Rule
@@ -17,12 +23,29 @@ _QUOTED = re.compile(r"""['"`]((?:/|~/)[^'"`\n]{1,1000})['"`]""")
 _PLAIN = re.compile(r"(?:^|[\s:=(])((?:/|~/)[^\s:'\"`,;)]{1,1000})")
 _WRITES = re.compile(r"(?i)\b(mkdir|unlink|rmdir|rename|creat\w*|write|touch|remove|truncate|symlink|link)\b")
 _NO_NAMES = re.compile(r"(?i)EAI_AGAIN|EAI_FAIL|name resolution|getaddrinfo|could not resolve|ENETUNREACH")
+_RECORD = re.compile(
+    r"(?:type=(?:LANDLOCK_ACCESS|LANDLOCK_DOMAIN|UNKNOWN\[142[34]\]) msg=|[^;]*;audit: type=142[34] )"
+    r"audit\([\d.:]+\): domain=([0-9a-f]+) (.*)"
+)
+_MADE_BY = re.compile(r'status=allocated .*\bcomm="([^"]*)"')
+_BLOCKERS = re.compile(r"blockers=(\S+)(.*)")
+_PATH = re.compile(r' path=(?:"([^"]*)"|([0-9A-F]+))')
+_LOGS = ("/var/log/audit/audit.log", "/dev/kmsg")
+_MOST_LOG_BYTES, _MOST_RECORDS, _LONGEST_RECORD = 1 << 20, 20_000, 8192
 _MOST = 5
+_MOST_AUDITED = 3
 _MOST_CHARS = 65_536
 
 
 def refusals(
-    text: str, rules: Iterable[Rule], refused: Iterable[Refusal], *, network: str
+    text: str,
+    rules: Iterable[Rule],
+    refused: Iterable[Refusal],
+    *,
+    network: str,
+    died: bool = False,
+    mark: str = "",
+    logs: Sequence[str] = _LOGS,
 ) -> tuple[str, ...]:
     """Return a sentence for each thing that a box has refused, as far as it can be told.
 
@@ -31,6 +54,10 @@ def refusals(
         rules: What the box opens.
         refused: What its gate has refused.
         network: `none`, `hosts` or `any`.
+        died: Whether the program has failed as a whole. Otherwise audit records are looked at only if the
+            text says that something was refused: programs look for many files that they do not need.
+        mark: Of the box, in the kernel's audit records.
+        logs: Files with audit records.
     """
     rules = tuple(rules)
     found: dict[str, None] = {}
@@ -46,7 +73,67 @@ def refusals(
         found[f'{said} To allow it: "network": ["{each.allow}"]'] = None
     if not found and network != "any" and _NO_NAMES.search(text[-_MOST_CHARS:]):
         found[_no_network(network)] = None
+    if not found and mark and (died or _DENIED.search(text[-_MOST_CHARS:])):
+        audited = [said for log in logs for said in _audited(_lines(log), mark)]
+        found = dict.fromkeys(list(dict.fromkeys(reversed(audited)))[:_MOST_AUDITED])
     return tuple(found)[:_MOST]
+
+
+@functools.cache
+def reads_audit() -> bool:
+    """Return whether this user may read a file with the kernel's audit records."""
+    for log in _LOGS:
+        with contextlib.suppress(OSError):
+            os.close(os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            return True
+    return False
+
+
+def _lines(log: str) -> Iterator[str]:
+    """Yield the last lines of a log; of the kernel's own, which gives one record a read, all that it has."""
+    try:
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if log.startswith("/dev/"):
+            for _ in range(_MOST_RECORDS):
+                with contextlib.suppress(BrokenPipeError):  # overwritten meanwhile: the next read goes on
+                    yield (
+                        os.read(descriptor, _LONGEST_RECORD).decode("utf-8", "replace").replace("\\x5c", "\\")
+                    )
+            return
+        os.lseek(descriptor, max(0, os.fstat(descriptor).st_size - _MOST_LOG_BYTES), os.SEEK_SET)
+        yield from os.read(descriptor, _MOST_LOG_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return  # the end: no more records
+    finally:
+        os.close(descriptor)
+
+
+def _audited(lines: Iterable[str], mark: str) -> list[str]:
+    records = [found.groups() for line in lines if (found := _RECORD.match(line))]
+    mine = {domain for domain, rest in records if (made := _MADE_BY.match(rest)) and made[1] == mark}
+    return [
+        _about_record(frozenset(found[1].split(",")), found[2])
+        for domain, rest in records
+        if domain in mine and (found := _BLOCKERS.match(rest))
+    ]
+
+
+def _about_record(blockers: frozenset[str], rest: str) -> str:
+    named = _PATH.search(rest)
+    if named is None or not all(each.startswith("fs.") for each in blockers):
+        return f"Its box refused {', '.join(sorted(blockers))}{f' ({rest.strip()})' if rest.strip() else ''}."
+    path = named[1] or os.fsdecode(bytes.fromhex(named[2]))
+    if blockers == {"fs.execute"}:
+        return _said("start", path, "execute")
+    reads = blockers <= {"fs.read_file", "fs.read_dir", "fs.execute"}
+    return _said("read", path, "read") if reads else _said("write", path, "write")
+
+
+def _said(verb: str, path: str, key: str) -> str:
+    return f'Its box does not let it {verb} {path}. To allow it: "{key}": ["{path}"]'
 
 
 def _about_path(path: str, rules: tuple[Rule, ...], *, writes: bool) -> str | None:
@@ -55,8 +142,8 @@ def _about_path(path: str, rules: tuple[Rule, ...], *, writes: bool) -> str | No
     if any(each & WRITE_FILE for each in access):
         return None  # the box opens it: the file's own permissions refuse it
     readable = any(each & READ_FILE for each in access)
-    key, verb = ("write", "write") if writes or readable else ("read", "read")
-    return f'Its box does not let it {verb} {path}. To allow it: "{key}": ["{path}"]'
+    verb = "write" if writes or readable else "read"
+    return _said(verb, path, verb)
 
 
 def _no_network(network: str) -> str:

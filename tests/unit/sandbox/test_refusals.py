@@ -1,4 +1,6 @@
+import functools
 import time
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +61,54 @@ def test_hostile_text_is_bounded() -> None:
     began = time.thread_time()
     assert len(refusals(text, RULES, (), network="none")) <= 5
     assert time.thread_time() - began < 2
+
+
+# As Linux 6.18 has written them to its own log, and as auditd writes them to a file.
+KERNEL = """\
+6,901,17442956380,-;audit: type=1423 audit(1795517173.680:2): domain=163097d42 blockers=fs.make_dir path="/tmp" dev="vda" ino=260072
+5,902,17442956396,-;audit: type=1424 audit(1795517173.680:2): domain=163097d42 status=allocated mode=enforcing pid=32485 uid=0 exe="/usr/bin/python3.11" comm="1a2b3c4d5e6f7a8"
+5,903,17442956398,-;audit: type=1300 audit(1795517173.680:2): arch=c000003e syscall=83 success=no exit=-13 comm="sh"
+5,904,17442956403,-;audit: type=1423 audit(1795517186.608:7): domain=163097d42 blockers=fs.read_file path=2F746D702F7A7A20712F66 dev="vda" ino=3114026
+5,905,17442956403,-;audit: type=1423 audit(1795517186.609:8): domain=163097e1b blockers=fs.read_file path="/of/another/box" dev="vda" ino=1
+5,906,17442956404,-;audit: type=1424 audit(1795517186.609:8): domain=163097e1b status=allocated mode=enforcing pid=32485 uid=0 exe="/usr/bin/python3.11" comm="000000000000000"
+4,907,17442956405,-;evil: 5;audit: type=1423 audit(1795517186.609:8): domain=163097d42 blockers=fs.read_file path="/forged" ino=1
+"""  # noqa: E501
+AUDITD = """\
+type=LANDLOCK_ACCESS msg=audit(1795517186.636:12): domain=163097e1b blockers=scope.signal opid=1 ocomm="init"
+type=LANDLOCK_DOMAIN msg=audit(1795517186.636:12): domain=163097e1b status=allocated mode=enforcing pid=691 uid=0 exe="/usr/bin/python3.11" comm="1a2b3c4d5e6f7a8"
+type=UNKNOWN[1423] msg=audit(1795517186.636:13): domain=163097e1b blockers=fs.execute,fs.read_file path="/tmp/tool" dev="vda" ino=2149458
+type=LANDLOCK_ACCESS msg=audit(1795517186.640:14): domain=163097e1b blockers=fs.execute path="/usr/bin/curl" dev="vda" ino=3
+type=LANDLOCK_DOMAIN msg=audit(1795517186.852:20): domain=163097e1b status=deallocated denials=13
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        (KERNEL, ['read /tmp/zz q/f. To allow it: "read": ["/tmp/zz q/f"]', '"write": ["/tmp"]']),
+        (AUDITD, ['"execute": ["/usr/bin/curl"]', '"read": ["/tmp/tool"]', "refused scope.signal (opid=1"]),
+    ],
+)  # fmt: skip
+def test_what_the_kernel_has_written_about_this_box_is_told_last_things_first(
+    tmp_path: Path, records: str, said: list[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(records)
+    logs = (str(tmp_path / "absent"), str(log))
+    about = functools.partial(
+        refusals, rules=RULES, refused=(), network="any", mark="1a2b3c4d5e6f7a8", logs=logs
+    )
+    for found in (about("it failed", died=True), about("permission denied")):
+        assert len(found) == len(said)
+        for sentence, part in zip(found, said, strict=True):
+            assert part in sentence
+    assert about("it failed") == (), "programs look for many files that they do not need"
+    assert about("", died=True, mark="") == ()
+    (named,) = about("cat: /etc/shadow: Permission denied", died=True)
+    assert "/etc/shadow" in named, "its own text is enough"
+
+
+def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(KERNEL + "x" * (1 << 20))
+    assert refusals("", (), (), network="any", died=True, mark="1a2b3c4d5e6f7a8", logs=(str(log),)) == ()

@@ -168,9 +168,9 @@ class ChildProcess:
         """How the process was ended."""
         return "died" if self._ending == "none" and self.exited else self._ending
 
-    def refusals(self, text: str) -> tuple[str, ...]:
-        """Return a sentence for each thing that its box has refused, as far as `text` tells."""
-        return self._group.refusals(text)
+    def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
+        """Return a sentence for each thing that its box has refused, as far as it can be told."""
+        return self._group.refusals(text, died=died)
 
     async def wait_exit(self) -> ServerExit:
         """Wait until the process has exited and its group is killed. Safe to cancel."""

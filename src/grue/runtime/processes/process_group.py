@@ -197,9 +197,9 @@ class ProcessGroup:
         """Our end of its standard error; -1 once closed."""
         return _fileno(self._leader.stderr)
 
-    def refusals(self, text: str) -> tuple[str, ...]:
-        """Return a sentence for each thing that the leader's box has refused, as far as `text` tells."""
-        return () if self._boxed is None else self._boxed.refusals(text)
+    def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
+        """Return a sentence for each thing that the leader's box has refused, as far as it can be told."""
+        return () if self._boxed is None else self._boxed.refusals(text, died=died)
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole group, unless it has ended."""

@@ -82,7 +82,7 @@ class ProcessWire:
         Source: R14
         """
         if self._spawned:
-            boxed = self.refusals(self._process.stderr_tail())
+            boxed = self.refusals(self._process.stderr_tail(), died=True)
             if boxed:
                 return boxed
         slow_place = self._server.options.startup_timeout_place if timed_out else None
@@ -100,13 +100,11 @@ class ProcessWire:
         # A server that still runs may only be slow, so give the general advice too.
         return found if self._process.exited is not None else f"{found}\n{advice}"
 
-    def refusals(self, text: str) -> str:
+    def refusals(self, text: str, *, died: bool = False) -> str:
         """Read from `text` the accesses that the server's box has refused: a sentence a line."""
-        return (
-            self.redactor.text(plain_text("\n".join(self._process.refusals(text))))
-            if self._server.sandbox
-            else ""
-        )
+        if not self._server.sandbox:
+            return ""
+        return self.redactor.text(plain_text("\n".join(self._process.refusals(text, died=died))))
 
     @cached_property
     def address(self) -> str:
