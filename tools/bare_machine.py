@@ -1,8 +1,9 @@
 """Run the README's two commands as on a bare machine: from a fresh clone, with Python and make only.
 
-    python3 tools/bare_machine.py               `make play`, `make test` with 3.11, then with newer Pythons
-    python3 tools/bare_machine.py 3.11 3.13     with these only, as far as this machine has them
-    python3 tools/bare_machine.py --kept FOLDER   put there which tests pass in `make test`, what they cover
+    bare_machine.py                    `make play` and `make test` with 3.11, then with newer Pythons
+    bare_machine.py 3.11 3.13          with these only, as far as this machine has them
+    bare_machine.py --oldest FOLDER    with the oldest of them; puts what passes and what it covers there
+    bare_machine.py --newer            with the others
 
 What is committed is cloned to a path with a space. The environment is empty but for PATH, HOME, LANG and
 TMPDIR, and PATH holds links to Python, make, sh and the coreutils: there is no ps, no git, no Node. If root
@@ -14,6 +15,7 @@ Prints a line for each command, and the last lines of one that fails. Exits with
 is found, with 0 also if only some of the versions are on this machine.
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -146,25 +148,29 @@ def _output(*command: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Try each version."""
-    kept = Path(arguments[1]) if arguments[:1] == ["--kept"] else None
-    failed, done = False, 0
-    for version in arguments[2 if kept else 0 :] or VERSIONS:
-        python = find(version)
-        if python is None:
-            print(f"bare machine, Python {version}: not on this machine", flush=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("versions", nargs="*", default=VERSIONS)
+    parser.add_argument("--oldest", type=Path, metavar="FOLDER")
+    parser.add_argument("--newer", action="store_true")
+    asked = parser.parse_args(arguments)
+    found = {version: python for version in asked.versions if (python := find(version))}
+    for version in (version for version in asked.versions if version not in found):
+        print(f"bare machine, Python {version}: not on this machine", flush=True)
+    failed, first = not found, next(iter(found), None)
+    for version, python in found.items():
+        if (version == first and asked.newer) or (version != first and asked.oldest):
             continue
         folder = Path(tempfile.mkdtemp(prefix="grue-bare-"))
         try:
             machine = BareMachine(folder, version, python)
-            whole = ["test", *(machine.kept if kept else ())]
-            for command in (["play"], ["test", f"TEST={PART}"] if done else whole):
+            whole = ["test", *(machine.kept if asked.oldest else ())]
+            for command in (["play"], whole if version == first else ["test", f"TEST={PART}"]):
                 failed |= not machine.try_it("make", *command)
-            if kept and not done:
-                machine.keep(kept)
-            done += 1
+            if asked.oldest:
+                machine.keep(asked.oldest)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    return failed or not done
+    return failed
 
 
 if __name__ == "__main__":
