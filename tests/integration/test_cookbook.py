@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import environment
+from commands import environment, forked
 from obliging_llm import oblige
 from small_model import MODEL, served
 
@@ -110,19 +110,23 @@ EXTRAS |= {"flask_app.py": "flask", "approvals_web.py": "flask"}
 
 
 def run(recipe: str, folder: Path, url: str, model: str) -> str:
-    """Run a recipe as a program in a folder; return what it prints."""
+    """Run a recipe as a program in a folder; return what it prints. grue is imported before it begins."""
     path = (COOKBOOK / recipe).resolve()
     if path.name in EXTRAS:
         pytest.importorskip(EXTRAS[path.name], reason=f"the recipe needs it: pip install {EXTRAS[path.name]}")
-    arguments = ["-W", "error", str(path)]
+    program, warned, code = folder.with_suffix(".py"), "", ""
     if path.name in DRIVERS:
-        arguments = ["-c", FIRST.format(mails=MAILS) + DRIVERS[path.name], str(path)]
+        code = FIRST.format(mails=MAILS) + DRIVERS[path.name]
     elif path.suffix == ".ipynb":
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-        arguments = ["-c", f"{code}\nprint(answers)"]
+        code = f"{code}\nprint(answers)"
+    else:
+        program, warned = path, "import warnings; warnings.simplefilter('error')"
+    if code:
+        program.write_text(code, encoding="utf-8")
     ran = subprocess.run(
-        [sys.executable, *arguments],
+        forked(str(program), str(path), before=warned),
         cwd=folder,
         env=environment(LLM_URL=url, LLM_MODEL=model, GRUE_API_KEY="none"),
         capture_output=True,
