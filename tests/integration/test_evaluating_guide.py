@@ -14,7 +14,7 @@ from doc_blocks import DOCS
 
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply
 
-pytestmark = [pytest.mark.timeout(560), pytest.mark.xdist_group("fleet")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(560), pytest.mark.xdist_group("fleet")]
 
 GUIDE = (DOCS / "guides" / "evaluating.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent

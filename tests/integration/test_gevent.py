@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rows import first_of
 
 from grue.testing import faulty_server
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
@@ -51,7 +52,7 @@ print("all done")
 """
 
 
-@pytest.mark.parametrize("lifetime", ["nothing", "loop"])
+@pytest.mark.parametrize("lifetime", first_of(["nothing", "loop"]))
 def test_greenlets_run_turns_beside_each_other(lifetime: str, tmp_path: Path) -> None:
     pytest.importorskip("gevent", reason="pip install gevent runs turns in greenlets")
 

@@ -39,6 +39,7 @@ def committed(folder: Path) -> tuple[dict[str, Commit], dict[int, Commit]]:
     return hostile, honest
 
 
+@pytest.mark.slow
 def test_whatever_an_episode_does_every_other_one_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ exit 1
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed: apt-get install make")
 def test_an_environment_that_could_not_be_made_is_made_at_the_next_try(tmp_path: Path) -> None:
     """Debian's Python has no ensurepip without python3-venv: venv fails when half of the work is done."""

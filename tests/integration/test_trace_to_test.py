@@ -1,12 +1,11 @@
 """A test written from a trace passes, and fails when a tool, a call or the answer changes."""
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import grue
+from commands import forked, grue
 from forked_turns import Box, model, records, runner
 
 from grue import FunctionTools, TurnRequest
@@ -23,14 +22,14 @@ from grue.testing.llm_server import (
     tool_calls_reply,
 )
 
+PYTEST = str(Path(pytest.__file__).with_name("__main__.py"))
 SECRET = "sk-live-0123456789abcdefghijklmnop"
 
 
 def run(folder: Path, *files: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
-    return subprocess.run(
-        [*command, *map(str, files)], capture_output=True, text=True, cwd=folder, check=False
-    )
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    command = forked(PYTEST, *options, *map(str, files))
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
 
 
 @pytest.fixture(scope="module")

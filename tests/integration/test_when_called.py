@@ -11,6 +11,7 @@ import pytest
 from http_servers import real_http_server
 from lifetimes import answering
 from msgspec.structs import replace
+from rows import first_of
 from transport_servers import faulty
 
 from grue import (
@@ -369,7 +370,7 @@ def test_a_start_that_takes_too_long_is_such_a_failure(listed: tuple[ToolDefinit
         assert "did not start" in told.results()[0]
 
 
-@pytest.mark.parametrize("limit", [1, 8])
+@pytest.mark.parametrize("limit", first_of([1, 8]))
 def test_fifty_servers_called_in_one_reply_start_so_many_at_a_time(
     listed: tuple[ToolDefinition, ...], limit: int
 ) -> None:
@@ -549,6 +550,7 @@ def test_a_slow_start_is_what_doctor_proposes_it_for() -> None:
     assert not [*saved_when_called(waiting("a"), opened)]
 
 
+@pytest.mark.slow
 def test_fifty_waiting_servers_start_nothing_and_one_call_starts_one() -> None:
     command = [sys.executable, "benchmarks/many_servers.py", "--pairs", "2"]
     root = Path(__file__).parents[2]

@@ -31,6 +31,7 @@ def test_an_editor_completes_what_a_runner_and_an_outcome_have(tmp_path: Path) -
     assert {"response", "tool_calls"} <= completed(f"{text}runner.run_turn(TurnRequest(user='u')).", tmp_path)
 
 
+@pytest.mark.slow
 def test_pyright_knows_the_type_of_every_public_name(tmp_path: Path) -> None:
     pytest.importorskip("pyright", reason="pip install pyright checks types as editors do; it needs npm once")
     program = tmp_path / "program.py"

@@ -39,6 +39,7 @@ print(tempfile.gettempdir())"""
     assert not scratch.exists()
 
 
+@pytest.mark.slow
 @boxes.needs_boxes
 def test_a_scratch_folder_that_is_nested_deeper_than_paths_go_is_removed() -> None:
     code = """
