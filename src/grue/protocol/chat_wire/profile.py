@@ -9,7 +9,6 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from grue import messages as m
 from grue.policies import MediaKind
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -45,7 +44,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     reasoning_effort: Effort | None = None
     reasoning_tokens: int | None = None
-    extra_body: m.JsonObject = msgspec.field(default_factory=dict)
+    extra_body: dict[str, object] = msgspec.field(default_factory=dict)
     text_tool_calls: TextToolCalls = "ask"
 
 
@@ -143,9 +142,9 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             return wanted
         return min(wanted, self.max_output_tokens)
 
-    def sampled(self, settings: ModelSettings) -> m.JsonObject:
+    def sampled(self, settings: ModelSettings) -> dict[str, object]:
         """Return the sampling fields that are set and that the endpoint accepts, by grue's own names."""
-        fields: m.JsonObject = {
+        fields: dict[str, object] = {
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "top_k": settings.top_k,
