@@ -265,7 +265,7 @@ def table(results: dict[tuple[str, str], dict[str, Any]], sides: list[Side], fau
 
 def page(text: str, sides: list[Side], took_s: float) -> str:
     """Return the page of the documentation."""
-    versions = "\n".join(f"- {side.name}: {side.version or 'this checkout'}. {side.note}" for side in sides)
+    versions = "\n".join(f"- {side.name}: {side.version or 'this checkout'}" for side in sides)
     return f"""# Faults, in grue and beside it
 
 <!-- made by benchmarks/peers/faults.py --markdown docs/faults.md -->
@@ -285,7 +285,8 @@ what is recorded.
 `benchmarks/peers/faults.py` runs all of it, in {took_s / 60:.0f} minutes on two busy cores. Every side has
 its limit for a call set to {LIMIT_S:g} s, in the way that its documentation gives, where it gives one;
 otherwise its default settings. The scripts are `benchmarks/peers/workers/*_turn.py`, of 30 to 60 lines each.
-The server is `grue.testing.faulty_server`.
+The server is `grue.testing.faulty_server`. How each side is set up, and what is not alike, is said
+[where their speed is compared](performance.md#beside-other-frameworks). The versions:
 
 {versions}
 """

@@ -75,6 +75,27 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
 
 
+_TABLES = ("README", "performance", "requirements", "mended", "provider-errors", "compatibility", "CHANGELOG")
+"""Pages of rows, and two that sum up what others say."""
+_LONGEST_COMMON = 12
+
+
+def test_no_page_says_what_another_says() -> None:
+    """No dozen of words stands on two pages: one of them should say it, and the other link there."""
+    first: dict[tuple[str, ...], Path] = {}
+    twice: dict[str, str] = {}
+    for page in PAGES:
+        if page.stem in _TABLES:
+            continue
+        prose = re.sub(r"\]\([^)]*\)", "]", _BLOCK.sub("", page.read_text(encoding="utf-8")))
+        words = re.findall(r"[\w']+", prose.lower())
+        for at in range(len(words) - _LONGEST_COMMON + 1):
+            run = tuple(words[at : at + _LONGEST_COMMON])
+            if first.setdefault(run, page) != page:
+                twice.setdefault(f"{first[run].name}, {page.name}", " ".join(run))
+    assert twice == {}
+
+
 _FILE = re.compile(r"`((?:[\w.*-]+/)*[\w*-]+\.(?:py|pyi|js|toml|md))(?:::\w+)?`")
 _MODULE = re.compile(r"`(grue(?:\.\w+)+)`")
 _OF_USERS = {"sums.py", "scorers.toml", "server.py", "report.md", "test_x.py"}
