@@ -47,3 +47,71 @@ def test_a_child_that_was_forked_during_an_import_runs_turns(how: str, tmp_path:
         command = [sys.executable, "-c", PROGRAM, llm.base_url, how, *faulty_server.argv()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
     assert done.stdout == "7\n", done.stderr[-3000:]
+
+
+SLOW = """
+import os, sys, threading, time
+from pathlib import Path
+
+from grue.runtime import loading
+
+Path("slow.py").write_text("import time; time.sleep(0.5); ready = True")
+sys.path.insert(0, "")
+
+def put_off():
+    import slow  # as httpx does with what it needs at its first request
+
+began = threading.Event()
+
+def others():
+    began.set()
+    put_off()
+
+def ours():
+    with_frame_of_grue(lambda: (began.set(), put_off()))
+
+# A call by grue of a function of others.
+names = {"__name__": "grue.somewhere"}
+exec("def with_frame_of_grue(called): called()", names)
+with_frame_of_grue = names["with_frame_of_grue"]
+
+setattr(loading, sys.argv[2], 0.0)
+threading.Thread(target=globals()[sys.argv[1]]).start()
+began.wait()
+while "slow" not in sys.modules:
+    time.sleep(0.0005)
+child = os.fork()
+if not child:
+    os._exit(7 if sys.modules["slow"].__dict__.get("ready") else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("whose", "limit", "status"),
+    [
+        ("ours", "_OTHERS_WITHIN_S", "7"),
+        ("others", "_NONE", "7"),
+        ("others", "_OTHERS_WITHIN_S", "3"),
+    ],
+)
+def test_a_fork_waits_for_an_import_that_was_put_off(
+    whose: str, limit: str, status: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", SLOW, whose, limit]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
+    assert done.stdout == f"{status}\n", done.stderr[-3000:]
+
+
+def test_a_thread_that_never_ends_its_import_delays_one_fork(tmp_path: Path) -> None:
+    program = SLOW.replace("time.sleep(0.5)", "time.sleep(3600)").replace("Thread(", "Thread(daemon=True, ")
+    program += """
+began = time.monotonic()
+loading._OTHERS_WITHIN_S = loading._OURS_WITHIN_S = 3600
+child = os.fork()
+os._exit(0) if not child else os.waitpid(child, 0)
+print("again")
+"""
+    command = [sys.executable, "-c", program, "others", "_OTHERS_WITHIN_S"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
+    assert done.stdout == "3\nagain\n", done.stderr[-3000:]

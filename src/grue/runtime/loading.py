@@ -71,30 +71,55 @@ def load(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-_FORK_WITHIN_S = 10.0
-"""How long a fork waits for imports, at most."""
+_OURS_WITHIN_S = 60.0
+"""How long a fork waits for imports that grue needs: they end, on a busy machine after many seconds."""
+
+_OTHERS_WITHIN_S = 5.0
+"""How long it waits for imports of others: a program may run its main loop within one."""
+
+_outlasted: set[int] = set()
+"""Threads whose imports took longer than that. Later forks do not wait for them again."""
 
 
 def _wait_for_imports() -> None:
     # The hook that was registered last runs first. Those of logging and of the thread pools take locks that
     # an import may need. So their modules are imported, and their hooks registered, before this one.
-    deadline = time.monotonic() + _FORK_WITHIN_S
-    here = threading.get_ident()
-    while time.monotonic() < deadline:
-        frames = sys._current_frames()  # noqa: SLF001 - the documented name
-        if not any(_is_importing(frame) for thread, frame in frames.items() if thread != here):
+    began = time.monotonic()
+    while imports := _imports_elsewhere():
+        waited = time.monotonic() - began
+        if waited > _OTHERS_WITHIN_S:
+            _outlasted.update(thread for thread, whose in imports.items() if whose == "others")
+        if waited > _OURS_WITHIN_S:
             return
         time.sleep(0.001)
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a thread imports a module of grue, or one that grue needs."""
-    inner: FrameType | None = None
+def _imports_elsewhere() -> dict[int, str]:
+    """Return which other threads import something, and for whom: "ours" or "others"."""
+    frames = sys._current_frames()  # noqa: SLF001 - the documented name
+    del frames[threading.get_ident()]
+    found = {thread: _import_in(frame) for thread, frame in frames.items()}
+    return {
+        thread: whose
+        for thread, whose in found.items()
+        if whose == "ours" or (whose and thread not in _outlasted)
+    }
+
+
+def _import_in(frame: FrameType | None) -> str:
+    """Return for whom a thread imports something, if it does.
+
+    "ours" is an import of a module of grue, and each one that began within a call of grue: also those that
+    httpx and anyio put off until they are used. A thread that looks up a host for an event loop imports a
+    codec and has no frame of grue, so it is one of the "others".
+    """
+    inner, importing = "", False
     while frame is not None:
-        if inner is not None and {_kind(frame), _kind(inner)} == {"import", "ours"}:
-            return True
-        inner, frame = frame, frame.f_back
-    return False
+        kind = _kind(frame)
+        if (kind == "ours" and importing) or (kind == "import" and inner == "ours"):
+            return "ours"
+        inner, importing, frame = kind, importing or kind == "import", frame.f_back
+    return "others" if importing else ""
 
 
 def _kind(frame: FrameType) -> str:
@@ -108,6 +133,7 @@ def _forget_other_threads() -> None:
     global _one_at_a_time
     _one_at_a_time = threading.Lock()
     _under_way.clear()
+    _outlasted.clear()
 
 
 if hasattr(os, "register_at_fork"):
