@@ -12,6 +12,9 @@ runner = Runner(llm=..., servers={"cave": cave})
 assert cave.calls == [("look", {})]
 ```
 
+What is set later takes the place of what was set before, except of a failure that no call has met yet:
+`fails` and then `answers` fail once, and then answer.
+
 It never waits: a timeout is raised immediately. To test with a real process, use
 `grue.testing.faulty_server`.
 """
@@ -47,6 +50,7 @@ class FakeToolServer:
         self.sessions = 0
         self._tools: dict[str, m.ToolDefinition] = {}
         self._outcomes: dict[str, list[m.ToolCallResult | Exception]] = {}
+        self._given: set[str] = set()
         self._failures = 0
         self._changes = 0
 
@@ -133,6 +137,8 @@ class FakeToolServer:
         outcomes = self._outcomes.get(tool)
         if not outcomes:
             raise ToolRefusedError(f"Unknown tool: {tool}", code=_INVALID_PARAMS)
+        if len(outcomes) == 1:
+            self._given.add(tool)
         outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
         if isinstance(outcome, TimeoutError):
             raise ToolTimedOutError(tool, timeout_s)
@@ -145,7 +151,11 @@ class FakeToolServer:
             self._tools[tool] = m.ToolDefinition(
                 server=self.name, tool=tool, description="", input_schema=dict(_ANY_OBJECT)
             )
-        self._outcomes[tool] = list(outcomes)
+        # A failure that no call has met yet comes first; an answer, and what was given already, makes room.
+        before = () if tool in self._given else self._outcomes.get(tool, ())
+        waiting = [each for each in before if isinstance(each, Exception) or each.is_error]
+        self._given.discard(tool)
+        self._outcomes[tool] = [*waiting, *outcomes]
         self._changes += 1
 
     def _failure(self, phase: ServerPhase, cause: str) -> ServerFailed:

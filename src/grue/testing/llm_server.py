@@ -230,7 +230,25 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
 
 _FIRST_ERROR = 400
 
-Script: TypeAlias = Sequence[LlmReply] | Callable[[LlmRequest], LlmReply]
+Script: TypeAlias = Sequence[LlmReply | str] | Callable[[LlmRequest], LlmReply | str]
+
+_OURS = "grue.testing: "
+"""What the script's own faults begin with, so that the advice is about the script and not about a model."""
+
+
+def _reply(given: LlmReply | str) -> LlmReply:
+    return text_reply(given) if isinstance(given, str) else given
+
+
+def _replies(script: Sequence[LlmReply | str]) -> list[LlmReply | str]:
+    replies: list[LlmReply | str] = [script] if isinstance(script, str | LlmReply) else list(script)
+    for number, reply in enumerate(replies, start=1):
+        if not isinstance(reply, str | LlmReply):
+            raise TypeError(
+                f"script: reply {number} is a {type(reply).__name__}: give a text, text_reply('...') or"
+                " tool_calls_reply(('server.tool', {...}))."
+            )
+    return replies
 
 
 class ScriptedLlmServer:
@@ -240,7 +258,8 @@ class ScriptedLlmServer:
     It takes batches of such requests too (`grue.testing.providers.batches`).
 
     Args:
-        script: Replies in order, or a function from request to reply, called from several threads at once.
+        script: Replies in order, or a function from request to reply, called from several threads at once. A
+            text is short for `text_reply`.
         rules: What it refuses; default: everything that some strict provider refuses, except tool names with
             dots.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
@@ -274,7 +293,7 @@ class ScriptedLlmServer:
         self._retry_after = retry_after
         self._rules = ProviderRules() if rules is None else rules
         self._models = models if isinstance(models, LlmReply) else json_reply({"data": [*models]})
-        self._script = script
+        self._script = script if callable(script) else _replies(script)
         self._served = 0
         self._owed: dict[str, list[Json]] = {}
         self._lock = threading.Lock()
@@ -374,15 +393,22 @@ class ScriptedLlmServer:
 
     def _scripted(self, request: LlmRequest) -> LlmReply:
         if callable(self._script):
+            script: Callable[[LlmRequest], object] = self._script
             try:
-                return self._script(request)
+                reply = script(request)
             except Exception as error:  # noqa: BLE001 - a failure of the test's function must reach the test
-                return error_reply(400, f"The script failed: {type(error).__name__}: {error}")
+                return error_reply(400, f"{_OURS}the script failed: {type(error).__name__}: {error}")
+            if isinstance(reply, str | LlmReply):
+                return _reply(reply)
+            return error_reply(
+                400, f"{_OURS}the script returned a {type(reply).__name__}, and no reply or text."
+            )
         with self._lock:
             self._served += 1
             if self._served > len(self._script):
-                return error_reply(400, f"The script has no reply number {self._served}.")
-            return self._script[self._served - 1]
+                asked = f"the agent has asked once more than there are replies ({len(self._script)})."
+                return error_reply(400, f"{_OURS}the script has no reply number {self._served}: {asked}")
+            return _reply(self._script[self._served - 1])
 
     def _connected(self, connection: socket.socket) -> None:
         with self._lock:

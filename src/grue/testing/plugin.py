@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         """The type of the fixture `scripted_llm`."""
 
         def __call__(
-            self, script: Script | LlmReply, *more: LlmReply, rules: ProviderRules | None = None
+            self, script: Script | LlmReply, *more: LlmReply | str, rules: ProviderRules | None = None
         ) -> ScriptedLlmServer:
             """Start an endpoint with this script and return it."""
             ...
@@ -148,9 +148,9 @@ def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]"
     with ExitStack() as running:
 
         def make(
-            script: "Script | LlmReply", *more: LlmReply, rules: "ProviderRules | None" = None
+            script: "Script | LlmReply", *more: "LlmReply | str", rules: "ProviderRules | None" = None
         ) -> ScriptedLlmServer:
-            replies = [script, *more] if isinstance(script, LlmReply) else script
+            replies = [script, *more] if isinstance(script, LlmReply | str) else script
             return running.enter_context(ScriptedLlmServer(replies, rules=rules, retry_after="0"))
 
         yield make

@@ -38,6 +38,21 @@ def test_results_come_in_order_and_the_last_one_stays(cave: FakeToolServer) -> N
     assert cave.calls == [("look", {"at": "once"})] * 3
 
 
+def test_a_failure_and_then_an_answer_fail_once(cave: FakeToolServer) -> None:
+    cave.fails("dig", "stone")
+    cave.answers("dig", "gold")
+    failed, *others = play(cave, "dig", "dig", "dig").tool_calls
+    assert failed.result.error_message == "stone"
+    assert [call.result.content for call in others] == ["gold", "gold"]
+
+
+def test_what_is_set_after_the_last_was_given_takes_its_place(cave: FakeToolServer) -> None:
+    cave.answers("dig", "gold")
+    play(cave, "dig")
+    cave.fails("dig", "stone")
+    assert one(play(cave, "dig")).result.error_message == "stone"
+
+
 def test_without_a_result_the_content_is_none(cave: FakeToolServer) -> None:
     cave.answers("look")
     assert one(play(cave, "look")).result == ToolCallResult(None)

@@ -9,6 +9,8 @@ import httpx
 import pytest
 from case_tables import each_case
 
+from grue import LlmSettings, Runner
+from grue.errors import LLMError
 from grue.testing.llm_server import (
     LlmReply,
     ScriptedLlmServer,
@@ -163,7 +165,7 @@ def test_a_function_as_script_and_its_failure() -> None:
         reply = post(server)
         assert (reply.status_code, reply.json()["error"]["message"]) == (
             400,
-            "The script failed: IndexError: list index out of range",
+            "grue.testing: the script failed: IndexError: list index out of range",
         )
 
 
@@ -209,3 +211,25 @@ def test_errors_ask_to_be_tried_again_at_once_if_the_test_wants_that() -> None:
         asked = b'{"model": "m", "messages": [{"role": "user", "content": "Hello."}]}'
         replies = [server.answer("/v1/chat/completions", {}, asked) for _ in script]
     assert [reply.headers.get("Retry-After") for reply in replies[:2]] == ["0", "7"]
+
+
+def test_a_text_is_a_reply() -> None:
+    for script in ("yes", ["yes"], lambda _: "yes"):
+        with ScriptedLlmServer(script) as server:
+            assert post(server).json()["choices"][0]["message"]["content"] == "yes"
+
+
+@pytest.mark.parametrize("script", [[1], [None], ({"content": "yes"},)])
+def test_a_script_of_something_else_is_refused_where_it_is_made(script: Any) -> None:
+    with pytest.raises(TypeError, match=r"reply 1 is a \w+: give a text, text_reply"):
+        ScriptedLlmServer(script)
+
+
+def test_a_fault_of_the_script_asks_for_another_script_and_not_for_another_model() -> None:
+    for script, says in (([], "no reply number 1"), (lambda _: 3, "returned a int, and no reply or text")):
+        with (
+            ScriptedLlmServer(script) as server,  # type: ignore[arg-type]  # the mistake
+            pytest.raises(LLMError, match=says) as failed,
+        ):
+            Runner(llm=LlmSettings(base_url=server.base_url, model="m")).run_turn("Hello.")
+        assert str(failed.value).endswith("\nCorrect the script of the test.")

@@ -603,6 +603,8 @@ def _remedy(
             return "Send less, above all fewer images, or raise the limit of the proxy before the endpoint."
         case "too_long":
             return "Set a ContextPolicy, send less, or choose a model with a larger context window."
+        case "request" if fault.message.startswith("grue.testing: "):
+            return "Correct the script of the test."
         case "request":
             return "Check the model and its settings against the endpoint's words."
         # It was reached, and the connection broke afterwards: the address is right.

@@ -314,7 +314,7 @@ _ALLOWED = {
 def admission(headers: Mapping[str, str]) -> tuple[int, str] | None:
     """Return status and message for headers without a key or a version; `None` if both are there."""
     if not headers.get("x-api-key") and not headers.get("authorization"):
-        return 401, "x-api-key header is required"
+        return 401, "x-api-key header is required (the scripted endpoint takes any: api_key='test')"
     if not headers.get("anthropic-version"):
         return 400, "anthropic-version: header is required"
     return None

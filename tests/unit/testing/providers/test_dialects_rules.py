@@ -170,7 +170,8 @@ def test_anthropic_wants_a_key_and_a_version() -> None:
     assert (without_key.status_code, without_key.json()["error"]["type"]) == (401, "authentication_error")
     assert bearer.status_code == 200
     assert (without_version.status_code, "header is required" in without_version.text) == (400, True)
-    assert server.requests[0].refused == "x-api-key header is required"
+    refused = server.requests[0].refused
+    assert refused == "x-api-key header is required (the scripted endpoint takes any: api_key='test')"
 
 
 def reasoned(request: LlmRequest) -> Any:
