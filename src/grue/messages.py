@@ -1460,7 +1460,7 @@ class FellBack(TurnNote, frozen=True, kw_only=True):
 # --- The host and the agent
 
 FINAL_REQUEST = "Please provide your final action now without calling any more tools."
-"""The text that asks for the final answer, unless the host has its own."""
+"""The text that asks for the final action of a game. `TurnRequest` has a text for other turns."""
 
 REPAIR_REQUEST = (
     "That reply cannot be used: {reason}\n"

@@ -38,6 +38,9 @@ Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""
 
 
+_FINAL_REQUEST = m.FINAL_REQUEST.replace("action", "answer")  # an action is what a game wants
+
+
 class _UserText(Struct, frozen=True):
     """The one field of a request that may be given by position."""
 
@@ -87,7 +90,7 @@ class TurnRequest(_UserText, Generic[T], frozen=True, kw_only=True):
     tool_search: ToolSearch | None = None
     user_stub: str = ""
     on_delta: Callable[[m.TextDelta], None] | None = None
-    final_request: str = m.FINAL_REQUEST
+    final_request: str = _FINAL_REQUEST
     repair_request: str = m.REPAIR_REQUEST
     images: Sequence[Image] = ()
     history: Sequence[m.HistoryItem | m.SystemText] = ()

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 import pytest
 from patient_turns import ASK, PatientModel, patient_model, wait_until
 
-from grue import FunctionTools, LlmSettings, Recorder, Runner
+from grue import FunctionTools, LlmSettings, Recorder, Runner, TurnRequest
 from grue.engine.turn import EpisodeMemory, Spending, _inside_turn, refuse_inside_turn
 from grue.engine.wiring import Wiring, wire
 from grue.errors import MCPError, TurnCancelled
 from grue.messages import ServerName, Usage
-from grue.policies import FailurePolicy
+from grue.policies import FailurePolicy, TurnLimits
 from grue.protocol.turn.connection import Disabled, Proven
 from grue.testing.fake_tools import FakeToolServer
+from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 
 A, B = ServerName("a"), ServerName("b")
 
@@ -88,3 +89,14 @@ def test_a_caller_is_inside_the_turns_around_it_and_no_others() -> None:
     with _inside_turn(one):
         refuse_inside_turn(other)
     refuse_inside_turn(one)
+
+
+def test_the_last_request_asks_for_an_answer() -> None:
+    replies = [tool_calls_reply(("clock.time", {}), ids=("c1",)), text_reply("Noon.")]
+    with ScriptedLlmServer(replies) as server:
+        clock = FunctionTools({"time": lambda: "12:00"})
+        llm = LlmSettings(base_url=server.base_url, model="m", api_key="")
+        with Runner(llm=llm, servers={"clock": clock}, limits=TurnLimits(max_tool_iterations=1)) as runner:
+            assert runner.run_turn(TurnRequest("What time is it?")).kind == "forced"
+    asked = server.requests[-1].messages[-1]["content"]
+    assert asked == "Please provide your final answer now without calling any more tools."

@@ -347,6 +347,7 @@ class ZorkAgent:
             answer=answer_spec(),
             turn=self.turn,
             json_results=True,
+            final_request=m.FINAL_REQUEST,
             on_delta=_unheard if self.stream else None,
         )
 

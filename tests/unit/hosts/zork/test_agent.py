@@ -74,6 +74,8 @@ def test_max_iterations_force_the_final_answer() -> None:
     assert result["action"] == "examine door"
     assert client.requests[-1]["tools"] is None
     assert client.requests[-1]["response_format"]["type"] == "json_schema"
+    asked = str(client.requests[-1]["messages"][-1]["content"])
+    assert "Please provide your final action now without calling any more tools." in asked
 
 
 def test_a_manager_without_a_server_name_keeps_its_tools_own_names() -> None:
