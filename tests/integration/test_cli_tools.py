@@ -146,10 +146,13 @@ def test_doctor_is_content_with_nothing_configured(tmp_path: Path) -> None:
         "Python 3.",
         "mcp 2.",
         "mind (bundled with grue): MCP 2025-11-25, 1 tool, up in",
-        "story files",
     ):
         assert words in found.stdout
     assert "WRONG" not in found.stdout
+    assert found.stdout.splitlines()[-1].startswith("Everything is in order; ")
+    assert "story files" not in found.stdout, "nobody plays here"
+    (tmp_path / "zork1.z3").touch()
+    assert "story files" in grue("doctor", "--no-network", cwd=tmp_path).stdout
 
 
 def test_doctor_finds_each_fault_and_says_what_to_do(tmp_path: Path) -> None:

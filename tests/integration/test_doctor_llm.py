@@ -110,6 +110,28 @@ def test_doctor_does_not_call_it_a_refusal_that_a_reply_takes_too_long(tmp_path:
     assert "Structured output: held to a JSON schema" in told
 
 
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        (["llama-4", "qwen-3"], "It has: llama-4, qwen-3"),
+        ([f"model-{number:02}" for number in range(14)], "model-09 and 4 more"),
+        (["scripted-2", "other"], "The nearest are: scripted-2"),
+    ],
+)
+def test_doctor_names_the_models_that_there_are_where_the_configured_one_is_not(
+    tmp_path: Path, listed: list[str], says: str
+) -> None:
+    def knows(request: LlmRequest) -> LlmReply:
+        return error_reply(404, "There is no model scripted.", code="model_not_found")
+
+    with ScriptedLlmServer(knows, models=[{"id": each} for each in listed]) as llm:
+        status, told = examine(tmp_path, llm.base_url)
+    assert status == 1
+    assert "does not answer" in told
+    assert says in told
+    assert told.splitlines()[-1].startswith("1 thing is wrong: see what to do above; ")
+
+
 def test_doctor_says_that_a_model_is_not_listed_and_names_the_nearest(tmp_path: Path) -> None:
     with ScriptedLlmServer(able, models=[{"id": "scripted-2"}, {"id": "else"}]) as llm:
         _, told = examine(tmp_path, llm.base_url)

@@ -326,7 +326,11 @@ def run(
     quiet: _Quiet = False,
     as_json: _Json = False,
 ) -> None:
-    """Run a task with an agent that acts step by step; see docs/guides/skill-agent.md."""
+    """Run a task with an agent that acts step by step, in actions that it plans as JSON.
+
+    AGENT.yaml names the model, the servers, the skills and the limits: --offline writes an example of it, and
+    runs that.
+    """
     with plain_errors():
         from grue.cli.run import STATUSES, RunOptions, run_task
 
@@ -387,7 +391,11 @@ def fork(
         Path | None, typer.Option(help="Folder for the fork's trace.", show_default="runs/RUN-fork")
     ] = None,
 ) -> None:
-    """Run a recorded turn again from a place in it; see docs/guides/what-if.md."""
+    """Run a recorded turn again from a place in it, with another model, prompt, limit, tool or result.
+
+    What comes before that place is repeated from the trace, and calls are answered from it. Compare the fork
+    with `grue trace diff`.
+    """
     with plain_errors():
         from grue.cli.fork import ForkOptions, fork_turn
         from grue.cli.hosts import load_hosts

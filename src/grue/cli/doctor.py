@@ -5,9 +5,11 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePath
@@ -25,6 +27,7 @@ from grue.cli.login import stored_login
 from grue.cli.project import BUNDLED, PROJECT_FILE, KnownServers, known_servers, project_tables
 from grue.cli.saying import say, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
+from grue.config.project_tables import ZORKGPT
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
@@ -62,14 +65,18 @@ def examine(
         base_url: The endpoint to check; `None`: the project's.
         model: The model to check; `None`: the project's.
     """
-    in_order = True
+    counts: Counter[Verdict] = Counter()
     for finding in _findings(mcp_config, network=network, base_url=base_url, model=model):
-        in_order = in_order and finding.verdict != "WRONG"
+        counts[finding.verdict] += 1
         first, *more = finding.text.splitlines()
         say(f"{finding.verdict:<6} {first}")
         for line in more:
             say(f"       {line}")
-    return in_order
+    notes = f"; {counted(counts['note'], 'note')} to read" if counts["note"] else ""
+    wrong = counts["WRONG"]
+    is_wrong = f"{counted(wrong, 'thing')} {'is' if wrong == 1 else 'are'} wrong: see what to do above"
+    say(f"\n{is_wrong if wrong else 'Everything is in order'}{notes}.")
+    return not wrong
 
 
 def _findings(
@@ -99,7 +106,8 @@ def _findings(
     yield from _servers(known, config, network=network)
     yield from _listing_cache()
     yield from look_at_llm(config, network=network, named=named)
-    yield from _interpreters()
+    if _plays_stories():
+        yield from _interpreters()
 
 
 def _packages() -> Finding:
@@ -303,6 +311,13 @@ def _node(known: KnownServers) -> Iterator[Finding]:
         advice = anyio.run(node_too_old, server, ProcessRegistry())
         if advice is not None:
             yield Finding("WRONG", advice)
+
+
+def _plays_stories() -> bool:
+    """Return whether this folder has a story file, or is a project of the game's."""
+    project = project_tables()
+    of_game = project is not None and any(root == ZORKGPT for root in project.roots.values())
+    return of_game or any(re.fullmatch(r"\.(z[1-8]|dat)", each.suffix.lower()) for each in Path().iterdir())
 
 
 def _interpreters() -> Iterator[Finding]:

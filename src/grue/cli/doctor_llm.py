@@ -25,8 +25,10 @@ from grue.policies import TurnLimits
 from grue.protocol.answers import has_shape
 from grue.protocol.chat_wire.failures import Fault, fault_of_status, shown_endpoint
 from grue.protocol.chat_wire.profiles import find_model, read_models, rule_for
+from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.tracing.facts import counted
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, key_names, needs_key
 from grue.transports.llm.exchange import Answered
 
@@ -51,6 +53,8 @@ _COUNTED = 5
 _TEMPLATE = """\
 Use a chat template that has a place for tools: with llama.cpp's server --jinja, and --chat-template-file if
 the model's own has none; with Ollama a model that is marked "tools"."""
+
+_MOST_NAMED, _MOST_CHARS = 10, 1_000
 
 _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at all"}
 
@@ -107,6 +111,8 @@ def _asked(endpoint: LlmEndpoint) -> Iterator[Finding]:
     told = _short_reply(endpoint, spoken)
     yield told
     if told.verdict == "WRONG":
+        if known.verdict == "note":
+            yield known
         return
     yield known
     yield _tools(endpoint, spoken)
@@ -132,9 +138,12 @@ def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
         return Finding("note", "It does not list its models.")
     if find_model(models, model):
         return Finding("ok", f"{model} is one of its {len(models)} models")
-    near = ", ".join(difflib.get_close_matches(model, models, n=3, cutoff=0.4))
-    advice = f"\nThe nearest are: {near}" if near else ""
-    return Finding("note", f"{model} is not in its list of {len(models)} models.{advice}")
+    near = difflib.get_close_matches(model, models, n=3, cutoff=0.4)
+    named = near or sorted(models)[:_MOST_NAMED]
+    more = f" and {len(models) - len(named)} more" if not near and len(models) > len(named) else ""
+    listed = printable(", ".join(named), _MOST_CHARS)
+    advice = f"{'The nearest are' if near else 'It has'}: {listed}{more}"
+    return Finding("note", f"{model} is not in its list of {counted(len(models), 'model')}.\n{advice}")
 
 
 def _brief(endpoint: LlmEndpoint) -> LlmEndpoint:
