@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from grue.cli.saying import say, shown
 from grue.errors import GameError, MCPConfigError, MCPError
+from grue.runtime.safe_text import fault_text
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -38,7 +39,7 @@ def _plain_usage_errors() -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
-        message = str(vars(error).get("message", "")).removeprefix("Value error, ")
+        message = fault_text(str(vars(error).get("message", "")))
         vars(error)["message"] = shown(message)
         raise
 

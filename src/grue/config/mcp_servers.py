@@ -45,6 +45,7 @@ from grue.config.server_auth import (
 from grue.errors import ConfigProblem, MCPConfigError
 from grue.policies import StartWhen
 from grue.runtime.files import write_whole
+from grue.runtime.safe_text import fault_text
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.server_specs import (
     HttpServer,
@@ -718,7 +719,7 @@ def _entry_problem(error: ErrorDetails) -> str:
     _, *place = error["loc"]
     where = _entry([part for part in place if part != "[key]"])
     if error["type"] == "value_error":
-        return f"{where} {error['msg'].removeprefix('Value error, ')}"
+        return f"{where} {fault_text(error['msg'])}"
     if error["type"] == "literal_error":
         return f"{where} should be {error['ctx']['expected']}"
     wanted = _WANTED.get(error["type"], error["msg"])

@@ -4,7 +4,7 @@ Each setting is taken from the first of the two that has it. A setting in both i
 two values would have no effect.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +59,33 @@ def read_project_tables(path: Path) -> ProjectTables:
             should be a table is none, `[tool.grue]` has an unknown table, or a setting is in both places (the
             error names the key, both tables and their lines).
     """
+    found, problems = gather_project_tables(path)
+    if problems:
+        raise found.document.errors(problems)
+    return found
+
+
+def gather_project_tables(path: Path) -> tuple[ProjectTables, list[ConfigProblem]]:
+    """Return the settings of a TOML file, and the problems of settings that are in no table or in two.
+
+    Raises:
+        MCPConfigError: The file is missing or not TOML, or something that should be a table is none.
+    """
     missing = f"Configuration file not found: {path}. Name an existing TOML file, or create this one."
     document = parse_toml(read_config_text(path, if_missing=missing), path)
     ours, older = (_root(document.value, root, path) for root in (GRUE, ZORKGPT))
-    for name, value in ours.items():
-        if name not in TABLES:
-            raise document.error((*GRUE.split("."), name), _unknown(name, value))
+    problems = [
+        ConfigProblem((*GRUE.split("."), name), _unknown(name, value))
+        for name, value in ours.items()
+        if name not in TABLES
+    ]
     found = ProjectTables(document, {name: {} for name in TABLES}, {})
     for root, tables in ((GRUE, ours), (ZORKGPT, older)):
         for name in TABLES:
             for key, value in _table(tables, name, path, root).items():
                 found.tables[name].setdefault(key, value)
                 found.roots.setdefault((name, key), root)
-    _refuse_settings_in_both(found, ours, older)
-    return found
+    return found, [*problems, *_settings_in_both(found, ours, older)]
 
 
 def _unknown(name: str, value: object) -> str:
@@ -84,15 +97,14 @@ def _unknown(name: str, value: object) -> str:
     return f"unknown table [{GRUE}.{name}]. {hint}"
 
 
-def _refuse_settings_in_both(found: ProjectTables, ours: Mapping[str, Any], older: Mapping[str, Any]) -> None:
+def _settings_in_both(
+    found: ProjectTables, ours: Mapping[str, Any], older: Mapping[str, Any]
+) -> Iterator[ConfigProblem]:
     twice = [(name, key) for name in TABLES for key in ours.get(name, {}) if key in older.get(name, {})]
-    problems = []
     for name, key in twice:
         first, second = ((*root.split("."), name, key) for root in (GRUE, ZORKGPT))
         also = f"[{GRUE}.{name}] {key} is also set in [{ZORKGPT}.{name}], line {found.document.line(second)}."
-        problems.append(ConfigProblem(first, f"{also} Keep one of the two."))
-    if problems:
-        raise found.document.errors(problems)
+        yield ConfigProblem(first, f"{also} Keep one of the two.")
 
 
 def _root(document: dict[str, Any], root: str, path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ Source: R2.4, R13, P4, P45
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -34,7 +34,7 @@ from grue.config.policy_tables import read_context_policy, read_tool_policy, rea
 from grue.config.project_tables import (
     ZORKGPT,
     ProjectTables,
-    read_project_tables,
+    gather_project_tables,
     toml_kind,
     where_it_belongs,
 )
@@ -43,6 +43,7 @@ from grue.policies import DEFAULT_START, TURN_TIMEOUT_S, ContextPolicy, StartWhe
 from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.chat_wire.profile import Effort, TextToolCalls
 from grue.protocol.turn.prices import Price
+from grue.runtime.safe_text import fault_text
 
 _LLM_KEYS = (
     "client_base_url",
@@ -337,20 +338,22 @@ class GameConfiguration(_Table):
 
         Source: R2.4, P4, P45
         """
-        project = read_project_tables(Path(config_path))
+        project, problems = gather_project_tables(Path(config_path))
         tables = project.tables
         known = {name: _fields(settings) for name, settings in _NESTED.items()}
         known["mcp"] = tuple(name.removeprefix(_MCP) for name in _fields(cls) if name.startswith(_MCP))
         known["llm"] = _LLM_KEYS
-        _refuse_unknown_keys(project, known)
-        values = {_MCP + key: value for key, value in tables["mcp"].items()}
+        problems += _unknown_keys(project, known)
+        values = {_MCP + key: value for key, value in _chosen(tables["mcp"], known["mcp"]).items()}
         values |= _chosen(tables["llm"], _LLM_KEYS)
+        cause: BaseException | None = None
         for name, settings in _NESTED.items():
             try:
                 values[name] = settings(**_chosen(tables[name], known[name]))
             except MCPConfigError as error:
                 named = [ConfigProblem(keys, f"{keys[0]} {text}") for keys, text in error.problems]
-                raise project.error(name, named) from error.__cause__
+                problems += (project.placed(name, each) for each in named)
+                cause = cause or error.__cause__
         for name, read in (
             ("tool_policy", read_tool_policy),
             ("context", read_context_policy),
@@ -359,15 +362,20 @@ class GameConfiguration(_Table):
             try:
                 values[name] = read(tables[name])
             except MCPConfigError as error:
-                raise project.error(name, error.problems) from error
+                problems += (project.placed(name, each) for each in error.problems)
+                cause = cause or error
         try:
-            return cls(**values, project_dir=project.document.path.absolute().parent)
+            loaded = cls(**values, project_dir=project.document.path.absolute().parent)
         except MCPConfigError as error:
-            found = [
+            problems += (
                 project.placed(table, ConfigProblem((key,), f"{key} {text}"))
                 for (table, key), text in ((_toml_place(str(keys[0])), text) for keys, text in error.problems)
-            ]
-            raise project.document.errors(found) from error.__cause__
+            )
+            cause = cause or error.__cause__
+        if problems:
+            problems.sort(key=lambda each: project.document.line(each.keys) or 0)
+            raise project.document.errors(problems) from cause
+        return loaded
 
 
 def _fields(settings: type[_Table]) -> tuple[str, ...]:
@@ -378,14 +386,14 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return {key: table[key] for key in keys if key in table}
 
 
-def _refuse_unknown_keys(project: ProjectTables, known: Mapping[str, Sequence[str]]) -> None:
-    """Refuse unknown keys, except in the tables of `[tool.zorkgpt]` that belong to a larger project."""
+def _unknown_keys(project: ProjectTables, known: Mapping[str, Sequence[str]]) -> Iterator[ConfigProblem]:
+    """Yield unknown keys, except those of the tables of `[tool.zorkgpt]` that belong to a larger project."""
     for (table, key), root in project.roots.items():
         names = known.get(table)
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):
             continue
         meant = where_it_belongs(key, root, table) or f"Did you mean {nearest(key, names)!r}?"
-        raise project.document.error(
+        yield ConfigProblem(
             (*root.split("."), table, key),
             f"unknown key {key!r} in [{root}.{table}]. {meant} Known keys: {', '.join(names)}.",
         )
@@ -398,7 +406,7 @@ def _toml_place(field: str) -> tuple[str, str]:
 
 def _what_is_wrong(error: ErrorDetails) -> str:
     """Describe an invalid setting: its value and what it should be. The text follows the setting's name."""
-    wanted = error["msg"].removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
+    wanted = fault_text(error["msg"]).removeprefix("Input ").removeprefix("String ")
     if error["type"] == "value_error":
         return f"{wanted}."
     if error["type"] in ("unexpected_keyword_argument", "no_such_attribute"):

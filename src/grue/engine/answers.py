@@ -16,7 +16,7 @@ from grue.protocol.answers import json_objects
 from grue.protocol.chat_wire.reply import UNREADABLE
 from grue.protocol.json_text import json_value, strict_value
 from grue.runtime.loops.host_code import blame
-from grue.runtime.safe_text import well_formed, well_formed_escapes
+from grue.runtime.safe_text import fault_text, well_formed, well_formed_escapes
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -289,7 +289,7 @@ def _reason(error: Exception) -> str:
         said = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__})"
         return well_formed(said)
     faults = [
-        ": ".join(filter(None, (".".join(str(part) for part in fault["loc"]), fault["msg"])))
+        ": ".join(filter(None, (".".join(str(part) for part in fault["loc"]), fault_text(fault["msg"]))))
         for fault in errors()
     ]
     return well_formed("; ".join(faults))

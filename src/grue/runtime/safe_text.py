@@ -163,3 +163,8 @@ def _visible(char: str) -> str:
         return " "
     code = ord(char)
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def fault_text(told: str) -> str:
+    """Return what a validator has said, without the words that pydantic puts before it."""
+    return told.removeprefix("Value error, ").removeprefix("Assertion failed, ")

@@ -12,6 +12,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.errors import MCPError
 from grue.policies import ServerPhase
+from grue.runtime.safe_text import fault_text
 
 INSTALL_NODE = "`apt-get install nodejs npm` or `brew install node`, or https://nodejs.org/"
 _NODE = {"node", "npx", "npm", "pnpm", "yarn", "bun", "bunx"}
@@ -167,5 +168,6 @@ def first_fault(error: Exception) -> str:
     if callable(errors):  # a pydantic error; its full text has several lines and a link for each fault
         fault: m.JsonObject = errors()[0]
         where = ".".join(str(part) for part in fault.get("loc") or ())  # type: ignore[attr-defined]  # a tuple
-        return f"{where}: {fault.get('msg')}" if where else str(fault.get("msg"))
+        said = fault_text(str(fault.get("msg")))
+        return f"{where}: {said}" if where else said
     return str(error).partition("\n")[0] or type(error).__name__

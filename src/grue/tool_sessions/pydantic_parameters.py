@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
 
+from grue.runtime.safe_text import fault_text
 from grue.tool_sessions.host_tools import InvalidArgumentsError
 
 _MAX_FAULTS = 5
@@ -98,4 +99,4 @@ class PydanticParameter:
 
     def _fault_text(self, place: tuple[int | str, ...], message: str) -> str:
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
-        return f"{message} - at `$.{self._name}{steps}`"
+        return f"{fault_text(message)} - at `$.{self._name}{steps}`"

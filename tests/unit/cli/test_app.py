@@ -6,9 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import grue
@@ -144,3 +147,25 @@ def test_grue_alone_names_three_commands_that_exist(run: CliRunner) -> None:
     assert max(map(len, said.splitlines())) <= 80
     for name in named:
         assert run.invoke(app, [name, "--help"]).exit_code == 0
+
+
+def test_a_word_that_is_no_choice_is_refused_in_plain_words(run: CliRunner) -> None:
+    refused = run.invoke(app, ["fork", "--misses", "guess"])
+    assert refused.exit_code == 2
+    said = " ".join(re.sub("[│╭╮╰╯─]", " ", refused.stderr).split())
+    assert "Invalid value for '--misses': 'guess' is not one of 'fail', 'call', 'ask'." in said
+
+
+def helps(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, each in getattr(command, "commands", {}).items():
+        yield from helps(each, (*path, name))
+
+
+def test_no_help_names_a_file_that_is_not_installed(run: CliRunner) -> None:
+    paths = [*helps(typer.main.get_command(app))]
+    assert ("trace", "show") in paths
+    for path in paths:
+        shown = run.invoke(app, [*path, "--help"])
+        assert shown.exit_code == 0
+        assert not re.search(r"docs/|\.md\b", shown.output), path

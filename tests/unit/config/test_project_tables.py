@@ -94,6 +94,30 @@ def test_a_problem_is_named_in_the_table_where_it_is(tmp_path: Path, text: str, 
         GameConfiguration.from_toml(written(tmp_path, text))
 
 
+def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    text = """[tool.grue]
+base_url = "http://127.0.0.1:1/v1"
+model = "m"
+[tool.grue.llm]
+agent_modle = "m"
+[tool.grue.retry]
+max_retries = -1
+[tool.grue.mcp]
+enabled = "yes"
+[tool.grue.context]
+window = 3
+"""
+    path = written(tmp_path, text)
+    with pytest.raises(MCPConfigError) as caught:
+        GameConfiguration.from_toml(path)
+    told = str(caught.value).splitlines()
+    assert [line.partition(": ")[0] for line in told] == [
+        f"{path}, line {number}" for number in (2, 3, 5, 7, 9, 11)
+    ]
+    assert "Write it as client_base_url in [tool.grue.llm]" in told[0]
+    assert "Write it as agent_model in [tool.grue.llm]" in told[1]
+
+
 def test_a_file_without_settings_is_falsy(tmp_path: Path) -> None:
     assert not read_project_tables(written(tmp_path, "[project]\nname = 'x'"))
     assert read_project_tables(written(tmp_path, "[tool.grue.mcp]\nenabled = true"))

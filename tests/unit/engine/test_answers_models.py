@@ -1,7 +1,7 @@
 """What a valid answer is: models, read from whatever a model writes around them."""
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from grue.engine.answers import AnswerCheck, AnswerSpec
 from grue.messages import AnswerAccepted, AnswerRefused
@@ -49,3 +49,19 @@ def test_a_further_check_may_change_or_refuse_the_answer() -> None:
         answer={"action": "LOOK", "patience": 3, "mood": "calm"}
     )
     assert checked('{"action": "xyzzy"}') == AnswerRefused(reason="no magic")
+
+
+class Order(BaseModel):
+    room: str
+
+    @field_validator("room")
+    @classmethod
+    def known(cls, room: str) -> str:
+        if room != "hall":
+            raise ValueError("there is no such room")
+        return room
+
+
+def test_what_a_validator_says_is_told_without_words_of_the_library() -> None:
+    checked = AnswerCheck(AnswerSpec.from_model(Order))
+    assert checked('{"room": "x"}') == AnswerRefused(reason="room: there is no such room")
