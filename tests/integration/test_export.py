@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.cli.app import app
-from grue.fleet.fleet import Manifest
-from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder
+from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder, Manifest
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 pytestmark = pytest.mark.made_up_trace  # one of them is damaged

@@ -7,8 +7,7 @@ from typing import Any
 
 from grue.fleet.broker import Amount
 from grue.fleet.course import Course
-from grue.fleet.fleet import Manifest
-from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder
+from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, Manifest
 
 Score = Callable[[random.Random, str, int], float | AttemptEnd]
 """Returns the score of an episode, or how it ended, from its prompt and its question."""

@@ -23,8 +23,7 @@ from grue.errors import LLMError, MCPError
 from grue.fleet.attempt import Job, run_attempt
 from grue.fleet.driver import Driver, Finished, Plan
 from grue.fleet.engine import Costs, Ended, Lost
-from grue.fleet.fleet import Manifest
-from grue.fleet.folder import FleetFolder
+from grue.fleet.folder import FleetFolder, Manifest
 from grue.fleet.identity import Case as FleetCase
 from grue.fleet.work import Episode, find_work
 

@@ -14,8 +14,7 @@ from grue.cli.saying import say, shown_path
 from grue.errors import FleetError
 from grue.fleet.accounts import read_ledger
 from grue.fleet.compare import cell_axes, in_order, setting_word
-from grue.fleet.fleet import Manifest
-from grue.fleet.folder import MANIFEST, TRACE, FleetFolder
+from grue.fleet.folder import MANIFEST, TRACE, FleetFolder, Manifest
 from grue.fleet.results import results
 
 _OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}

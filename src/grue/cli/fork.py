@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from grue import Runner, TurnOutcome
 from grue import messages as m
 from grue.cli.project import known_servers
 from grue.cli.runs import FORK, RUNS
@@ -20,7 +21,6 @@ from grue.config.settings import GameConfiguration
 from grue.config.wiring import model_for
 from grue.engine.approval import ask_at_terminal
 from grue.engine.fork import RecordedRun, read_run
-from grue.engine.runner import Runner, TurnOutcome
 from grue.errors import MCPConfigError, MCPError, TraceError
 from grue.policies import Misses
 from grue.testing.offline import OFFLINE_URL

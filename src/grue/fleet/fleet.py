@@ -17,7 +17,7 @@ from grue.fleet.broker import FleetBudget, Limits, Rate
 from grue.fleet.compare import Cell, Comparison, Options, compare_results, setting_word
 from grue.fleet.driver import Driver, Finished, Plan, Tally
 from grue.fleet.engine import Engine
-from grue.fleet.folder import MANIFEST, DriverLock, FleetFolder
+from grue.fleet.folder import MANIFEST, DriverLock, FleetFolder, Manifest
 from grue.fleet.identity import Case, fault_of
 from grue.fleet.local import LocalEngine, default_workers
 from grue.fleet.main_program import refuse_to_start_again
@@ -28,22 +28,6 @@ from grue.fleet.sweep import Keep, Sweep
 from grue.fleet.work import Work, find_work, name_of
 from grue.policies import Batching
 from grue.protocol.turn.prices import Price
-
-FORMAT = 1
-
-
-class Manifest(Struct, frozen=True, kw_only=True):
-    """A description of the fleet; `fleet.json`. It is for displays: the commits say what is done."""
-
-    format: int = FORMAT
-    work: str = ""
-    version: str = "1"
-    total: int = 0
-    axes: list[str] = []
-    budget: FleetBudget = FleetBudget()
-    rate: Rate = Rate()
-    grue: str = ""
-    started: str = ""
 
 
 class FleetOptions(Struct, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import FleetError
-from grue.fleet.broker import Amount
+from grue.fleet.broker import Amount, FleetBudget, Rate
 from grue.fleet.course import Course
 from grue.fleet.identity import ID_LENGTH
 from grue.runtime.files import draft_beside, drafted, read_regular, write_whole
@@ -57,6 +57,23 @@ _NUMBERED = re.compile(r"attempt-([1-9][0-9]{0,5})")
 
 Scores: TypeAlias = dict[str, float]
 T = TypeVar("T")
+
+
+FORMAT = 1
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """A description of the fleet; `fleet.json`. It is for displays: the commits say what is done."""
+
+    format: int = FORMAT
+    work: str = ""
+    version: str = "1"
+    total: int = 0
+    axes: list[str] = []
+    budget: FleetBudget = FleetBudget()
+    rate: Rate = Rate()
+    grue: str = ""
+    started: str = ""
 
 
 class AttemptEnd(Struct, frozen=True, kw_only=True):

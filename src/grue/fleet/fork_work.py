@@ -15,10 +15,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from grue import Runner, TurnOutcome
 from grue import messages as m
 from grue.config.wiring import model_for
 from grue.engine.fork import RecordedRun, read_run
-from grue.engine.runner import Runner, TurnOutcome
 from grue.engine.turn_actors import repeat
 from grue.errors import FleetError, TraceError
 from grue.fleet.work import Episode, work

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from grue.cli.fleet_view import print_status, print_table
-from grue.fleet.fleet import Manifest
-from grue.fleet.folder import AttemptEnd, CaseFile, FleetFolder
+from grue.fleet.folder import AttemptEnd, CaseFile, FleetFolder, Manifest
 
 
 @pytest.mark.parametrize("damaged", ["commit.json", "case.json", "attempt-1/attempt.json"])

@@ -9,8 +9,7 @@ import pytest
 
 from grue.errors import FleetError, MCPError
 from grue.fleet import Fleet, FleetBudget, FleetOptions, Rate, ServerCap
-from grue.fleet.fleet import Manifest
-from grue.fleet.folder import FleetFolder
+from grue.fleet.folder import FleetFolder, Manifest
 
 WORK = "grue.fleet.zork_work:play"
 
