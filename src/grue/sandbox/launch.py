@@ -129,7 +129,10 @@ class Boxed:
         """
         network = "any" if self._box.any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
-        return refusals(text, self._places.rules, refused, network=network, died=died, mark=self._mark)
+        places = self._places
+        return refusals(
+            text, places.rules, refused, network=network, broken=places.broken, died=died, mark=self._mark
+        )
 
     def end(self) -> None:
         """Remove the scratch folder and close the gate. Call it when no process of the program is alive.

@@ -53,12 +53,15 @@ class Places(Struct, frozen=True):
         own: Rules for all other files.
         opened: What may be read, besides the system's own files.
         written: What may be written, besides the scratch folder.
+        broken: Folders that are opened except for what is hidden in them: not themselves, but each thing that
+            is in them now.
     """
 
     system: tuple[Rule, ...]
     own: tuple[Rule, ...]
     opened: tuple[str, ...]
     written: tuple[str, ...]
+    broken: tuple[str, ...] = ()
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -113,9 +116,10 @@ def places_of(
     ]
     rules += [Rule(path, READ | WRITE | run) for path in (*real[: len(written)], scratch)]
     rules += [Rule(path, READ_FILE | EXECUTE) for path in started or ()]
+    broken: dict[str, None] = {}
     if hidden:
-        system, rules = (), [part for rule in (*system, *rules) for part in _around(rule, hidden)]
-    return Places(system, tuple(rules), tuple(dict.fromkeys((*own, *read))), tuple(written))
+        system, rules = (), [part for rule in (*system, *rules) for part in _around(rule, hidden, broken)]
+    return Places(system, tuple(rules), tuple(dict.fromkeys((*own, *read))), tuple(written), tuple(broken))
 
 
 def own_folders(
@@ -391,7 +395,7 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
     return found
 
 
-def _around(rule: Rule, hidden: list[str]) -> Iterator[Rule]:
+def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[Rule]:
     """Yield rules for all that a rule opens except the hidden paths: for the folders beside them.
 
     Landlock only adds. A folder with a hidden path in it is not opened itself, but each thing in it; what is
@@ -404,13 +408,14 @@ def _around(rule: Rule, hidden: list[str]) -> Iterator[Rule]:
     if not inside:
         yield rule
         return
+    broken[real] = None
     names = _listed(real)
     if len(names) > _MOST_SIBLINGS:
         raise SandboxError(f"{real} has more than {_MOST_SIBLINGS} entries, too many to hide one of them.")
     for name in names:
         path = f"{real.rstrip('/')}/{name}"
         if not os.path.islink(path):  # noqa: PTH114 - where it leads is opened there, or not at all
-            yield from _around(Rule(path, rule.access), inside)
+            yield from _around(Rule(path, rule.access), inside, broken)
 
 
 def _is_interpreter(path: str) -> bool:

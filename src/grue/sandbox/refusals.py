@@ -43,6 +43,7 @@ def refusals(
     refused: Iterable[Refusal],
     *,
     network: str,
+    broken: Sequence[str] = (),
     died: bool = False,
     mark: str = "",
     logs: Sequence[str] = _LOGS,
@@ -54,6 +55,7 @@ def refusals(
         rules: What the box opens.
         refused: What its gate has refused.
         network: `none`, `hosts` or `any`.
+        broken: Folders that the box opens except for something that it hides in them.
         died: Whether the program has failed as a whole. Otherwise audit records are looked at only if the
             text says that something was refused: programs look for many files that they do not need.
         mark: Of the box, in the kernel's audit records.
@@ -65,7 +67,7 @@ def refusals(
         if len(found) < _MOST and _DENIED.search(line):
             writes = _WRITES.search(line) is not None
             for path in (*_QUOTED.findall(line), *_PLAIN.findall(_QUOTED.sub(" ", line))):
-                said = _about_path(path.rstrip("."), rules, writes=writes)
+                said = _about_path(path.rstrip("."), rules, broken, writes=writes)
                 if said is not None:
                     found[said] = None
     for each in refused:
@@ -136,11 +138,17 @@ def _said(verb: str, path: str, key: str) -> str:
     return f'Its box does not let it {verb} {path}. To allow it: "{key}": ["{path}"]'
 
 
-def _about_path(path: str, rules: tuple[Rule, ...], *, writes: bool) -> str | None:
+def _about_path(path: str, rules: tuple[Rule, ...], broken: Sequence[str], *, writes: bool) -> str | None:
     real = os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
+    folder = real if real in broken else os.path.dirname(real)  # noqa: PTH120
     access = [rule.access for rule in rules if _covers(rule.path, real)]
     if any(each & WRITE_FILE for each in access):
         return None  # the box opens it: the file's own permissions refuse it
+    if folder in broken and not access:
+        return (
+            f"Its box does not open {path}: it hides something in {folder}, so it opens only what was there"
+            " at the start, and lets it make nothing there. Keep what is hidden in a folder of its own."
+        )
     readable = any(each & READ_FILE for each in access)
     verb = "write" if writes or readable else "read"
     return _said(verb, path, verb)

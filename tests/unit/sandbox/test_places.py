@@ -140,6 +140,7 @@ def test_hidden_paths_are_left_out_of_an_open_folder(home: Path) -> None:
     (home / "link").symlink_to(home / ".ssh")
     box = Sandbox(read=("/",), hide=("~/.ssh", "~/docs/closed"))
     found = places(box, home / "work")
+    assert {str(home), str(home / "docs"), "/"} <= {*found.broken}
     assert may(found, home / "docs" / "open" / "file", READ_FILE)
     assert may(found, "/etc/hostname", READ_FILE)
     for hidden in (".ssh/file", "docs/closed/file", "link/file"):

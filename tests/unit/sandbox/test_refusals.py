@@ -63,6 +63,15 @@ def test_hostile_text_is_bounded() -> None:
     assert time.thread_time() - began < 2
 
 
+def test_a_folder_with_something_hidden_in_it_is_the_reason_for_what_is_closed_beside_it() -> None:
+    about = functools.partial(refusals, rules=RULES, refused=(), network="none", broken=("/home/u/work",))
+    for path in ("/home/u/work/new", "/home/u/work"):
+        (found,) = about(f"PermissionError: [Errno 13] Permission denied: '{path}'")
+        assert f"does not open {path}: it hides something in /home/u/work, so it opens only what was" in found
+    (found,) = about("PermissionError: [Errno 13] Permission denied: '/home/u/work/sub/new'")
+    assert '"read"' in found
+
+
 # As Linux 6.18 has written them to its own log, and as auditd writes them to a file.
 KERNEL = """\
 6,901,17442956380,-;audit: type=1423 audit(1795517173.680:2): domain=163097d42 blockers=fs.make_dir path="/tmp" dev="vda" ino=260072
