@@ -14,7 +14,9 @@ from typing import get_args
 
 from case_tables import each_case
 
-from grue.policies import FailureReason
+from grue import TurnOutcome
+from grue.messages import OutcomeKind, ToolCallRecord, ToolCallResult
+from grue.policies import FailureKind, FailureReason, SettlementKind
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -180,6 +182,23 @@ def test_what_the_guide_to_hosts_lists_can_be_imported() -> None:
 
 def test_every_reason_has_a_row_in_the_page_of_errors() -> None:
     """`test_first_errors.py` checks the classes, and what is printed."""
-    page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    assert sorted(rows) == sorted([*get_args(FailureReason), "reason"])
+    page = ROOT / "docs/errors.md"
+    assert _rows(page, "`reason`") == sorted(get_args(FailureReason))
+    assert _rows(page, "`kind`") == sorted(get_args(FailureKind))
+
+
+def test_every_field_and_word_of_an_outcome_has_a_row() -> None:
+    page = ROOT / "docs/outcome.md"
+    assert _rows(page, "`kind` | the answer") == sorted(get_args(OutcomeKind))
+    assert _rows(page, "`settlement` | what became of the call") == sorted(get_args(SettlementKind))
+    for kind in (TurnOutcome, ToolCallRecord, ToolCallResult):
+        section = (
+            page.read_text(encoding="utf-8").partition(f"## `{kind.__name__}`\n")[2].partition("\n\n")[0]
+        )
+        assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(kind.__struct_fields__)
+
+
+def _rows(page: Path, head: str) -> list[str]:
+    """Return the first column of the table with this head, sorted."""
+    table = page.read_text(encoding="utf-8").partition(f"\n| {head} ")[2].partition("\n\n")[0]
+    return sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
