@@ -151,6 +151,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (list_of_passed := config.getoption("--not-again")) and list_of_passed.is_file():
         passed = frozenset(list_of_passed.read_text(encoding="utf-8").splitlines())
         items[:] = [item for item in items if item.nodeid not in passed or _takes_more_time(item)]
+    if hasattr(config, "workerinput"):
+        _mix(items)
     if config.getoption("--covered"):
         _put_covered_first(items)
     elif hasattr(config, "workerinput"):
@@ -158,6 +160,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seed = config.getoption("--shuffle")
     if seed is not None:
         items[:] = _shuffled(items, Random(seed))
+
+
+_LAST_PART = 0.05
+
+
+def _mix(items: list[pytest.Item]) -> None:
+    """Put the files of short tests, which compute, evenly between the others, which wait for processes.
+
+    All of the others together would leave the processor idle at times. At the end come short tests alone, so
+    that no worker waits for another one. The tests of a file stay together, because they share what it makes.
+    """
+    places: dict[Path, float] = {}
+    for short, scale in ((True, 1.0), (False, 1.0 - _LAST_PART)):
+        alike = [item for item in items if _module(item.nodeid).startswith(_SHORT) is short]
+        for number, item in enumerate(alike):
+            places.setdefault(item.path, scale * number / len(alike))
+    items.sort(key=lambda item: places[item.path])
 
 
 def _put_covered_first(items: list[pytest.Item]) -> None:
