@@ -30,18 +30,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-# What these modules share (a browser, a server, a run of the benchmarks) takes seconds to make: with several
-# workers, each module stays in one of them, and they come first.
+# What these modules share (a browser, a server, an environment) takes seconds to make: with several workers,
+# each module stays in one of them. They come first.
 _ONE_WORKER = (
     "browser/",
     "integration/test_absent_host",
     "integration/test_benchmarks",
+    "integration/test_fleet_measures",
     "integration/test_litellm",
     "integration/test_mcp_protocol",
     "integration/test_official_clients",
     "integration/test_resume_after",
     "integration/test_secrets_everywhere",
     "integration/test_small_model",
+    "integration/test_trace_to_test",
+    "integration/test_wheel",
 )
 # The tests of these modules are short: sending each to another worker costs as much as many of them.
 _SHORT = ("properties/", "unit/")
