@@ -306,7 +306,6 @@ class TurnActors:
             supervisor.start(factory(llm, agent, _shown(supervisor.note, shown)))
             self._sampling.sampler = self._sampler(supervisor, agent)
             sessions = self._start_sessions(supervisor, agent, connections, deadline)
-            sessions.update(self._built_in(supervisor, agent))
             self._agent = AgentActor(
                 agent,
                 llm=llm,
@@ -375,9 +374,11 @@ class TurnActors:
         connections: Mapping[m.ServerName, Settled],
         deadline: float,
     ) -> "_Mailboxes":
-        """Start the sessions' actors; those of servers that wait for a call, at their first message."""
+        """Start the sessions' actors; the others, which wait for a call, at their first message."""
 
         def start(name: m.ServerName) -> Mailbox[m.SessionCommand]:
+            if name == SERVER:
+                return self._built_in(supervisor, agent)
             session = SessionActor(
                 supervisor.mailbox(name),
                 agent=agent,
@@ -400,10 +401,8 @@ class TurnActors:
                 mailboxes[name] = start(name)
         return mailboxes
 
-    def _built_in(
-        self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]
-    ) -> dict[m.ServerName, Mailbox[m.SessionCommand]]:
-        """Start the actor that serves the built-in tools, if the turn can offer any."""
+    def _built_in(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.SessionCommand]:
+        """Start the actor that serves the built-in tools."""
         command = self._command
         answers: dict[str, AnswersCall] = {}
         if command.references != "never":
@@ -414,11 +413,9 @@ class TurnActors:
 
             searcher = ToolSearcher(self._tools, command.tool_search.most)
             answers |= {"find_tools": searcher.find_tools, "call_tool": searcher.call_tool}
-        if not answers:
-            return {}
         tools = BuiltInTools(supervisor.mailbox(SERVER), agent, supervisor.note, answers)
         supervisor.start(tools)
-        return {SERVER: tools.mailbox}
+        return tools.mailbox
 
     def _result_of(self, handle: str) -> m.ToolCallResult | None:
         """Return the whole result of a call of this turn, or of an earlier one of its conversation."""

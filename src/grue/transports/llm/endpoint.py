@@ -14,6 +14,7 @@ A turn whose replies come from a batch has a `ReplyRoom`. `LlmEndpoint.post` ask
 the network. If there is none yet, the request is put on file, and the turn ends as one that waits.
 """
 
+import functools
 import os
 import re
 import time
@@ -72,6 +73,7 @@ from grue.transports.llm.exchange import (
     Upload,
     exchange,
     fault_of,
+    proxy_for,
     timeouts_of,
 )
 
@@ -363,7 +365,7 @@ class LlmEndpoint:
         self.breaker = Breaker()
         self._says_tools: bool | None = None
         self._list_read = False
-        # One client for each event loop: turns may run in several threads at once.
+        # Those of each event loop: turns may run in several threads at once.
         self._connections: RunVar[Connections | None] = RunVar("connections", None)
 
     @property
@@ -372,9 +374,7 @@ class LlmEndpoint:
         return str(self._url_of(FORMATS[self.profile.wire].path))
 
     def _url_of(self, path: str) -> httpx.URL:
-        """Return the URL of a path below the base URL."""
-        base, mark, query = self._base_url.raw_path.partition(b"?")
-        return self._base_url.copy_with(raw_path=base.rstrip(b"/") + path.encode("ascii") + mark + query)
+        return _below(self._base_url, path)
 
     async def __aenter__(self) -> Self:
         connections = self._connections.get() or Connections(self._new_connection)
@@ -402,7 +402,7 @@ class LlmEndpoint:
                 await connections.close()
 
     async def prepare(self) -> None:
-        """Make a client and do its imports, so that the first request is faster. Uses no network."""
+        """Make a connection and do its imports, so that the first request is faster. Uses no network."""
         async with self:
             with self._open().lease():
                 pass
@@ -434,7 +434,11 @@ class LlmEndpoint:
             return await room.reply_to(self, body, request)
         retry = self.settings.retry
         posted = httpx.Request(
-            "POST", self.url, headers=self.headers, content=body, extensions={"timeout": timeouts_of(retry)}
+            "POST",
+            self._url_of(FORMATS[self.profile.wire].path),
+            headers=self.headers,
+            content=body,
+            extensions={"timeout": timeouts_of(retry)},
         )
         return await exchange(self._open(), posted, retry, streamed, on_sent)
 
@@ -660,9 +664,16 @@ class LlmEndpoint:
         return Connection(
             https=self._base_url.scheme == "https",
             # The proxies that the environment names are never used for a server on this machine.
-            use_proxies=not is_loopback(self.settings.base_url),
+            proxy=None if is_loopback(self.settings.base_url) else proxy_for(self._base_url),
             transport=self._transport,
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _below(base_url: httpx.URL, path: str) -> httpx.URL:
+    """Return the URL of a path below a base URL."""
+    base, mark, query = base_url.raw_path.partition(b"?")
+    return base_url.copy_with(raw_path=base.rstrip(b"/") + path.encode("ascii") + mark + query)
 
 
 def _usable_url(base_url: str) -> httpx.URL:

@@ -2,9 +2,10 @@
 
 This module must not retry and must not interpret a reply; `actors/llm.py` and `protocol/chat_wire/` do that.
 
-A connection goes through `httpx.AsyncClient`, and says what its failures mean: TLS, proxies, the reuse of
-connections, the limit of a connect. The client speaks HTTP/1.1 only, because the rules for kept connections
-are those of HTTP/1.1.
+A connection goes through httpx's transport, and says what its failures mean: TLS, proxies, the reuse of
+connections, the limit of a connect. It speaks HTTP/1.1 only, because the rules for kept connections are those
+of HTTP/1.1. `httpx.AsyncClient` would add what no request here wants: cookies, and redirects, which would
+send the key elsewhere.
 
 Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. A limit
 for single reads would not be enough: a reply that arrives byte by byte could then last for ever. If an
@@ -28,6 +29,7 @@ import math
 import operator
 import ssl
 import time
+import urllib.request
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
@@ -184,14 +186,13 @@ class ExchangeError(Exception):
 
 
 class Connections:
-    """The clients of one event loop. Each concurrent request leases a client of its own.
+    """The connections of one event loop. Each concurrent request leases one of its own.
 
-    So each client has one connection. A single client with many connections would check all of them, with a
-    system call for each idle one, whenever a request begins or ends. With 100 agents that is a third of all
-    the work.
+    A single pool of httpx with many connections would check all of them, with a system call for each idle
+    one, whenever a request begins or ends. With 100 agents that is a third of all the work.
 
     Args:
-        new: Makes a client.
+        new: Makes a connection.
 
     Attributes:
         entered: How many users the connections have. The last one closes them.
@@ -222,25 +223,23 @@ class Connections:
 
 
 class Connection:
-    """A client that sends one request at a time to one endpoint.
+    """Sends one request at a time to one endpoint.
 
     Args:
         https: Whether the endpoint is one of HTTPS.
-        use_proxies: Use the proxies that the environment names, if it names any.
+        proxy: The URL of the proxy; `None`: none.
         transport: Replaces the network.
     """
 
     def __init__(
-        self, *, https: bool, use_proxies: bool, transport: httpx.AsyncBaseTransport | None = None
+        self, *, https: bool, proxy: str | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._connects = transport is None
-        self._client = httpx.AsyncClient(
-            verify=tls() if https and transport is None else _no_tls(),
-            trust_env=use_proxies,
-            transport=transport,
+        self._transport = transport or httpx.AsyncHTTPTransport(
+            verify=tls() if https else _no_tls(),
+            proxy=proxy,
             # A connection that a cancellation has left half closed must not keep the next request waiting.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=1, keepalive_expiry=_KEPT_S),
-            event_hooks={"response": [_hide_location]},
         )
 
     async def send(self, request: httpx.Request, on_sent: Callable[[], None] | None = None) -> "HttpReply":
@@ -277,7 +276,7 @@ class Connection:
 
             request.extensions["trace"] = trace
             try:
-                return HttpReply(await self._client.send(request, stream=True))
+                return HttpReply(await self._transport.handle_async_request(request))
             except httpx.HTTPError as error:
                 raise exchange_error(error) from error
             except UnicodeError as error:  # of a host's name, which httpx does not translate
@@ -290,8 +289,8 @@ class Connection:
         raise ExchangeError("unreachable", f"no connection within {limit_s:g} s")
 
     async def close(self) -> None:
-        """Close the client, and the user's transport if there is one."""
-        await self._client.aclose()
+        """Close the connection, or the user's transport if there is one."""
+        await self._transport.aclose()
 
 
 class HttpReply:
@@ -306,7 +305,7 @@ class HttpReply:
         self._response = response
         self._received = 0
         self.status = response.status_code
-        self.headers = {**dict(response.headers.items()), **response.extensions.get(_LOCATION, {})}
+        self.headers = dict(response.headers.items())
         self._read_already = response.is_stream_consumed
         if self._read_already:
             # A scripted transport made this response, and httpx has read and decompressed it already.
@@ -361,7 +360,7 @@ class HttpReply:
         return True
 
 
-_H11 = operator.attrgetter("stream._stream._httpcore_stream._stream._connection._h11_state")
+_H11 = operator.attrgetter("stream._httpcore_stream._stream._connection._h11_state")
 """The protocol's state behind a response. Neither httpx nor httpcore shows it otherwise."""
 
 
@@ -385,14 +384,13 @@ def timeouts_of(patience: RetryPolicy) -> dict[str, float]:
     return {"connect": connect_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
 
 
-_LOCATION = "grue.location"
-
-
-async def _hide_location(response: httpx.Response) -> None:
-    # Redirects are not followed, since that would send the key elsewhere. But httpx makes the request that
-    # would follow a redirect, and fails if its address is none: then nobody would learn of the redirect.
-    if "location" in response.headers:
-        response.extensions[_LOCATION] = {"location": response.headers.pop("location")}
+def proxy_for(url: httpx.URL) -> str | None:
+    """Return the URL of the proxy that the environment names for requests to `url`; `None`: none."""
+    proxies = urllib.request.getproxies()
+    named = proxies.get(url.scheme) or proxies.get("all")
+    if not named or urllib.request.proxy_bypass(url.netloc.decode("ascii")):
+        return None
+    return named if "://" in named else f"http://{named}"
 
 
 def _innermost_text(error: BaseException) -> str:

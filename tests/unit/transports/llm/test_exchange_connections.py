@@ -26,6 +26,7 @@ from grue.transports.llm.exchange import (
     ExchangeError,
     HttpReply,
     exchange,
+    proxy_for,
     timeouts_of,
 )
 
@@ -76,7 +77,7 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
 
 
 def network(*, https: bool = False) -> Connection:
-    return Connection(https=https, use_proxies=False)
+    return Connection(https=https)
 
 
 def request_to(url: str, body: bytes = b"") -> httpx.Request:
@@ -197,7 +198,7 @@ async def test_a_redirect_is_a_reply_whatever_its_address_is(location: str) -> N
         asked.append(str(request.url))
         return httpx.Response(307, headers={"Location": location})
 
-    connection = Connection(https=False, use_proxies=False, transport=httpx.MockTransport(redirect))
+    connection = Connection(https=False, transport=httpx.MockTransport(redirect))
     reply = await connection.send(request_to("http://llm.invalid/v1"))
     assert (reply.status, reply.headers["location"]) == (307, location)
     assert asked == ["http://llm.invalid/v1"]
@@ -324,7 +325,7 @@ PATIENCE = RetryPolicy(timeout_s=30.0, connect_timeout_s=5.0)
 
 
 def given(transport: Callable[[httpx.Request], httpx.Response]) -> Connection:
-    return Connection(https=False, use_proxies=False, transport=httpx.MockTransport(transport))
+    return Connection(https=False, transport=httpx.MockTransport(transport))
 
 
 def through(transport: Callable[[httpx.Request], httpx.Response]) -> Connections:
@@ -351,6 +352,31 @@ async def test_what_an_exception_of_httpx_means(error: Exception, kind: str, wor
     fault = await exchange(through(fail), request_to("http://llm.invalid/v1"), PATIENCE)
     assert isinstance(fault, Fault)
     assert (fault.kind, fault.message) == (kind, words)
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({}, None),
+        ({"https_proxy": "http://p:3128", "http_proxy": "http://other"}, "http://p:3128"),
+        ({"http_proxy": "http://other"}, None),
+        ({"all_proxy": "socks5://p:1080"}, "socks5://p:1080"),
+        ({"https_proxy": "p:3128"}, "http://p:3128"),
+        ({"https_proxy": "http://p", "no_proxy": "elsewhere,llm.example"}, None),
+        ({"https_proxy": "http://p", "no_proxy": "api.llm.example:8443"}, None),
+        ({"https_proxy": "http://p", "no_proxy": "api.llm.example:443"}, "http://p"),
+        ({"https_proxy": "http://p", "no_proxy": "*"}, None),
+    ],
+)
+def test_the_proxy_is_the_one_that_the_environment_names(
+    environment: dict[str, str], proxy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name.upper(), raising=False)
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert proxy_for(httpx.URL("https://api.llm.example:8443/v1")) == proxy
 
 
 def test_the_limits_for_httpx() -> None:

@@ -106,7 +106,7 @@ async def echo(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=chunks())
 
 
-ECHO = Connections(lambda: Connection(https=False, use_proxies=False, transport=httpx.MockTransport(echo)))
+ECHO = Connections(lambda: Connection(https=False, transport=httpx.MockTransport(echo)))
 
 
 async def exchanged(wire: WireName, stream: bytes) -> object:
