@@ -283,8 +283,8 @@ class Connection:
                 raise ExchangeError("unreachable", str(error)) from error
             finally:
                 # httpcore forgets a socket whose TLS is cancelled.
-                with anyio.CancelScope(shield=True):
-                    for stream in opened:
+                for stream in opened:
+                    with anyio.CancelScope(shield=True):
                         await stream.aclose()
         raise ExchangeError("unreachable", f"no connection within {limit_s:g} s")
 
