@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from grue import messages as m
-from grue.runtime.large_data import count_of, encode
+from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import well_formed
 
 MAX_DEPTH = 100
@@ -41,7 +41,7 @@ _MOST_VALUES = 500_000
 def to_json(value: object) -> bytes:
     """Encode any value; what JSON cannot express (NaN, lone surrogates) is replaced."""
     try:
-        return encode(_ENCODER, value)
+        return _ENCODER.encode(value)
     except (UnicodeEncodeError, TypeError):
         return msgspec.json.encode(json_value(value))
 

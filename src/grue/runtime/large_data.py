@@ -1,9 +1,10 @@
 """Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
-A call into C keeps the interpreter until it returns. A thread that searches, copies or encodes 60 MB in one
-call blocks the event loop for 50 ms, though it runs beside it. The functions here do the same in a Python
-loop of short calls. Memory that is written for the first time costs most, about a millisecond per megabyte,
-so a copy is a long call too.
+A call into C keeps the interpreter until it returns. A thread that searches or copies 60 MB in one call
+blocks the event loop for 50 ms, though it runs beside it. The functions here do the same in a Python loop of
+short calls. Memory that is written for the first time costs most, about a millisecond per megabyte, so a copy
+is a long call too. JSON is encoded and decoded in one call: what models and servers may send is at most
+16 MiB long.
 
 Short calls alone are not enough. A thread that wants the interpreter asks for it after 5 ms, and gets it
 when the running call ends, if no other thread is quicker. An event loop gives the interpreter away at each
@@ -18,15 +19,7 @@ answers (`incoming.refusal_of_cut`). A line longer than the limit for lines ends
 import re
 from collections.abc import Iterator
 from io import BytesIO
-from itertools import islice, pairwise
 from time import sleep
-from types import NoneType
-from typing import Any, TypeVar
-from uuid import uuid4
-
-import msgspec
-from msgspec import Struct
-from msgspec.structs import astuple
 
 STEP = 2**18
 """Bytes or characters of one step."""
@@ -37,18 +30,7 @@ JOINED_AT_ONCE = 2**20
 LONG = 131_072
 """Size of a message's JSON in bytes from which it is handled in a thread."""
 
-VERY_LONG = 16 * 2**20
-"""Characters of a text from which its message is encoded in steps. Actors read no longer texts. Up to there,
-one call is quicker, and in the event loop nothing is gained by letting other threads run in between."""
-
-_MOST_NODES = 1000
 _ASIDE_S = 20e-6
-_PLAIN = frozenset((NoneType, bool, int, float))
-_TEXT_PART = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){1,256}+', re.DOTALL)
-"""Part of a JSON string, at most 256 KiB long."""
-
-T = TypeVar("T")
-_decode_json = msgspec.json.decode
 
 
 def let_others_run() -> None:
@@ -120,182 +102,6 @@ def write_to(out: BytesIO, part: bytes | memoryview) -> None:
         return
     view = memoryview(part)
     out.writelines(view[at : at + STEP] for at in steps(0, len(view)))
-
-
-def encode(encoder: msgspec.json.Encoder, body: Any) -> bytes:
-    """Return `encoder.encode(body)`, computed in steps if a text of the body is very long."""
-    rest = begin_encoding(encoder, body)
-    return encoder.encode(body) if rest is None else rest.finish()
-
-
-def begin_encoding(encoder: msgspec.json.Encoder, body: Any) -> "UnfinishedJson | None":
-    """Encode all but the very long texts of a body; `None` if it has none.
-
-    The rest of the work takes milliseconds per megabyte. It can be done later and in another thread, whatever
-    happens to the body meanwhile: texts cannot change.
-
-    Raises:
-        UnicodeEncodeError: A text has a lone surrogate.
-    """
-    if not _has_long_text(body):
-        return None
-    texts: dict[str, str] = {}
-    written = encoder.encode(_without_texts(msgspec.to_builtins(body), texts))
-    for text in texts.values():
-        if not text.isascii():
-            _check_unicode(text)
-    return UnfinishedJson(encoder, written, texts)
-
-
-class UnfinishedJson(Struct, frozen=True):
-    """The JSON of a body with a name in place of each very long text, and the texts by name."""
-
-    encoder: msgspec.json.Encoder
-    written: bytes
-    texts: dict[str, str]
-
-    def finish(self) -> bytes:
-        """Return the whole JSON."""
-        size = len(self.written) + sum(map(len, self.texts.values()))
-        out, at = buffer_of(size + size // 16), 0
-        for name, text in self.texts.items():
-            mark = self.encoder.encode(name)
-            start = self.written.index(mark, at)
-            out.write(self.written[at : start + 1])
-            for place in steps(0, len(text)):
-                out.write(memoryview(self.encoder.encode(text[place : place + STEP]))[1:-1])
-            at = start + len(mark) - 1
-        out.write(self.written[at:])
-        out.truncate()
-        return out.getvalue()
-
-
-def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
-    """Return `decoder.decode(data)`, computed in steps if a text in it is very long.
-
-    Raises:
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError: As `decoder.decode`.
-    """
-    if len(data) < VERY_LONG:
-        return decoder.decode(data)
-    try:
-        short, texts = _cut_out(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        # A step ends between two `\\u` escapes that are one character, or the text is damaged.
-        return decoder.decode(data)
-    value = _with_texts(msgspec.json.decode(short), texts)
-    return msgspec.convert(value, decoder.type, strict=decoder.strict, str_keys=True)
-
-
-def _cut_out(data: bytes) -> tuple[bytes, dict[str, str]]:
-    """Return JSON with a name in place of each very long text, and the texts by name."""
-    out, at, kept = BytesIO(), 0, 0
-    texts: dict[str, str] = {}
-    while (start := find_in(data, b'"', at)) >= 0:
-        places = _places_in_text(data, start + 1)
-        at = places[-1] + 1
-        if at - start > VERY_LONG:
-            name = uuid4().hex
-            texts[name] = _text_at(data, places)
-            write_to(out, memoryview(data)[kept : start + 1])
-            out.write(name.encode())
-            kept = at - 1
-    write_to(out, memoryview(data)[kept:])
-    return out.getvalue(), texts
-
-
-def _places_in_text(data: bytes, start: int) -> list[int]:
-    """Return positions in a JSON string between which it can be decoded: its start, ..., its end."""
-    places, at = [start], start
-    while (end := _end_of_part(data, at)) > at:
-        at = end
-        if at - places[-1] >= STEP:
-            # Not inside a character of several bytes.
-            places.append(next((place for place in range(at, at - 4, -1) if not _inside(data, place)), at))
-            let_others_run()
-    return [*places, at]
-
-
-def _end_of_part(data: bytes, at: int) -> int:
-    """Return the end of the next part of a JSON string: 256 KiB on at most, `at` at the string's end."""
-    limit = min(at + STEP, len(data))
-    if data.find(b"\\", at, limit) < 0:
-        # Without an escape, the first quote ends the string: this is several times as fast as the pattern.
-        quote = data.find(b'"', at, limit)
-        return limit if quote < 0 else quote
-    part = _TEXT_PART.match(data, at)
-    return part.end() if part else at
-
-
-def _inside(data: bytes, at: int) -> bool:
-    """Return whether a byte is in the middle of a UTF-8 character."""
-    return at < len(data) and data[at] & 0xC0 == 0x80
-
-
-def _text_at(data: bytes, places: list[int]) -> str:
-    text = ""
-    for start, end in pairwise(places):
-        # The interpreter appends in place to a text that nothing else refers to. `join` would copy it in one
-        # call, and so would `StringIO`.
-        text += _decode_json(b'"%b"' % data[start:end], type=str)
-        let_others_run()
-    return text
-
-
-def _with_texts(value: Any, texts: dict[str, str]) -> Any:
-    """Return a JSON value with the texts in place of their names."""
-    match value:
-        case str():
-            return texts.get(value, value)
-        case dict():
-            return {texts.get(key, key): _with_texts(item, texts) for key, item in value.items()}
-        case list():
-            return [_with_texts(item, texts) for item in value]
-        case _:
-            return value
-
-
-def _check_unicode(text: str) -> None:
-    for place in steps(0, len(text)):
-        text[place : place + STEP].encode()
-
-
-def _has_long_text(body: object) -> bool:
-    """Return whether a very long text is in a body; looks at most at `_MOST_NODES` values, breadth first.
-
-    It runs for every message of a host and every message to a model, so most values are passed over in C:
-    those that are empty, and the numbers.
-    """
-    queue = [body]
-    for node in islice(filter(None, queue), _MOST_NODES):
-        kind = type(node)
-        if kind is str:
-            if len(node) >= VERY_LONG:  # type: ignore[arg-type]  # it is a text
-                return True
-        elif kind is dict:
-            queue += islice(node.values(), _MOST_NODES)  # type: ignore[attr-defined]  # it is a dict
-        elif kind is list or kind is tuple:
-            queue += node[:_MOST_NODES]  # type: ignore[index]  # a sequence
-        elif isinstance(node, Struct):
-            values = astuple(node)
-            if not _PLAIN.issuperset(map(type, values)):
-                queue += values
-    return False
-
-
-def _without_texts(value: Any, texts: dict[str, str]) -> Any:
-    """Return a JSON value with a name in place of each long text, which is added to `texts` under it."""
-    match value:
-        case str() if len(value) >= VERY_LONG:
-            name = uuid4().hex
-            texts[name] = value
-            return name
-        case dict():
-            return {key: _without_texts(item, texts) for key, item in value.items()}
-        case list() | tuple():
-            return [_without_texts(item, texts) for item in value]
-        case _:
-            return value
 
 
 ENDS_BYTES = 4096

@@ -21,7 +21,6 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.runtime.actor import ActorFailed
-from grue.runtime.large_data import decode
 from grue.runtime.trace.format import TraceLine
 from grue.runtime.trace.reader import RecordedLine, Trace, TraceReader
 from grue.runtime.trace.recorder import Envelope
@@ -161,7 +160,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:
         try:
-            body: EpisodeBody = decode(self._bodies, written)
+            body: EpisodeBody = self._bodies.decode(written)
         except msgspec.ValidationError:
             # Facts are notes. An unknown message from one actor to another is an error, because a replay
             # needs it.

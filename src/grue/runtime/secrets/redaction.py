@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from grue.runtime.large_data import buffer_of, decode, let_others_run, steps, write_to
+from grue.runtime.large_data import buffer_of, let_others_run, steps, write_to
 from grue.runtime.secrets.secret_forms import SecretForms, SecretPattern, Spelling, forms_of, spellings_of
 
 
@@ -324,7 +324,7 @@ class Redaction:
         if shown == written:
             return written, body
         hidden = dict.fromkeys(getattr(body, "also_hidden", ()))
-        body = decode(msgspec.json.Decoder(type(body)), shown)
+        body = msgspec.json.decode(shown, type=type(body))
         if any(getattr(body, name) is not None for name in hidden):
             body = replace(body, **hidden)
             shown = msgspec.json.encode(body)

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from grue.errors import TraceError
 from grue.runtime.files import MAX_LINE_BYTES, next_line, open_regular, read_regular
-from grue.runtime.large_data import decode, joined
+from grue.runtime.large_data import joined
 from grue.runtime.trace.format import (
     REFERENCE_START,
     UNDECODABLE,
@@ -239,7 +239,7 @@ class TraceReader(Generic[B]):
     def _body(self, line: TraceLine, written: bytes) -> B:
         """Decode a body; a subclass may decode some lines in another way."""
         del line
-        body: B = decode(self._bodies, written)
+        body: B = self._bodies.decode(written)
         return body
 
     def _payload(self, number: int, line: TraceLine) -> bytes:

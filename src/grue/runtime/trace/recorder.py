@@ -28,7 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.errors import MCPConfigError
-from grue.runtime.large_data import LONG, VERY_LONG, UnfinishedJson, begin_encoding, joined
+from grue.runtime.large_data import LONG, joined
 from grue.runtime.loops.host_code import calling
 from grue.runtime.loops.interrupts import block_signals
 from grue.runtime.secrets.redaction import Redaction, TextPieces
@@ -117,8 +117,6 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
     reply_to: object = None
 
 
-_HOST = "host"
-
 Observer = Callable[[Envelope[Any], bytes], None]
 """Called with each envelope, without secrets, and with its line of JSON, without the newline."""
 
@@ -159,7 +157,6 @@ class Recorder:
         self._encoder = msgspec.json.Encoder()
         self._redaction = Redaction(secrets)
         self._backlog = Backlog()
-        self._was_long = False
         self._late = self._backlog.calls
         self._piece: type[Struct] = _NoPiece
         self._texts: dict[tuple[str, int], dict[Any, _Text]] = {}
@@ -190,7 +187,6 @@ class Recorder:
     def redacted_body(self, body: B) -> B:
         """Return a message with all secrets replaced."""
         valid, written = self._encoded(body)
-        assert isinstance(written, bytes), "it is encoded at once"
         shown: B = (
             self._redaction.redact_message(written, valid)[1]
             if self._redaction.may_contain_secrets(written)
@@ -276,9 +272,9 @@ class Recorder:
             if self._texts and not piece:
                 self._end_texts(sender, turn)
             if piece or not self._observers:
-                written: bytes | UnfinishedJson = b""
+                written = b""
             else:
-                shown, written = self._encoded(body, long=sender == _HOST or self._was_long)
+                shown, written = self._encoded(body)
             self._seq += 1
             envelope = Envelope(
                 seq=self._seq,
@@ -289,7 +285,7 @@ class Recorder:
                 receiver=receiver,
                 cause=cause,
                 body=body,
-                is_long=type(written) is not bytes or len(written) >= LONG,
+                is_long=len(written) >= LONG,
                 reply_to=reply_to,
             )
             if piece:
@@ -324,35 +320,26 @@ class Recorder:
             valid, written = self._encoded(part.body)
             self._show(replace(part, body=valid), written)
 
-    def _encoded(self, body: Any, *, long: bool = False) -> tuple[Any, bytes | UnfinishedJson]:
+    def _encoded(self, body: Any) -> tuple[Any, bytes]:
         """Return a message as observers get it, and its JSON. Every text in that can be written.
 
         Hosts and models make texts with lone surrogates: of a file's name, or of half a character.
-
-        Args:
-            body: The message.
-            long: Its texts have no limit: it is a host's, or one after it, which may hold the same.
         """
         try:
-            return body, self._written(body, long=long)
+            return body, self._encoder.encode(body)
         except UnicodeEncodeError:
             plain = _valid(msgspec.to_builtins(body))
         with contextlib.suppress(
             msgspec.ValidationError
         ):  # a text of it may be a word that its type requires
             body = msgspec.convert(plain, type(body))
-        return body, self._written(plain, long=long)
+        return body, self._encoder.encode(plain)
 
-    def _written(self, body: object, *, long: bool) -> bytes | UnfinishedJson:
-        rest = begin_encoding(self._encoder, body) if long else None
-        return self._encoder.encode(body) if rest is None else rest
-
-    def _show(self, envelope: Envelope[Any], written: bytes | UnfinishedJson) -> None:
-        if isinstance(written, UnfinishedJson) or len(written) >= LONG or self._late:
-            self._was_long = self._was_long or not isinstance(written, bytes) or len(written) >= VERY_LONG
+    def _show(self, envelope: Envelope[Any], written: bytes) -> None:
+        if len(written) >= LONG or self._late:
             # `_pass_on` takes it out of the list, and is then the only one that refers to it. So it can free
             # megabytes as soon as they are not needed any more.
-            left: list[bytes | UnfinishedJson] = [written]
+            left = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
             return
         if self._redaction.may_contain_secrets(written):
@@ -362,11 +349,9 @@ class Recorder:
         line = self._encoder.encode(_line(envelope, written))
         self._tell(envelope, line)
 
-    def _pass_on(self, envelope: Envelope[Any], left: list[bytes | UnfinishedJson]) -> None:
-        written = left.pop()
-        shown = written if isinstance(written, bytes) else written.finish()
-        if self._redaction.may_contain_secrets(shown):
-            written = shown
+    def _pass_on(self, envelope: Envelope[Any], left: list[bytes]) -> None:
+        shown = written = left.pop()
+        if self._redaction.may_contain_secrets(written):
             shown, body = self._redaction.redact_message(written, envelope.body)
             envelope = replace(envelope, body=body, redacted=shown != written)
         del written
