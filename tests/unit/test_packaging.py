@@ -62,6 +62,13 @@ def test_the_publishing_workflow_lacks_a_persons_credentials_only() -> None:
     commands = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
     for name in re.findall(r"(?:tools|\.ci)/[\w.]+", commands):
         assert (ROOT / name).exists(), name
+    assert "python -m build\npython -m twine check --strict dist/*\n" in commands
+    kept = [each["with"] for each in jobs["build"]["steps"] if "upload-artifact" in each.get("uses", "")]
+    taken = [each["with"] for each in jobs["publish"]["steps"] if "download-artifact" in each.get("uses", "")]
+    assert {each["name"] for each in kept} == {each["name"] for each in taken}
+    files = " ".join(each["path"] for each in kept).split()
+    made = {*re.findall(r"(?:> |--output-file )(\S+)", commands), "dist/"}
+    assert {*files} == made, "what a step makes is what the next job gets"
 
 
 @pytest.fixture
