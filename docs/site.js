@@ -2,3 +2,8 @@
 new MutationObserver(() => {
   for (const box of document.querySelectorAll(".md-typeset__scrollwrap:not([tabindex])")) box.tabIndex = 0;
 }).observe(document.documentElement, { childList: true, subtree: true });
+
+// The theme leaves its dialog and its two switches without a name, which a screen reader would say.
+document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
+document.querySelector("#__search")?.setAttribute("aria-label", "Search");
+document.querySelector("#__drawer")?.setAttribute("aria-label", "Navigation");
