@@ -4,15 +4,18 @@ A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong 
 written, and not in the middle of a turn.
 """
 
-import math
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
+
+_MOST = 2**63
+_PLAIN = frozenset((str, bool, int, float, NoneType))
 
 
 def check_settings(
@@ -54,14 +57,30 @@ def _defaults(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
 
 
 @cache
-def _types(kind: type[Struct]) -> dict[str, Any]:
-    return {field.name: field.type for field in msgspec.structs.fields(kind)}
+def _types(kind: type[Struct]) -> dict[str, tuple[Any, frozenset[type]]]:
+    """Return each field's type, and the classes whose instances fit it without a closer look."""
+    return {field.name: (field.type, _plain(field.type)) for field in msgspec.structs.fields(kind)}
+
+
+def _members(declared: Any) -> tuple[Any, ...]:
+    return get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+
+
+def _plain(declared: Any) -> frozenset[type]:
+    kinds = {each for each in _members(declared) if each in _PLAIN or _is_struct(each)}
+    return frozenset(kinds | {int} if float in kinds else kinds)
+
+
+def _is_struct(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def _fault(
     settings: Struct, name: str, value: object, above_0: Collection[str], any_number: Collection[str]
 ) -> str:
-    declared = _types(type(settings))[name]
+    declared, plain = _types(type(settings))[name]
+    if type(value) in plain:
+        return _number_fault(name, value, declared, above_0, any_number)
     try:
         # A subclass of float, as numpy has one, is a float like any other.
         read = msgspec.convert(float(value) if isinstance(value, float) else value, declared)
@@ -79,23 +98,28 @@ def _fault(
     if isinstance(read, tuple) and read is not value:
         msgspec.structs.force_setattr(settings, name, read)
     numbers = value.values() if isinstance(value, Mapping) else (value,)
-    for number in numbers if name not in any_number else ():
-        if isinstance(number, int | float) and not _usable(number, above_0=name in above_0):
-            limit = " above 0" if name in above_0 else ", 0 or more"
-            or_none = ", or None" if type(None) in get_args(declared) else ""
-            return f" is {number!r}; it must be a finite number{limit}{or_none}"
-    return ""
+    faults = (_number_fault(name, number, declared, above_0, any_number) for number in numbers)
+    return next(filter(None, faults), "")
 
 
-def _usable(number: float, *, above_0: bool) -> bool:
-    return math.isfinite(number) and (number > 0 if above_0 else number >= 0)
+def _number_fault(
+    name: str, value: object, declared: Any, above_0: Collection[str], any_number: Collection[str]
+) -> str:
+    if not isinstance(value, int | float) or name in any_number or is_usable(value, above_0=name in above_0):
+        return ""
+    limit = " above 0" if name in above_0 else ", 0 or more"
+    or_none = ", or None" if NoneType in _members(declared) else ""
+    return f" is {value!r}; it must be a finite number{limit}{or_none}"
+
+
+def is_usable(number: float, *, above_0: bool) -> bool:
+    """Return whether a number is finite, not negative, and one that a trace can hold."""
+    return number < _MOST and (number > 0 if above_0 else number >= 0)
 
 
 def _struct_in(declared: Any) -> str:
-    kinds = [each for each in (declared, *get_args(declared)) if isinstance(each, type)]
-    return next((f"{each.__name__}(...)" for each in kinds if issubclass(each, Struct)), "")
+    return next((f"{each.__name__}(...)" for each in _members(declared) if _is_struct(each)), "")
 
 
 def _words_in(declared: Any) -> list[str]:
-    kinds = (declared, *get_args(declared))
-    return [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    return [word for kind in _members(declared) if get_origin(kind) is Literal for word in get_args(kind)]

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import grue
-from grue import ActorCrashed, LlmSettings, MCPError, Runner, TurnRequest
+from grue import LlmSettings, MCPError, Runner, TurnRequest
+from grue.errors import ActorCrashed
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
 from grue.transports.llm.endpoint import LlmEndpoint
 
 HOSTILE: list[Any] = [
-    None, 1, 0, -1, -0.5, math.nan, math.inf, True, "", "a", b"a", [], ["a"], [None], {}, {"a": 1}, {1: 2},
-    {"a"}, object(), int, Exception("a"),
+    None, 1, 0, -1, 10**400, -0.5, math.nan, math.inf, True, "", "a", b"a", [], ["a"], [None], {}, {"a": 1},
+    {1: 2}, {"a"}, object(), int, Exception("a"),
 ]  # fmt: skip
 
 NEEDED: dict[str, dict[str, Any]] = {

@@ -22,9 +22,9 @@ from grue import (
     ToolRule,
     TurnLimits,
     TurnRequest,
-    UserText,
 )
 from grue.errors import MCPConfigError, MCPError
+from grue.messages import UserText
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
 from grue.transports.llm.endpoint import LlmEndpoint
 

@@ -4,7 +4,6 @@
 """
 
 import base64
-import math
 import os
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -19,6 +18,7 @@ from grue import messages as m
 from grue.engine.answers import AnswerSpec, spec_of, unusable_answer
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.errors import MCPConfigError, MCPError
+from grue.field_checks import is_usable
 from grue.policies import ContextPolicy, ToolSearch, TurnLimits
 from grue.protocol.tools.results import MediaRoom
 from grue.runtime.files import read_regular
@@ -205,7 +205,7 @@ def _right_form(request: TurnRequest[Any]) -> str:
         value = given[name]
         if not isinstance(value, kind | None):
             return f"{name}= wants a number, not {value!r:.60}"
-        if value is not None and not (math.isfinite(value) and (value > 0 or (name == "turn" and not value))):
+        if value is not None and not is_usable(value, above_0=name != "turn"):
             return f"{name}= wants a number, {least}, or None, not {value!r}"
     for name, struct in (("context", ContextPolicy), ("tool_search", ToolSearch)):
         if not isinstance(given[name], struct | None):
