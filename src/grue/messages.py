@@ -505,7 +505,7 @@ class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
     """The model gave no acceptable answer and the host has no fallback.
 
     Attributes:
-        stopped: Why the endpoint stopped the last reply before its end, as it says it; empty: it did not.
+        stopped: Why the endpoint stopped the last reply before its end, in its words; empty if it did not.
     """
 
     reason: str
@@ -760,7 +760,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         echo: What the provider requires back with the reply. Old traces lack it.
         prompt_tokens: Tokens of the prompt of the last of them; 0: the endpoint has not counted them.
         facts: What the endpoint says about the reply.
-        stopped: Why the endpoint stopped the reply before its end, if not for its length; empty: it did not.
+        stopped: Why the endpoint stopped the reply before its end, if not for its length; else empty.
         written: The tool calls that the text is, or was before they were made calls.
         tokens: The reply's tokens, if the endpoint was asked for them; `None`: it says nothing about them, or
             a secret was replaced in the reply, whose ids would spell it out.
@@ -1094,7 +1094,7 @@ class ToolReturned(Message, frozen=True, kw_only=True):
 
     Attributes:
         request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
-        error_code: The code of the JSON-RPC error that the server answered with; `None`: it did not.
+        error_code: The code of the JSON-RPC error that the server answered with; `None` if it sent none.
     """
 
     batch: BatchId

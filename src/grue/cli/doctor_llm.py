@@ -33,7 +33,7 @@ from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, key_names, ne
 from grue.transports.llm.exchange import Answered
 
 _SHORT, _ROOM = 16, 400
-"""Token limits: for a short reply, the smallest that every endpoint accepts; and for a call or an object."""
+"""Token limits: of a short reply, the smallest that every endpoint accepts; of a call or an object."""
 
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."

@@ -98,7 +98,7 @@ def require_fleet(directory: Path) -> None:
     """Check that a folder is a fleet's.
 
     Raises:
-        FleetError: It is not.
+        FleetError: The folder holds no fleet.
     """
     if not (directory / MANIFEST).is_file():
         raise FleetError(f"There is no fleet in {directory}: it has no {MANIFEST}.")

@@ -53,7 +53,7 @@ def logout(server: str, mcp_config: Path | None) -> None:
 
 
 def stored_login(server: HttpServer) -> str | None:
-    """Describe the login that is stored for a server, without any secret; `None`: none is.
+    """Describe the login that is stored for a server, without any secret; `None` if none is stored.
 
     Raises:
         AuthorizationRefused: The keyring cannot be used.

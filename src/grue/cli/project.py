@@ -64,7 +64,7 @@ def known_servers(
 
     Args:
         config: The settings.
-        mcp_config: The file that was named; `None`: none was.
+        mcp_config: The file that the user named; `None` if none was named.
         unasked: For commands whose only purpose is servers: use the file that the settings name if it is
             there, though they do not turn MCP on; but not if they turn it off.
 
@@ -119,7 +119,7 @@ def named_server(servers: dict[str, StdioServer], name: str) -> StdioServer:
     """Return the server of this name.
 
     Raises:
-        MCPConfigError: There is none.
+        MCPConfigError: No server has that name.
     """
     if name not in servers:
         listed = ", ".join(servers) or "none"

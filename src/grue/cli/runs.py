@@ -78,10 +78,10 @@ def _episodes(folder: Path) -> list[Path]:
 
 
 def latest_trace() -> Path:
-    """Return the latest episode in `runs` and in the working directory; a fork that failed only if all have.
+    """Return the latest episode in `runs` and in the working directory. Forks that failed come last.
 
     Raises:
-        MCPConfigError: There is none.
+        MCPConfigError: The folder has no trace.
     """
     found = [*traces_in(RUNS), *traces_in(Path())]
     if not found:

@@ -151,7 +151,7 @@ class ToolsConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _look_at_keys(cls, values: Any) -> Any:
-        if isinstance(values, list):  # some hosts have the list alone
+        if isinstance(values, list):  # some hosts write the list of tools in place of the table
             return {"include": values}
         for key in values if isinstance(values, Mapping) else ():
             if key not in cls.model_fields:

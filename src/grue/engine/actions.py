@@ -168,7 +168,7 @@ class ActionRegistry:
     """The types of actions that a model can answer with.
 
     Args:
-        types: The types at the beginning.
+        types: The types to begin with; `add` adds others.
 
     Attributes:
         types: All types, by name.
@@ -403,7 +403,7 @@ class StepStarted(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepStar
         return f"step {self.number}: {self.action} {self.target}".rstrip()
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return nothing: the logs have the end of the step."""
+        """Return no lines: the line for the end of the step says it."""
         return ()
 
 

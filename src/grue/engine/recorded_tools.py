@@ -47,7 +47,7 @@ class RecordedCall(Struct):
     """A tool call of the record.
 
     Attributes:
-        seq: Number of the message that settled it; 0: none did.
+        seq: Number of the message that settled it; 0 if it was never settled.
         settlement: How it was settled.
         listed: The tools that its server listed after it, if they had changed.
         redacted: A secret was removed from the result.
@@ -372,7 +372,10 @@ class RecordedConnection:
         return await self._miss(tool, arguments, timeout_s)
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the call was not sent then; for a call that was not made then, why it would not be."""
+        """Return why the call was not sent when it was recorded.
+
+        For a call that was not recorded: why it would not be sent now.
+        """
         found = self._fork.record.next(self._server, tool, arguments)
         if found is not None and isinstance(found.settlement, m.ToolSkipped):
             self._fork.record.take(self._server, tool, arguments)

@@ -269,7 +269,7 @@ class HostTurn(Generic[T]):
         record: What it takes from a recorded turn, if it is a fork of it or goes on with it.
         waits: Its requests wait for batches.
         earlier: The results of earlier turns that it takes from there.
-        begun: What was said in it before it was parked or killed; `None`: it was not.
+        begun: What was said in it before it was parked or killed; `None` if it begins now.
         started_by: The message that starts it, of a recorded turn; `None`: `command` makes it of the request.
     """
 

@@ -307,7 +307,7 @@ def run_waiting(
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
     """Yield the result of each request, in order, as their turns end. Closing the iterator stops the work.
 
-    What waits goes on waiting then, and the same call goes on with it.
+    What the provider has been sent stays with it. The next call with the same folder fetches the replies.
 
     Raises:
         LLMError: The provider takes no batch, or cannot be reached.

@@ -89,7 +89,7 @@ class TurnsUnderWay:
         """Check that no turn with this number is running.
 
         Raises:
-            NothingToResume: One is.
+            NothingToResume: A turn is still running.
         """
         if self._running[turn] > 0:
             raise NothingToResume(f"Turn {turn} is running in this process. Wait for its end.")

@@ -31,9 +31,9 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
         tool_calls: Tool calls in the turns that have ended.
         refused_calls: Calls that were not sent: unknown tools, wrong arguments, or denied by the policy.
         failed_calls: Calls that were sent and failed, timed out or lost their server.
-        outcome: How the last turn ended: `failed`, or the kind of its outcome; empty: it has not.
+        outcome: How the last turn ended: `failed`, or the kind of its outcome; empty if it has not ended.
         host_reason: Why the host ended the episode, in a word; empty: it does not say.
-        error: The last thing that went wrong, in a line; empty: nothing did.
+        error: The last thing that went wrong, in a line; empty if nothing went wrong.
         error_kind: The kind of message that says so.
         turn: The turn of that message.
         message: Its number in the trace; 0: nothing went wrong.

@@ -35,7 +35,7 @@ class Costs(Struct, frozen=True):
     Attributes:
         spent: What they have cost.
         overloads: Number of answers that reported an overload.
-        refused: Why the budget refuses requests; empty: it does not.
+        refused: Why the budget refuses requests; empty if it admits them.
     """
 
     spent: Amount = Amount()

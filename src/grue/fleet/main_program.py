@@ -32,7 +32,7 @@ def refuse_to_start_again(*, imports_main: bool) -> None:
         imports_main: Whether workers, or the driver, will import the main program.
 
     Raises:
-        FleetError: It does.
+        FleetError: The program would start the fleet again.
     """
     main: Any = sys.modules["__main__"]
     for frame in _running_modules(inspect.currentframe()):

@@ -30,7 +30,7 @@ class PromptAnswer(Struct, frozen=True, kw_only=True):
     Attributes:
         answer: The answer; `None`: the turn failed.
         score: Its score; 0 if the turn failed.
-        error: Why it failed; empty: it did not.
+        error: Why it failed; empty if it did not fail.
         turn: Number of the turn in the runner's trace.
     """
 

@@ -74,7 +74,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def error(self) -> str:
-        """What went wrong, as a sentence; empty: nothing did."""
+        """What went wrong, as a sentence; empty if nothing went wrong."""
         return self.trouble or ("" if self.end is None else self.end.error)
 
     @property

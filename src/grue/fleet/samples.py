@@ -48,7 +48,7 @@ class Sample(Struct, frozen=True, kw_only=True):
         reply: The reply, as a message.
         loss_mask: For each of `messages`, then for the reply: 1: the model wrote it in this conversation, and
             it is here as it was written; else 0.
-        token_ids: The ids of the reply's tokens, as the endpoint reports them; `None`: it does not.
+        token_ids: The ids of the reply's tokens, as the endpoint reports them; `None` if it reports none.
         logprobs: Their log-probabilities; `None`: the endpoint does not report them.
     """
 

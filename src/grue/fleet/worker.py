@@ -73,7 +73,7 @@ def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
             return
         said = msgspec.json.encode(_made(job, last=made >= EPISODES_A_WORKER)) + b"\n"
         if not os.path.samestat(os.fstat(descriptor), ours):
-            os._exit(1)  # the work has closed the channel, and another file has its number
+            os._exit(1)  # the work has closed our channel, and its number may be another file's
         _say(descriptor, said)
 
 

@@ -107,7 +107,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
             it can is enforced, and a warning says what is missing.
 
     Raises:
-        MCPConfigError: A value is not of these.
+        MCPConfigError: A value is none of those described above.
     """
 
     preset: Preset = "pure"

@@ -144,7 +144,7 @@ class Watched(Boxed):
         """Set no limits."""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - as `Boxed` has it
-        """Return nothing: nothing is refused."""
+        """Return no sentences: this box refuses nothing."""
         return ()
 
 

@@ -13,7 +13,7 @@ from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule
 from grue.sandbox.places import Places
 
 SCRATCH = "/nonexistent-scratch"
-"""Stands for the scratch folder in the places of a profile, which names it by the parameter `SCRATCH`."""
+"""A path that stands for the scratch folder. In the profile it is replaced by the parameter `SCRATCH`."""
 
 _HEAD = """\
 ; {words}

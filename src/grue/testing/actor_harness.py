@@ -590,7 +590,7 @@ class TraceWatch:
             fields: Values that the message's fields must have.
 
         Raises:
-            AssertionError: It was not; the text shows the messages of this kind, or all of them.
+            AssertionError: No such message was recorded. The text shows those of this kind, or all.
         """
         found = [body for body in self.bodies(kind) if _has(body, fields)]
         if (times is None and not found) or (times is not None and len(found) != times):
@@ -602,7 +602,7 @@ class TraceWatch:
         """Assert that no message of this kind, with these fields, was recorded.
 
         Raises:
-            AssertionError: One was; the text shows them.
+            AssertionError: Such a message was recorded; the text shows them.
         """
         found = [body for body in self.bodies(kind) if _has(body, fields)]
         if found:
@@ -615,7 +615,7 @@ class TraceWatch:
             wanted: Kinds of messages, or whole messages.
 
         Raises:
-            AssertionError: They were not; the text names the first that is missing.
+            AssertionError: A message is missing, or came too early. The text names the first.
         """
         position = 0
         for index, each in enumerate(wanted):

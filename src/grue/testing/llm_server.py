@@ -203,7 +203,7 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         headers: Names in lower case.
         raw: The body's bytes.
         body: The body, parsed; empty if it is not a JSON object.
-        refused: Why the server's rules refused it; `None`: they did not.
+        refused: Why the server's rules refused it; `None` if they accepted it.
         dialect: The format of the request.
         chat: The body translated to chat completions; empty if that is impossible.
     """

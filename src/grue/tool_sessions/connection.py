@@ -144,7 +144,7 @@ class ChecksArguments(Protocol):
     """A connection that can refuse a call before it is sent."""
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why this call would not be sent; `None`: it would be. Raises nothing."""
+        """Return why this call would not be sent; `None` if it would be sent. Raises nothing."""
         ...
 
 
@@ -207,7 +207,7 @@ class Checkable(Protocol):
     """A connection that can ask its server whether the session still exists (MCP over HTTP)."""
 
     async def still_there(self, timeout_s: float) -> bool:
-        """Return whether the session can still be used; asks the server for at most `timeout_s`."""
+        """Return whether the session can still be used. The server gets `timeout_s` to say so."""
         ...
 
 

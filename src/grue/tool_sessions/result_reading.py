@@ -303,7 +303,7 @@ def _steps_of(path: str) -> list[_Step]:
     """Return the steps of a path.
 
     Raises:
-        CannotReadError: It is not one.
+        CannotReadError: It has another form.
     """
     rest = path.strip().removeprefix("$")
     if rest and rest[0] not in ".[":

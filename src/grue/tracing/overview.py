@@ -34,7 +34,7 @@ class Overview(Struct, kw_only=True):
         turns: How many turns were run. One that was resumed counts once, one that a fork repeats does not.
         forks: What each fork in it repeats and changes, for people.
         failures: Turns that failed, and those that ended with a fallback.
-        last: How the last turn ended: `failed`, or the kind of its outcome; empty: none has.
+        last: How the last turn ended: `failed`, or the kind of its outcome; empty if no turn has ended.
         messages: How many messages the trace holds.
         seconds: When the last of them was recorded, counted from the trace's beginning.
     """

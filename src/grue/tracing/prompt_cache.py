@@ -70,7 +70,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
         repeated_bytes: How many of the first bytes are those of the earlier prompt.
         compared_with: Number of the request that sent the earlier prompt; `None`: there was none.
         after_s: Seconds since that request. Caches forget, most of them after 5 minutes.
-        input_tokens: Tokens of the prompt, as the endpoint has counted them; 0: it has not.
+        input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
         cached_tokens: Those of them that the endpoint has read from its cache, as it says.
         whole: The trace holds what was said before. Otherwise the sizes lack that part.
         broken: Where it differs from the earlier prompt; `None`: it begins with all of it.

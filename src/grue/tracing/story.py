@@ -35,7 +35,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
         turn: Number of its turn.
         kind: `prompt`: what the agent was asked. `note`: a problem, or a change of course.
         seq: Number of the message that begins it.
-        place: Of a call: its position in the reply that asked for it; -1: no reply did.
+        place: Of a call: its position in the reply that asked for it; -1 if no reply asked for it.
         also: Further messages by number; 0: there is none. Of a reply: what the model answered. Of a call:
             sent, settled, asked about, decided. Of the end: the reply that holds the answer.
         depth: 1 for what a server asked of the model, otherwise 0.

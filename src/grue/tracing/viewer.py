@@ -235,7 +235,7 @@ class _Difference(Struct, array_like=True):
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
-    """Facts about the two traces together; `turn` is the first that differs, 0: none does."""
+    """Facts about the two traces together; `turn` is the first that differs, 0 if all are equal."""
 
     turn: int
     differences: tuple[_Difference, ...]

@@ -51,7 +51,7 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
         return "quiet"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return nothing: the logs have the turn."""
+        """Return no lines: those of the turn say it."""
         return ()
 
 

@@ -178,7 +178,7 @@ class Talk:
 
     @property
     def budget_spent(self) -> str:
-        """The limit of the budget that is reached, as a sentence; empty: none is."""
+        """The limit of the budget that is reached, as a sentence; empty if none is reached."""
         return self._loop.runner.budget_spent
 
     @property

@@ -262,7 +262,7 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
 
 
 def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[History, int] | None:
-    """Return the history before a turn, and the number of lines that hold it; `None`: they do not.
+    """Return the history before a turn and the number of its lines; `None` if the file lacks it.
 
     Args:
         saved: The conversation's file.

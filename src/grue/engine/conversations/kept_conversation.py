@@ -439,7 +439,7 @@ class KeptConversation:
     def catch_up(
         self, began: m.HistoryReference, replay: Callable[[History], None], parked: m.TurnParked
     ) -> None:
-        """Give a turn whose process was killed the entries that its trace holds; then it is parked.
+        """Put what a killed turn said into the history, as its trace has it, and park the turn.
 
         Args:
             began: What was said before the turn, by reference.
@@ -447,7 +447,7 @@ class KeptConversation:
             parked: How far it has come.
 
         Raises:
-            ConversationError: The file does not hold what was said before it, or cannot be written.
+            ConversationError: The file lacks what was said before the turn, or cannot be written.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():

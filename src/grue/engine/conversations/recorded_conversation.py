@@ -48,7 +48,7 @@ class Talk(Struct):
         flaw: Why it cannot be resumed; empty if it can.
         turns: Its turns so far.
         turn: The turn that continues it, if it has not ended.
-        parked: How that turn was parked; `None`: it was not.
+        parked: How that turn was parked; `None` if it was not parked.
     """
 
     system: str

@@ -99,7 +99,7 @@ class OwnedSession:
         serves_unlisted: Whether tools that are not in that list can be called too.
         closed: How the session was closed, after it was.
         pid: Id of the server's process, if it has one.
-        died: Why the server died during the session; `None`: it has not.
+        died: Why the server died during the session; `None` if it has not died.
     """
 
     def __init__(self, command: m.OpenSession, wiring: SessionWiring) -> None:

@@ -318,7 +318,7 @@ def ask_about(
     Args:
         calls: As `judge_calls` returns them.
         policy: Says whether calls wait for decisions if nobody can answer.
-        ask: Answers the questions; `None`: nobody can.
+        ask: Answers the questions; `None` if nobody can be asked.
         given: Decisions that were made while the calls were parked.
         earlier: The `decisions` of the calls when they were parked again, with some of them decided on.
         expires_at: The `expires_at` of the calls when they were parked. After that time, what has not been

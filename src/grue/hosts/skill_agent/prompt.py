@@ -56,7 +56,7 @@ def results_text(results: Iterable[StepExecutionResult]) -> str:
 
 
 def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
-    """Describe the tools anew if they have changed since the model read of them; empty: they have not."""
+    """Describe the tools if they have changed since the model was told of them; else return ""."""
     section = mcp_section(tools)
     if section:
         return "" if section in system else f"The tools have changed.\n\n{section}"

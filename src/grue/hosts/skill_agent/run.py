@@ -33,7 +33,7 @@ class Run(Struct, kw_only=True):
         turn: Number of the turn whose actions are carried out; 0: the first reply is not there yet.
         turns: How many replies were acted upon.
         results: The results of the steps so far, in order.
-        asked: The approvals for which the run is parked; `None`: it is not.
+        asked: The approvals for which the run is parked; `None` if it is not parked.
     """
 
     run_id: str

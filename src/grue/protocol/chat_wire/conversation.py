@@ -177,7 +177,7 @@ class EncodedConversation:
     Attributes:
         history: What was said, as plain data.
         tools: The tools that were offered last.
-        bytes_per_token: How the endpoint has counted the last request; `None`: it has not.
+        bytes_per_token: By the endpoint's count of the last request; `None` if there is no count.
         unread_thoughts: How many replies have thoughts that this endpoint cannot read.
     """
 

@@ -224,7 +224,8 @@ def _fragment(url: re.Match[str]) -> str:
 
 def _of_limit(text: str, asked_s: float | None) -> FailureReason:
     """Tell a limit of time from one of money. Where both are spoken of, the clearer words count."""
-    # OpenRouter's limit of a day says what credits would do; DashScope calls a limit of tokens a quota.
+    # Two limits of time that speak of money: OpenRouter's of a day says that credits would raise it, and
+    # DashScope calls its limit of tokens a quota.
     if says(_MONEY, text) and "-per-day" not in text and "#token-limit" not in text:
         return "credit"
     if says(_BUSY, text):
@@ -238,7 +239,7 @@ def _of_words(status: int, text: str) -> FailureReason | None:
         return "credit"
     found = next((reason for reason, pattern in _BY_WORDS if says(pattern, text)), None)
     if status in (400, 422) and found in ("model", "permission", "credit") and says(_A_FIELD, text):
-        # A field that this model does not take, not the model.
+        # The refusal is about a field that this model does not take, and not about the model.
         return found if says(_MONEY, text) or says(_NOT_ALLOWED, text) else "request"
     return found
 
@@ -297,7 +298,7 @@ class Fault(Struct, frozen=True, kw_only=True):
         retry_after_s: The wait that the endpoint asked for, in a header or in its text.
         received: Characters of a streamed reply that had arrived by then; they have been paid for.
         used_up: The whole time of a request (`RetryPolicy.timeout_s`) has passed.
-        remedy: What to do about it; empty: what is done about this reason.
+        remedy: What to do about it; empty for the usual advice for this reason.
     """
 
     kind: FailureKind

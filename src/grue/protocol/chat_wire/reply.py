@@ -60,7 +60,7 @@ class Reply(Struct, frozen=True, kw_only=True):
         reasoning: The text of its thinking.
         finish_reason: The reason why it ended, in the terms of chat completions.
         cut: Whether it ended at its length limit.
-        stopped: Why the endpoint stopped it before its end, if not for its length; empty: it did not. The
+        stopped: Why the endpoint stopped it before its end, if not for its length; empty if it did not. The
             text is what there was by then, and calls are left out.
         written: The tool calls that its text is, if they have not been made calls of it.
         echo: Fields that the provider requires back in the assistant's message; each format has its own.

@@ -282,7 +282,7 @@ class Judged(Struct, frozen=True):
     """What follows from a decision.
 
     Attributes:
-        denied: Why the call is not made; empty: it is.
+        denied: Why the call is not made; empty if it is made.
         changed: The arguments to make it with; `None`: those that the person was shown.
     """
 

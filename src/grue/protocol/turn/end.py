@@ -37,7 +37,7 @@ _ASKED = (AwaitingCompletion, Presuming, AwaitingDrop)
 def fail(
     turn: Turn, failure: m.TurnFailure, notes: tuple[m.TurnNote, ...] = (), *, unread: bool = False
 ) -> Transition:
-    """End the turn without an answer; `unread`: it waits for a reply of the model, and will not read it."""
+    """End the turn without an answer; `unread` says that a reply is on its way, which nobody will read."""
     end = m.TurnFailed(
         turn=turn.run.turn,
         failure=failure,

@@ -460,7 +460,7 @@ class AwaitingTools(Struct, frozen=True):
         under_way: The batches that have been sent and are not settled; one, unless calls run in parallel.
         unsent: Runs that are sent later.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
-        died: The server that died; `None`: none has. It decides how the turn goes on, also after a timeout.
+        died: The server that died; `None` if none has. It decides how the turn goes on, even after a timeout.
         timed_out: A call has, after which the turn does not go on as usual.
         changed: The arguments of calls that a person has changed.
         tools: The tools when the calls were decided on.

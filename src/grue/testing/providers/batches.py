@@ -210,7 +210,7 @@ class ScriptedBatches:
             return _anthropic_error(400, "requests: stream is not supported in batches")
         return json_reply(_shown_anthropic(self._new(requests)))
 
-    # --- Both
+    # --- What the two providers have in common
 
     def _new(self, requests: list[tuple[str, str, Json]], **more: Any) -> _Batch:
         id_ = f"batch_{next(self._numbers)}"
@@ -271,7 +271,7 @@ def _pairs(query: str) -> list[tuple[str, str]]:
 
 
 def _read_file(content: bytes, endpoint: str) -> tuple[list[tuple[str, str, Json]], str]:
-    """Return the requests of a file, and why it is refused; empty: it is not."""
+    """Return the requests of a file, and why it is refused; an empty reason if it is accepted."""
     requests, seen, models = [], set(), set()
     lines = content.splitlines()
     if not lines or len(lines) > _MOST_ITEMS or len(content) > _MOST_BYTES:

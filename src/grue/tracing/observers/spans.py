@@ -99,7 +99,7 @@ class EpisodeSummary(Struct, frozen=True, kw_only=True):
     Attributes:
         ended: What its host says about its end; `None`: it said nothing.
         asked: What its first turn was asked; `None`: there was none.
-        answered: The end of its last turn that has an answer; `None`: none has.
+        answered: The end of its last turn with an answer; `None` if no turn has one.
     """
 
     ended: EpisodeEnded | None = None

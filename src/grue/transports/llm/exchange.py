@@ -684,7 +684,7 @@ class _Incoming:
         named: Whether the content type announces events.
 
     Attributes:
-        first_event_at: When the first event arrived, on the event loop's clock; `None`: none has.
+        first_event_at: When the first event arrived, on the event loop's clock; `None` before that.
     """
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:

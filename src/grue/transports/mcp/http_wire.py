@@ -107,7 +107,7 @@ class HttpWire:
         return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."
 
     def refusals(self, text: str) -> str:  # noqa: ARG002 - as `Wire` has it
-        """Return nothing: a server by URL is in no box."""
+        """Return no sentences: a server by URL runs in no box."""
         return ""
 
     @property

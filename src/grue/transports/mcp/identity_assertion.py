@@ -61,7 +61,7 @@ class ObtainedTokens:
         self.tokens: OAuthToken | None = None
 
     async def get_tokens(self) -> OAuthToken | None:
-        """Return nothing, so that the exchange is made."""
+        """Return no token, so that the exchange is made."""
         return None
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
@@ -69,7 +69,7 @@ class ObtainedTokens:
         self.tokens = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Return nothing: the client is configured."""
+        """Return no client: the settings have one."""
         return None
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:

@@ -13,7 +13,7 @@ def require_mcp() -> None:
     """Check that the MCP SDK is installed and new enough, without importing it.
 
     Raises:
-        MissingDependencyError: It is not. The text has the command that installs it.
+        MissingDependencyError: The SDK is missing or too old. The text has the command that installs it.
 
     Source: R14.4
     """

@@ -184,7 +184,7 @@ class TokenStore:
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        """Hold the lock that processes renew tokens under.
+        """Hold the lock that a process needs to renew tokens.
 
         The lock is the kernel's, so it ends with the process that holds it. Waiting for it is bounded: after
         30 s the token is renewed without it, because a stopped process must not stop all others.
