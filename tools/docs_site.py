@@ -35,6 +35,7 @@ OUTSIDE = {
     "benchmarks/peers/README.md": "benchmarks-peers.md",
 }
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")
+_LINKED = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _TRACE_TURNS = 16
 
 
@@ -137,6 +138,7 @@ def _first_sentence(text: str) -> str:
             line for line in paragraph.splitlines() if not line.startswith(("#", "|", "-", "!", "<", ">"))
         ]
         if lines:
+            lines = [_LINKED.sub(r"\1", line) for line in lines]
             return " ".join(lines).partition(". ")[0].rstrip(".:") + "."
     return ""
 

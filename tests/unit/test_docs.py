@@ -172,6 +172,21 @@ def test_files_that_docstrings_and_comments_name_exist() -> None:
     assert {module: names for module, names in absent.items() if names} == {}
 
 
+def test_what_programs_of_the_documents_import_exists() -> None:
+    """Blocks that are not run, too, and what `llms-full.txt` is made of: names move from module to module."""
+    codes = [(page, block) for page in PAGES for block in _blocks(page, "python")]
+    codes += [(path, path.read_text(encoding="utf-8")) for path in _files(("docs",), "*.py")]
+    imported = {
+        f"{node.module}.{name.name}": page.name
+        for page, code in codes
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "grue"
+        for name in node.names
+    }
+    assert len(imported) > 50
+    assert {name: page for name, page in imported.items() if not _exists(name)} == {}
+
+
 def test_what_the_guide_to_hosts_lists_can_be_imported() -> None:
     guide = (ROOT / "docs" / "guides" / "hosts.md").read_text(encoding="utf-8")
     table = guide.partition("| of `grue.hosting` |")[2].partition("\n\n")[0]
