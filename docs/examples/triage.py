@@ -20,7 +20,7 @@ SYSTEM = "You sort the mails of a shop. Look orders up before you answer. Refund
 
 
 class Decision(Struct):
-    """The answer that the model has to give."""
+    """What a mail is about, and the reply to it."""
 
     topic: Literal["refund", "question", "spam"]
     reply: str

@@ -174,3 +174,15 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
 
     assert "tools" in completed("grue to")
     assert "--interpreter" in completed("grue play --in")
+
+
+def test_the_model_is_told_no_docstring_as_if_it_were_the_answer(tmp_path: Path) -> None:
+    """A small model repeats a description of the schema as its answer."""
+    from grue.cli.init import AGENT
+    from grue.engine.answers import spec_of
+
+    names: dict[str, object] = {"__name__": "agent", "__file__": str(tmp_path / "agent.py")}
+    exec(compile(AGENT, "agent.py", "exec"), names)
+    schema = spec_of(names["Answer"]).schema
+    assert schema is not None
+    assert "description" not in schema.schema

@@ -49,17 +49,15 @@ LLM = LlmSettings(base_url="https://openrouter.ai/api/v1", model="anthropic/clau
 
 
 @dataclass
-class Answer:
-    """The answer that the model has to give."""
-
+class Answer:  # the form of the answer; the model would be told a docstring too
     text: str
     sure: bool
 
 
 def ask(question: str, runner: Runner) -> Answer:
     """Ask one question. The model may use the tools before it answers."""
-    request = TurnRequest(system="Think with the tools, then answer.", user=question, answer=Answer)
-    return runner.run_turn(request).response
+    system = "Answer the user's question. Think with the tools first."
+    return runner.run_turn(TurnRequest(question, system=system, answer=Answer)).response
 
 
 if __name__ == "__main__":
