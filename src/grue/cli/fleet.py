@@ -8,11 +8,10 @@ from msgspec import Struct
 
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.saying import say, shown_path
-from grue.errors import FleetError
 from grue.fleet.driver import Finished, Tally, stop
 from grue.fleet.engine import Costs
 from grue.fleet.fleet import Fleet, FleetOptions
-from grue.fleet.folder import MANIFEST, FleetFolder
+from grue.fleet.folder import MANIFEST, FleetFolder, no_fleet
 from grue.fleet.local import default_workers
 from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
 from grue.fleet.sweep import Sweep, read_sweep
@@ -114,7 +113,7 @@ def stop_fleet(directory: Path) -> None:
         FleetError: There is no fleet.
     """
     if not (directory / MANIFEST).is_file():
-        raise FleetError(f"There is no fleet in {directory}: it has no {MANIFEST}.")
+        raise no_fleet(directory)
     stop(directory)
     say("The fleet stops after its running episodes. To go on, run its sweep again.")
 

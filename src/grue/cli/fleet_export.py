@@ -20,7 +20,7 @@ from grue.fleet.export import (
     query,
     run_episode,
 )
-from grue.fleet.folder import MANIFEST
+from grue.fleet.folder import MANIFEST, no_fleet
 from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
 from grue.tracing.reading import TRACE_FILE
@@ -37,6 +37,8 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
         FleetError: There is no fleet, or a file cannot be written.
         MissingDependencyError: DuckDB is not installed.
     """
+    if not (directory / MANIFEST).is_file():
+        raise no_fleet(directory)
     place = target or directory / "export"
     episodes = fleet_episodes(directory)
     if form == "parquet":

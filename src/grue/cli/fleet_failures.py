@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 
 from grue.cli.saying import say
-from grue.errors import FleetError
 from grue.fleet.failures import WORDS, group_failures, passing_score, trace_command
-from grue.fleet.folder import MANIFEST
+from grue.fleet.folder import MANIFEST, no_fleet
 from grue.fleet.results import results
 from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
 
@@ -101,4 +100,4 @@ def require_fleet(directory: Path) -> None:
         FleetError: The folder holds no fleet.
     """
     if not (directory / MANIFEST).is_file():
-        raise FleetError(f"There is no fleet in {directory}: it has no {MANIFEST}.")
+        raise no_fleet(directory)

@@ -47,7 +47,8 @@ def fork_fleet(options: FleetForkOptions) -> bool:
     fits = condition(options.where)
     chosen = [turn for turn in turns_in(fork.trace) if fits(turn)]
     if not chosen:
-        raise FleetError(f"No recorded turn in {fork.trace} fits {options.where or 'everything'!r}.")
+        asked = f" that fits {options.where!r}" if options.where else ""
+        raise FleetError(f"There is no recorded turn in {fork.trace}{asked}. `{GRUE} runs` lists the runs.")
     given = {
         "model": fork.model,
         "base_url": fork.base_url,

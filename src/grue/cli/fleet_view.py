@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from grue.cli.saying import say, shown_path
-from grue.errors import FleetError
 from grue.fleet.accounts import read_ledger
 from grue.fleet.compare import cell_axes, in_order, setting_word
-from grue.fleet.folder import MANIFEST, TRACE, FleetFolder, Manifest
+from grue.fleet.folder import TRACE, FleetFolder, Manifest, no_fleet
 from grue.fleet.results import results
 
 _OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}
@@ -154,7 +153,7 @@ def _opened(directory: Path) -> tuple[FleetFolder, Manifest]:
     folder = FleetFolder(directory)
     manifest = folder.read_manifest(Manifest)
     if manifest is None:
-        raise FleetError(f"There is no fleet in {directory}: it has no {MANIFEST}.")
+        raise no_fleet(directory)
     return folder, manifest
 
 

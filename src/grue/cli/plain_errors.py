@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from grue.cli.saying import say, shown
+from grue.cli.saying import GRUE, say, shown
 from grue.errors import GameError, MCPConfigError, MCPError
 from grue.runtime.safe_text import fault_text
 
@@ -20,8 +20,32 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's `UsageError`, from the click that typer uses."""
 
 
+_MEANT = {
+    **dict.fromkeys(("view", "open"), "trace html --open"),
+    **{name: f"trace {name}" for name in ("show", "stats", "replay", "diagram", "serve", "to-test")},
+    "diff": "trace diff A B",
+    "query": "trace query SQL",
+    **dict.fromkeys(("list", "ls"), "runs"),
+    **dict.fromkeys(("models", "check", "test"), "doctor"),
+    **dict.fromkeys(("new", "create"), "init"),
+    "install": "add SOURCE",
+    **dict.fromkeys(("rm", "uninstall"), "remove SERVER"),
+    "ask": "chat",
+}
+"""What people type that is not a command, and the command that they mean."""
+
+
 class Commands(TyperGroup):
     """A command group whose usage errors are safe to print, whatever the user typed."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; of one that has another name here, say that."""
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as error:
+            if args[0] in _MEANT:
+                vars(error)["message"] = f"No such command '{args[0]}'. Write: {GRUE} {_MEANT[args[0]]}"
+            raise
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the arguments."""

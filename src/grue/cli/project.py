@@ -124,7 +124,8 @@ def named_server(servers: dict[str, StdioServer], name: str) -> StdioServer:
     if name not in servers:
         listed = ", ".join(servers) or "none"
         raise MCPConfigError(
-            f"There is no preset and no server {printable(name)!r} to start. Servers: {listed}."
+            f"There is no preset and no server {printable(name)!r} to start. Presets: pure, files, web."
+            f" Servers: {listed}."
         )
     return servers[name]
 

@@ -381,7 +381,10 @@ def read_yaml(path: Path) -> YamlDocument:
         MCPConfigError: The file is missing, unreadable, too long, or not such YAML. Names the line.
         MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
     """
-    missing = f"Configuration file not found: {path}. Name an existing YAML file, or create this one."
+    missing = (
+        f"Configuration file not found: {path}. Name an existing YAML file; `grue run --offline` writes an"
+        " example."
+    )
     return parse_yaml(read_config_text(path, if_missing=missing), path)
 
 

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.config.documents import nearest
 from grue.errors import FleetError
-from grue.fleet.folder import MANIFEST
+from grue.fleet.folder import MANIFEST, no_fleet
 from grue.fleet.results import Result, results
 from grue.fleet.statistics import (
     LEAST_CASES,
@@ -87,7 +87,7 @@ class Cell(Struct, frozen=True):
         place, settings = (match[1], match[2] or "") if match else (written, "")
         fleet = other.fleet if other is not None and not place else Path(place)
         if not (fleet / MANIFEST).is_file():
-            raise FleetError(f"There is no fleet in {fleet}: it has no {MANIFEST}.")
+            raise no_fleet(fleet)
         parts = _NEXT_SETTING.split(settings) if settings else []
         return cls(fleet, dict(part.split("=", 1) for part in parts))
 

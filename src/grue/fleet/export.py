@@ -24,7 +24,7 @@ from msgspec import Struct, field
 from grue import messages as m
 from grue.errors import FleetError, MissingDependencyError, TraceError
 from grue.fleet.course import Course, read_course
-from grue.fleet.folder import MANIFEST
+from grue.fleet.folder import MANIFEST, no_fleet
 from grue.fleet.results import Result, has_trace, results
 from grue.fleet.samples import Origin, Samples, trajectory
 from grue.runtime.files import replacing, write_whole
@@ -141,7 +141,7 @@ def fleet_episodes(fleet: Path) -> Iterator[EpisodeRow]:
         FleetError: There is no fleet.
     """
     if not (fleet / MANIFEST).is_file():
-        raise FleetError(f"There is no fleet in {fleet}: it has no {MANIFEST}.")
+        raise no_fleet(fleet)
     for result in results(fleet):
         yield _episode(result, fleet)
 

@@ -17,7 +17,7 @@ from grue.fleet.broker import FleetBudget, Limits, Rate
 from grue.fleet.compare import Cell, Comparison, Options, compare_results, setting_word
 from grue.fleet.driver import Driver, Finished, Plan, Tally
 from grue.fleet.engine import Engine
-from grue.fleet.folder import MANIFEST, DriverLock, FleetFolder, Manifest
+from grue.fleet.folder import MANIFEST, DriverLock, FleetFolder, Manifest, no_fleet
 from grue.fleet.identity import Case, fault_of
 from grue.fleet.local import LocalEngine, default_workers
 from grue.fleet.main_program import refuse_to_start_again
@@ -187,7 +187,7 @@ class Fleet:
             FleetError: There is no fleet in the folder.
         """
         if not (self.folder.path / MANIFEST).is_file():
-            raise FleetError(f"There is no fleet in {self.folder.path}: it has no {MANIFEST}.")
+            raise no_fleet(self.folder.path)
         return list(results(self.folder.path))
 
     def compare(

@@ -230,6 +230,14 @@ class EpisodeFolder:
             shutil.rmtree(attempt, ignore_errors=True)
 
 
+def no_fleet(path: Path) -> FleetError:
+    """Return the error for a folder that is not a fleet's."""
+    return FleetError(
+        f"There is no fleet in {path}: it has no {MANIFEST}."
+        " `grue fleet run SWEEP.toml` makes one, in runs/SWEEP."
+    )
+
+
 class FleetFolder:
     """The folder of a fleet.
 

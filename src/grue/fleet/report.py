@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from grue.errors import FleetError
 from grue.fleet.compare import Options, cell_axes, compare_results, in_order, setting_word
 from grue.fleet.failures import WORDS, around, group_failures, passing_score
-from grue.fleet.folder import MANIFEST
+from grue.fleet.folder import MANIFEST, no_fleet
 from grue.fleet.results import Result, results
 from grue.fleet.statistics import LEAST_CASES, mean_interval
 from grue.runtime.files import replacing
@@ -77,7 +77,7 @@ def write_report(
         MissingDependencyError: numpy or scipy is not installed.
     """
     if not (fleet / MANIFEST).is_file():
-        raise FleetError(f"There is no fleet in {fleet}: it has no {MANIFEST}.")
+        raise no_fleet(fleet)
     refuse_foreign(target, "report")
     found = list(results(fleet))
     if not found:

@@ -169,3 +169,31 @@ def test_no_help_names_a_file_that_is_not_installed(run: CliRunner) -> None:
         shown = run.invoke(app, [*path, "--help"])
         assert shown.exit_code == 0
         assert not re.search(r"docs/|\.md\b", shown.output), path
+
+
+def test_errors_in_an_empty_folder_name_what_to_do_next(run: CliRunner) -> None:
+    for command, says in (
+        ("view", "No such command 'view'. Write: grue trace html --open"),
+        ("replay x", "No such command 'replay'. Write: grue trace replay"),
+        ("ls", "No such command 'ls'. Write: grue runs"),
+        ("run", "`grue run --offline` writes an example"),
+        ("skills", "`grue run --offline` writes an example"),
+        ("remove a", "grue init writes one"),
+        ("login a", "`grue add` adds one"),
+        ("call a", "grue tools lists them"),
+        ("sandbox try a ls", "Presets: pure, files, web."),
+        ("sandbox learn a.json b", "`grue init` writes one"),
+        ("mock-server", "Choose one: --stdio, or --http PORT"),
+        ("trace show", "`grue play --offline` makes one"),
+        ("fork", "`grue play --offline` makes one"),
+        ("fleet fork nowhere", "There is no recorded turn in nowhere. `grue runs` lists the runs."),
+        *((f"fleet {each} nowhere", "`grue fleet run SWEEP.toml` makes one") for each in FLEET),
+    ):
+        refused = run.invoke(app, shlex.split(command))
+        said = " ".join(re.sub("[│╭╮╰╯─]", " ", refused.output).split())
+        assert refused.exit_code in (1, 2), command
+        assert says in said, (command, said)
+        assert [*Path().iterdir()] == [], f"{command} leaves something behind"
+
+
+FLEET = ("status", "table", "failures", "export", "stop")
