@@ -126,6 +126,7 @@ def assert_replays(trace: Path) -> None:
     assert (turn.end, turn.divergence) == ("finished", None)
     derived = [e for e in open_episode(trace) if e.sender == "agent" and e.receiver != "agent"]
     assert turn.compared >= len(derived) >= 2, "all that the agent said, and what its session said"
+    trace.unlink()  # or it is replayed once more after the test, which takes seconds where it is long
 
 
 def test_every_row_has_a_name_of_its_own_and_a_limit() -> None:
