@@ -190,7 +190,7 @@ def _put_covered_first(items: list[pytest.Item]) -> None:
     """
     covered = {item for item in items if _is_covered(item)}
     long = {item.path for item in items if item not in covered and _takes_more_time(item)}
-    items.sort(key=lambda item: 0 if item in covered else 1 if item.path in long else 2)
+    items.sort(key=lambda item: (item not in covered, _begins_late(item), item.path not in long))
 
 
 @pytest.hookimpl(wrapper=True)
