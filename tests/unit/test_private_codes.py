@@ -11,11 +11,16 @@ import grue
 
 SOURCE = Path(grue.__file__).parent
 _CODE = re.compile(r"\((?:[RPD][0-9]+(?:\.[0-9]+)?|L)\)|\b(?:R[0-9]+\.[0-9]+|P[0-9]{2})\b")
+_SOURCE_LINE = re.compile(r'^ *Source: .*(?=(\n *)?""")', re.MULTILINE)
 
 
 def texts(file: Path) -> Iterator[str]:
-    """Yield every string of a module, without a docstring's last line if that names its source."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    """Yield every string of a module, without a docstring's last line if that names its source.
+
+    A module that has no such number anywhere else is not parsed.
+    """
+    module = file.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(module)) if _CODE.search(_SOURCE_LINE.sub("", module)) else ():
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             lines = node.value.rstrip().split("\n")
             yield "\n".join(lines[:-1] if lines[-1].strip().startswith("Source: ") else lines)
