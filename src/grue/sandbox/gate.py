@@ -345,7 +345,8 @@ class Gate:
             return None
         public = [each for each in found if self._may_be(host, str(each[4][0]), port)]
         if not public:
-            self._say_refused(client, host, port, "its address is private and is not listed itself")
+            why = "its address is private and is not listed itself"
+            self._say_refused(client, host, port, why, allow=str(found[0][4][0]))
             return None
         for family, kind, protocol, _, address in public:
             remote = socket.socket(family, kind, protocol)
@@ -362,16 +363,17 @@ class Gate:
         _say(client, 502, f"{host}:{port} did not answer.")
         return None
 
-    def _say_refused(self, client: socket.socket, host: str, port: int, why: str) -> None:
-        self._refuse(host, port, why)
+    def _say_refused(
+        self, client: socket.socket, host: str, port: int, why: str, *, allow: str | None = None
+    ) -> None:
+        self._refuse(host, port, why, allow=allow)
         _say(client, 403, f"The box of this program refuses {host}:{port}: {why}.")
 
-    def _refuse(self, host: str, port: int, why: str) -> None:
-        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.refused.append(Refusal(shown, why, shown))
+    def _refuse(self, host: str, port: int, why: str, *, allow: str | None = None) -> None:
+        self.refused.append(Refusal(_entry(host, port), why, _entry(allow or host, port)))
 
     def _see(self, host: str, port: int) -> None:
-        self.seen[f"[{host}]:{port}" if ":" in host else f"{host}:{port}"] = None
+        self.seen[_entry(host, port)] = None
 
     def _allows(self, host: str, port: int) -> bool:
         return any(each.covers(host, port) for each in self._hosts)
@@ -381,6 +383,10 @@ class Gate:
         if self._record or not _is_private(address):
             return True
         return self._allows(address, port) or (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))
+
+
+def _entry(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Asked(Struct, frozen=True):

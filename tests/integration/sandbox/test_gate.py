@@ -118,6 +118,20 @@ def test_other_hosts_ports_and_private_addresses_are_refused_with_the_reason(
     assert not read
 
 
+def test_a_listed_host_at_a_private_address_is_refused_with_the_address_to_add(
+    names: dict[str, list[str]],
+) -> None:
+    names["mirror.example"] = ["10.1.2.3"]
+    gate = Gate((HostPort.read("mirror.example:443"),))
+    client, proxy = socket.socketpair()
+    with client, proxy:
+        assert gate._reach(proxy, "mirror.example", 443) is None
+        assert b"its address is private" in client.recv(9999)
+    gate.end()
+    (refused,) = gate.refused
+    assert (refused.where, refused.allow) == ("mirror.example:443", "10.1.2.3:443")
+
+
 @needs_hosts
 def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
     names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch

@@ -181,7 +181,7 @@ def test_processes_are_limited_unless_the_user_is_root() -> None:
         with pytest.raises(SpawnError, match="does not limit the number of root's processes"):
             boxes.run(box, "true")
         return
-    code = "import os\nfor _ in range(9):\n if os.fork() == 0: os.pause()"
+    code = "import os, signal\nfor _ in range(9):\n if os.fork() == 0: signal.pause()"
     assert "BlockingIOError" in boxes.python(box, code).stderr
 
 

@@ -2,7 +2,10 @@
 """Servers of others: each makes its calls while it is watched, and then makes them again in the box that was learned."""
 
 import shutil
+import socket
+import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import boxes
 import pytest
@@ -11,6 +14,7 @@ from real_servers import installed, npm_server
 
 from grue import messages as m
 from grue.engine.outside_turns.tool_client import ToolClient
+from grue.errors import MCPServerStartupError
 from grue.sandbox.box import Sandbox
 from grue.sandbox.learning import Watch, watching
 from grue.tool_sessions.server_specs import StdioServer
@@ -100,3 +104,47 @@ def test_a_filesystem_server_is_held_to_its_box_and_says_so(tmp_path: Path) -> N
     assert result.is_error
     assert "STOLEN" not in str(result)
     assert f'To allow it: "read": ["{secret}"]' in str(result.error_message)
+
+
+def registry() -> tuple[str, ...]:
+    """Return the entries for npm's registry; skip where it cannot be reached."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("needs npm")
+    url = urlsplit(
+        subprocess.run([npm, "config", "get", "registry"], capture_output=True, text=True, check=True).stdout
+    )
+    host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+    try:
+        found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
+        socket.create_connection((host, port), 5).close()
+    except OSError:
+        pytest.skip("npm's registry cannot be reached from here")
+    # A mirror has a private address, which has to be listed itself.
+    return (f"{host}:{port}", *(f"{address[0]}:{port}" for *_, address in found))
+
+
+@pytest.mark.slow
+def test_npx_fetches_a_server_inside_a_box_that_lists_its_registry(tmp_path: Path) -> None:
+    listed = registry()
+    cache = tmp_path / "npm"
+    cache.mkdir()
+    server = StdioServer(
+        name="hello",
+        command="npx",
+        args=("-y", "mcp-hello-world@1.1.2"),
+        env={"npm_config_cache": str(cache), "npm_config_fetch_retries": "0"},
+    )
+    box = Sandbox(read=("~/.npmrc",), write=(str(cache),))
+    elsewhere = replace(box, network=("elsewhere.example:443",))
+    with (
+        ToolClient({"hello": replace(server, sandbox=elsewhere)}) as client,
+        pytest.raises(MCPServerStartupError) as refused,
+    ):
+        client.tools()
+    assert f"Its box refused a connection to {listed[0]}" in str(refused.value)
+    for network in (listed, False):  # then it is in the cache, and needs no network
+        args = server.args if network else ("--offline", *server.args)
+        inside = replace(server, args=args, sandbox=replace(box, network=network))
+        with ToolClient({"hello": inside}) as client:
+            assert client.tools()

@@ -3,9 +3,15 @@
 
 import ctypes
 import os
+import re
+import shutil
 import socket
 import stat
 import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +19,7 @@ import boxes
 import pytest
 from msgspec import Struct
 
+import grue
 from grue.sandbox.box import Preset, Sandbox
 from grue.sandbox.kernel import coverage
 
@@ -256,3 +263,43 @@ def test_the_hosts_own_threads_stay_free(stage: Stage) -> None:
     assert stage.secret.read_text() == "STOLEN"
     socket.create_connection(("127.0.0.1", stage.tcp), 5).close()
     assert boxes.run(None, "cat", str(stage.secret)).stdout == "STOLEN"
+
+
+@pytest.mark.slow
+def test_the_same_holds_for_a_user_who_is_not_root() -> None:
+    """The thefts again, and the limit of processes, which root does not have."""
+    setpriv = shutil.which("setpriv")
+    if os.getuid() != 0 or setpriv is None:
+        pytest.skip(
+            "needs root, to become another user, and setpriv; as another user the tests above show it"
+        )
+    home = Path(tempfile.mkdtemp(prefix="grue-nobody-"))
+    os.chown(home, 65534, 65534)
+    modules = (sysconfig.get_paths()["purelib"], str(Path(grue.__file__).parents[1]))
+    env = {"PATH": os.defpath, "HOME": str(home), "TMPDIR": str(home), "PYTHONPATH": ":".join(modules)}
+
+    def as_nobody(*argv: str) -> "subprocess.CompletedProcess[str]":
+        # With a shell between: setpriv itself still has root's rights when it starts the program.
+        become = (setpriv, "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", 'exec "$@"', "sh")
+        return subprocess.run(
+            (*become, *argv), env=env, cwd=home, capture_output=True, text=True, check=False
+        )
+
+    try:
+        mine = f"import sys, grue, pytest; assert sys.version_info[:2] == {tuple(sys.version_info[:2])}"
+        names = (
+            os.path.realpath(sys.executable),
+            shutil.which(f"python3.{sys.version_info[1]}", path=os.defpath),
+        )
+        usable = [name for name in names if name and as_nobody(name, "-c", mine).returncode == 0]
+        if not usable:
+            pytest.skip("no Python here that another user may run with these packages")
+        files = (__file__, str(Path(__file__).with_name("test_launch.py")))
+        chosen = "(test_a_theft_fails_in_the_box and pure) or processes_are_limited"
+        ran = as_nobody(usable[0], "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", chosen)
+        assert ran.returncode == 0, ran.stdout
+        passed = re.search(r"(\d+) passed", ran.stdout)
+        assert passed is not None
+        assert int(passed[1]) > 3 / 4 * len(THEFTS), ran.stdout
+    finally:
+        shutil.rmtree(home)
