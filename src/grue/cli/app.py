@@ -200,7 +200,9 @@ def add(
     ] = None,
     kind: Annotated[
         Literal["npm", "pypi", "oci", "mcpb", "remote"] | None,
-        typer.Option("--use", help="Which of the ways to run it.", show_default="the first that works here"),
+        typer.Option(
+            "--use", help="Run it this way, if there are several.", show_default="the first that works here"
+        ),
     ] = None,
     sha256: Annotated[str | None, typer.Option(help="The digest that a bundle has to have.")] = None,
     registry: Annotated[
@@ -383,9 +385,13 @@ def fork(
     ] = None,
     tools: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Tool definitions: mcp_tools.lock or its listing; `lock`: yours."),
+        typer.Option(
+            metavar="FILE", help="Offer the tools of this mcp_tools.lock or listing; `lock`: your own."
+        ),
     ] = None,
-    misses: Annotated[Misses, typer.Option(help="Calls that the record has no result of.")] = "fail",
+    misses: Annotated[
+        Misses, typer.Option(help="What becomes of calls that the record has no result of.")
+    ] = "fail",
     mcp_config: _McpConfig = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for the fork's trace.", show_default="runs/RUN-fork")

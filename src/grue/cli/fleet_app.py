@@ -13,7 +13,7 @@ fleet_app = typer.Typer(
 )
 
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
-_Sweep = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="What to do.")]
+_Sweep = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The file that describes the sweep.")]
 _Place = Annotated[Path | None, typer.Option("--dir", help="The fleet's folder.", show_default="runs/SWEEP")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Workers = Annotated[int | None, typer.Option(min=1, help="Episodes at one time.", show_default="all cores")]
@@ -81,7 +81,7 @@ def fork(
         typer.Option("--set", metavar="PATH=VALUE", help="A limit, a policy or llm.SETTING."),
     ] = None,
     misses: Annotated[
-        str, typer.Option(help="Calls that the record has no result of: fail or call.")
+        str, typer.Option(help="What becomes of calls without a recorded result: fail or call.")
     ] = "fail",
     repetitions: Annotated[int, typer.Option(min=1, help="Forks of each turn.")] = 5,
     max_requests: Annotated[
@@ -135,7 +135,9 @@ def table(
     directory: _Directory,
     by: Annotated[
         str | None,
-        typer.Option(metavar="SETTING,...", help="A row for each.", show_default="what makes few rows"),
+        typer.Option(
+            metavar="SETTING,...", help="A row for each value of these.", show_default="what makes few rows"
+        ),
     ] = None,
     as_json: _Json = False,
 ) -> None:
@@ -172,12 +174,12 @@ def compare(
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI: exit with 1 if B has lost so much, with 2 if there are too few episodes to tell.",
+            help="For CI: exit with 1 if B has lost this much, with 2 if there are too few episodes to tell.",
         ),
     ] = None,
     passing: Annotated[
         float | None,
-        typer.Option("--pass", metavar="SCORE", help="An episode passes from here on.", show_default="1"),
+        typer.Option("--pass", metavar="SCORE", help="The least score that passes.", show_default="1"),
     ] = None,
     failed_as: Annotated[float, typer.Option(metavar="SCORE", help="The score of a failed episode.")] = 0.0,
     cluster: Annotated[
@@ -227,9 +229,12 @@ def compare(
 def score(
     directory: _Directory,
     scorers: Annotated[
-        str, typer.Argument(metavar="SCORERS.toml|MODULE:FUNCTION", help="What gives the scores.")
+        str,
+        typer.Argument(metavar="SCORERS.toml|MODULE:FUNCTION", help="The functions that give the scores."),
     ],
-    again: Annotated[bool, typer.Option("--again", help="Also episodes that have a score of it.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Score again what has these scores already.")
+    ] = False,
 ) -> None:
     """Give finished episodes further scores, from their traces. Nothing is played again."""
     with plain_errors():
@@ -243,7 +248,7 @@ def score(
 _Score = Annotated[str, typer.Option("--score", metavar="NAME", help="The score that says who passes.")]
 _Pass = Annotated[
     float | None,
-    typer.Option("--pass", metavar="SCORE", help="An episode passes from here on.", show_default="1"),
+    typer.Option("--pass", metavar="SCORE", help="The least score that passes.", show_default="1"),
 ]
 
 
@@ -270,10 +275,14 @@ def report(
     passing: _Pass = None,
     by: Annotated[
         str | None,
-        typer.Option(metavar="SETTING,...", help="A cell for each.", show_default="those with few values"),
+        typer.Option(
+            metavar="SETTING,...",
+            help="A cell for each value of these.",
+            show_default="those with few values",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page.", show_default="DIR/report.html")
+        Path | None, typer.Option("--out", "-o", help="The file to write.", show_default="DIR/report.html")
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:

@@ -37,7 +37,7 @@ def chosen_trace(file: Path | None) -> Path:
     return latest
 
 
-_Width = Annotated[int | None, typer.Option(min=20, help="Columns.", show_default="the terminal's")]
+_Width = Annotated[int | None, typer.Option(min=20, help="Width in columns.", show_default="the terminal's")]
 
 
 @trace_app.command("show")
@@ -120,7 +120,7 @@ def trace_cache(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     width: _Width = None,
 ) -> None:
-    """Show which part of each prompt a provider could read from its cache, and what ended that.
+    """Show how much of each prompt a provider could read from its cache, and what changed the rest.
 
     Compares each prompt with those before it, byte by byte, and names the first difference and the message
     that caused it. Whether the provider did read it from its cache is in the column `billed`.
@@ -139,7 +139,7 @@ _Turn = Annotated[int | None, typer.Option(min=1, help="Only this turn.", show_d
 def trace_diagram(
     file: TraceFile = None,
     turn: _Turn = None,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="For Mermaid instead of a terminal.")] = False,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print Mermaid source, for a web page.")] = False,
 ) -> None:
     """Draw the messages of an episode as a sequence diagram."""
     with plain_errors():
@@ -153,7 +153,7 @@ def trace_diagram(
 def trace_diff(
     left: Annotated[Path, typer.Argument(help="A trace, or its run folder.")],
     right: Annotated[Path, typer.Argument(help="Another one.")],
-    every: Annotated[bool, typer.Option("--all", help="Describe each divergence fully.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Describe every difference in full.")] = False,
 ) -> None:
     """Show the first difference of two episodes, ignoring ids and times. The status is 1 if they differ."""
     with plain_errors():
@@ -171,7 +171,7 @@ def trace_html(
         Path | None, typer.Argument(help="Another one, to show beside it.", show_default="none")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page.", show_default="beside the trace")
+        Path | None, typer.Option("--out", "-o", help="The file to write.", show_default="beside the trace")
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
@@ -265,10 +265,13 @@ def trace_to_test(
     turn: Annotated[int | None, typer.Option(help="The turn.", show_default="the only one")] = None,
     tools: Annotated[
         list[str] | None,
-        typer.Option(metavar="SERVER=MODULE:NAME", help="A server's tools in your own code; repeatable."),
+        typer.Option(
+            metavar="SERVER=MODULE:NAME", help="A server whose tools are functions of yours; repeatable."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The test.", show_default="test_EPISODE_turn_N.py")
+        Path | None,
+        typer.Option("--out", "-o", help="The file to write.", show_default="test_EPISODE_turn_N.py"),
     ] = None,
 ) -> None:
     """Write a pytest file that runs a turn again with the recorded replies, and asserts what it decided."""
