@@ -572,7 +572,8 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask in another task, and read the mailbox meanwhile, because the next message may be to drop this.
 
-        The task that reads waits for the next message also when the reply has come. The agent sends one, or
+        The task that reads is not cancelled when the reply has come: a receive that is cancelled may lose the
+        message that it was just given. It waits for the next message in any case. The agent sends one, or
         ends, and then the mailbox is closed. Only the exchange can be dropped. Before it, the conversation
         has to get what the request says; after it, the reply is kept and reported whole.
         """

@@ -6,9 +6,9 @@ An actor shares nothing with other actors except messages. It does not log. It c
 can recover from; the supervisor handles all others. A subclass overrides `receive`, which gets one envelope
 at a time, and `around`, if it has to hold a resource open between two messages.
 
-Mailboxes are typed and bounded. An envelope is recorded when it enters the mailbox, with no await between the
-two, so that the trace has the order of the mailbox. If the mailbox is full, the sender waits, and the message
-is recorded only when it enters.
+Mailboxes are typed and bounded, over anyio memory streams. An envelope is recorded when it enters the
+mailbox, with no await between the two, so that the trace has the order of the mailbox. If the mailbox is
+full, the sender waits, and the message is recorded only when it enters.
 
 An ask carries a one-shot `ReplyChannel`. The answer does not go through the asker's mailbox. Otherwise two
 actors that ask each other with full mailboxes would deadlock.
@@ -27,14 +27,12 @@ clean-up could be cut off. The actors' tasks are cancelled through their scope, 
 import asyncio
 import contextlib
 import traceback
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Generic, Never, Protocol, Self, TypeVar
 
 import anyio
-import anyio.lowlevel
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
@@ -89,16 +87,15 @@ class Mailbox(Generic[M]):
         self.name = name
         self.bound = bound
         self._tap = tap
-        self._waiting: deque[Envelope[M]] = deque()
+        self._held = 0
         self._closed = False
         self._asks: set[ReplyChannel] = set()
-        # Only made if the reader, or a sender, has to wait.
-        self._arrival: anyio.Event | None = None
         self._room: anyio.Event | None = None
+        self._entrance, self._exit = anyio.create_memory_object_stream[Envelope[M]](bound)
 
     def __len__(self) -> int:
         """Return the number of messages that wait in here."""
-        return len(self._waiting)
+        return self._held
 
     async def send(self, body: M, *, sender: str, cause: int | None = None) -> Envelope[M]:
         """Put a message in, waiting while the mailbox is full.
@@ -150,22 +147,14 @@ class Mailbox(Generic[M]):
         return reply
 
     async def receive(self) -> Envelope[M]:
-        """Take the oldest message out, waiting for one. Cancelled while it waits, it has taken none.
+        """Take the oldest message out, waiting for one.
 
         Raises:
             anyio.EndOfStream: The mailbox was closed and is empty.
         """
-        # A reader that is cancelled takes no further message, even if the next one is on its way.
-        if self._waiting:
-            await anyio.lowlevel.checkpoint()
-        else:
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        while not self._waiting:
-            if self._closed:
-                raise anyio.EndOfStream
-            self._arrival = anyio.Event()
-            await self._arrival.wait()
-        return self._take()
+        envelope = await self._exit.receive()
+        self._taken()
+        return envelope
 
     async def __aiter__(self) -> AsyncIterator[Envelope[M]]:
         """Yield messages until the mailbox is closed and empty."""
@@ -179,13 +168,13 @@ class Mailbox(Generic[M]):
     def close(self) -> None:
         """Accept no further message. Those in the mailbox can still be received."""
         self._closed = True
-        self._wake_reader()
+        self._entrance.close()
         self._wake_senders()
 
     def abandon(self) -> None:
         """Close, drop the queued messages, and make every unanswered ask raise `MailboxClosed`."""
         self.close()
-        self._waiting.clear()
+        self._exit.close()
         for reply in self._asks:
             reply.abandon()
 
@@ -194,18 +183,15 @@ class Mailbox(Generic[M]):
             try:
                 return self._put_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
             except MailboxFull:
+                # Only made if a sender has to wait, which is rare.
                 self._room = self._room or anyio.Event()
                 await self._room.wait()
 
-    def _take(self) -> Envelope[M]:
-        envelope = self._waiting.popleft()
-        self._wake_senders()
-        return envelope
-
-    def _wake_reader(self) -> None:
-        arrival, self._arrival = self._arrival, None
-        if arrival is not None:
-            arrival.set()
+    def _taken(self) -> None:
+        """Count a message that was taken out."""
+        self._held -= 1
+        if self._room is not None:
+            self._wake_senders()
 
     def _wake_senders(self) -> None:
         """Let the senders that wait for room try again."""
@@ -216,11 +202,11 @@ class Mailbox(Generic[M]):
     def _put_nowait(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:
         if self._closed:
             raise MailboxClosed(f"{self.name} takes no further message: {type(body).__name__} from {sender}.")
-        if len(self._waiting) >= self.bound:
+        if self._held >= self.bound:
             raise MailboxFull(f"The mailbox of {self.name} holds {self.bound} messages and has no room.")
         envelope = self._tap(body, sender=sender, receiver=self.name, cause=cause, reply_to=reply_to)
-        self._waiting.append(envelope)
-        self._wake_reader()
+        self._held += 1
+        self._entrance.send_nowait(envelope)
         return envelope
 
 

@@ -127,9 +127,12 @@ class FakeChannel(Mailbox[M]):
         Raises:
             AssertionError: It is empty.
         """
-        if not len(self):
-            raise AssertionError(f"The mailbox of {self.name} is empty.")
-        return self._take().body
+        try:
+            envelope = self._exit.receive_nowait()
+        except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
+            raise AssertionError(f"The mailbox of {self.name} is empty.") from None
+        self._taken()
+        return envelope.body
 
     def _put_nowait(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:
         envelope = super()._put_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
