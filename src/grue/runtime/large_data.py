@@ -1,10 +1,9 @@
 """Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
-A call into C keeps the interpreter until it returns. A thread that searches or copies 60 MB in one call
-blocks the event loop for 50 ms, though it runs beside it. The functions here do the same in a Python loop of
-short calls. Memory that is written for the first time costs most, about a millisecond per megabyte, so a copy
-is a long call too. JSON is encoded and decoded in one call: what models and servers may send is at most
-16 MiB long.
+A call into C keeps the interpreter until it returns. A thread that counts values or looks for secrets in
+megabytes in one call blocks the event loop for as long, though it runs beside it. So these are loops of short
+calls. Encoding, decoding or copying a message is one call: it takes about a millisecond per megabyte, and
+what models and servers may send is at most 16 MiB long.
 
 Short calls alone are not enough. A thread that wants the interpreter asks for it after 5 ms, and gets it
 when the running call ends, if no other thread is quicker. An event loop gives the interpreter away at each
@@ -18,7 +17,6 @@ answers (`incoming.refusal_of_cut`). A line longer than the limit for lines ends
 
 import re
 from collections.abc import Iterator
-from io import BytesIO
 from time import sleep
 
 STEP = 2**18
@@ -64,44 +62,6 @@ def count_of(data: str | bytes, marks: str) -> int:
     if len(data) <= STEP:
         return sum(map(data.count, codes))
     return sum([data.count(code, at, at + STEP) for at in steps(0, len(data)) for code in codes])
-
-
-def find_in(data: bytes, wanted: bytes, start: int = 0) -> int:
-    """Return where `wanted` stands at or after `start`; -1: nowhere."""
-    for at in steps(start, len(data)):
-        found = data.find(wanted, at, at + STEP + len(wanted) - 1)
-        if found >= 0:
-            return found
-    return -1
-
-
-def joined(*parts: bytes | memoryview) -> bytes:
-    """Return the parts as one; copies each byte once."""
-    size = sum(map(len, parts))
-    if size <= JOINED_AT_ONCE:
-        return b"".join(parts)
-    out = buffer_of(size)
-    for part in parts:
-        write_to(out, part)
-    return out.getvalue()
-
-
-def buffer_of(size: int) -> BytesIO:
-    """Return a buffer to write `size` bytes to, more or less, from its beginning. Call `truncate` at the end.
-
-    A buffer that grows is copied now and then, in one call. This one has its memory from the beginning, and
-    the system provides each page of it when it is written.
-    """
-    return BytesIO(bytes(size))
-
-
-def write_to(out: BytesIO, part: bytes | memoryview) -> None:
-    """Append to `out`."""
-    if len(part) <= STEP:
-        out.write(part)
-        return
-    view = memoryview(part)
-    out.writelines(view[at : at + STEP] for at in steps(0, len(view)))
 
 
 ENDS_BYTES = 4096

@@ -26,7 +26,6 @@ from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import ServerEvent
 from grue.protocol.json_text import to_json
 from grue.protocol.tools.names import WireNames
-from grue.runtime.large_data import joined
 
 if TYPE_CHECKING:
     from grue.protocol.chat_wire.batch_forms import BatchForm
@@ -338,7 +337,7 @@ def encode_head(fields: m.JsonObject, extra: Mapping[str, object], key: str) -> 
 def join_body(head: bytes, messages: Sequence[bytes], tail: bytes) -> bytes:
     """Return a body: what `encode_head` and `encode_tail` return, with the messages in between."""
     parts = [part for message in messages for part in (b",", message)]
-    return joined(head, *parts[1:], tail)
+    return b"".join([head, *parts[1:], tail])
 
 
 def encode_tail(tools: bytes, choice: bytes, fields: m.JsonObject) -> bytes:

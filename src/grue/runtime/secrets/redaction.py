@@ -23,13 +23,14 @@ the text has ended.
 import heapq
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BytesIO
 from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
-from grue.runtime.large_data import buffer_of, let_others_run, steps, write_to
+from grue.runtime.large_data import let_others_run, steps
 from grue.runtime.secrets.secret_forms import SecretForms, SecretPattern, Spelling, forms_of, spellings_of
 
 
@@ -420,13 +421,12 @@ def _beginnings(form: bytes, written: bytes, start: int, end: int) -> Iterator[t
 
 def _replaced(written: bytes, found: Iterable[Found], shown: Callable[[Found], bytes]) -> bytes:
     """Return `written` with the spans replaced."""
-    view, out, at = memoryview(written), buffer_of(len(written)), 0
+    view, out, at = memoryview(written), BytesIO(), 0
     for each in found:
-        write_to(out, view[at : each.start])
+        out.write(view[at : each.start])
         out.write(shown(each))
         at = each.end
-    write_to(out, view[at:])
-    out.truncate()
+    out.write(view[at:])
     return out.getvalue()
 
 

@@ -37,7 +37,6 @@ from msgspec.structs import replace
 
 from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import LineFile, next_line, open_regular, write_whole
-from grue.runtime.large_data import joined
 from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.interrupts import block_signals
 from grue.runtime.trace.format import (
@@ -386,7 +385,7 @@ class TraceWriter(Closing):
             string = view[start:following]
             extracts.append(Extract(at=length, sha256=self._kept(string), bytes=len(string)))
             length, end = length + 2, following
-        kept = memoryview(joined(*pieces, view[end:])) if strings else view
+        kept = memoryview(b"".join([*pieces, view[end:]])) if strings else view
         return self._with_reference(kept, extracts)
 
     def _with_reference(self, written: memoryview, extracts: list[Extract]) -> bytes:

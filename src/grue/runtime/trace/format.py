@@ -23,7 +23,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from grue.errors import TraceError
-from grue.runtime.large_data import STEP, count_of, find_in
+from grue.runtime.large_data import STEP, count_of
 
 FORMAT = 2
 """Version of the format. Readers accept this one and all older ones. Format 1 had no payloads."""
@@ -129,7 +129,7 @@ def long_strings(written: bytes) -> list[tuple[int, int]]:
     """
     found: list[tuple[int, int]] = []
     for member in _BASE64_MEMBERS:
-        at = find_in(written, member)
+        at = written.find(member)
         while at >= 0:
             start = at + len(member) - 1
             end = written.find(b'"', start + 1)
@@ -138,7 +138,7 @@ def long_strings(written: bytes) -> list[tuple[int, int]]:
             # A string with a backslash is not base64, and the quote found may be an escaped one.
             if end - start >= MIN_EXTRACT_BYTES and written.find(b"\\", start, end) < 0:
                 found.append((start, end + 1))
-            at = find_in(written, member, start + 1)
+            at = written.find(member, start + 1)
     return sorted(found)
 
 

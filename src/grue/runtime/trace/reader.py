@@ -19,7 +19,6 @@ from msgspec import Struct
 
 from grue.errors import TraceError
 from grue.runtime.files import MAX_LINE_BYTES, next_line, open_regular, read_regular
-from grue.runtime.large_data import joined
 from grue.runtime.trace.format import (
     REFERENCE_START,
     UNDECODABLE,
@@ -263,7 +262,7 @@ class TraceReader(Generic[B]):
             if size > MAX_LINE_BYTES:
                 # A line may refer to the same large file many times.
                 raise damaged(self.path, number, "its body is too large with what was taken out of it")
-        return joined(*pieces, body[end:])
+        return b"".join([*pieces, body[end:]])
 
     def _content(self, number: int, sha256: str) -> bytes:
         path = payload_path(self.path, sha256)

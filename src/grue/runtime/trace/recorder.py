@@ -28,7 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.errors import MCPConfigError
-from grue.runtime.large_data import LONG, joined
+from grue.runtime.large_data import LONG
 from grue.runtime.loops.host_code import calling
 from grue.runtime.loops.interrupts import block_signals
 from grue.runtime.secrets.redaction import Redaction, TextPieces
@@ -356,7 +356,7 @@ class Recorder:
             envelope = replace(envelope, body=body, redacted=shown != written)
         del written
         # The body is the last member of a line.
-        line = joined(self._encoder.encode(_line(envelope, b"0"))[:-2], shown, b"}")
+        line = b"".join((self._encoder.encode(_line(envelope, b"0"))[:-2], shown, b"}"))
         del shown
         self._tell(envelope, line)
 
