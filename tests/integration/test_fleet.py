@@ -127,7 +127,8 @@ def test_a_killed_worker_costs_an_attempt_and_a_hang_holds_no_slot(tmp_path: Pat
     finished = fleet(tmp_path).map(f"{work}:once_killed", [{"n": n} for n in range(4)])
     assert (finished.tally.done, finished.tally.kinds) == (4, {"died": 4})
     options = FleetOptions(episode_timeout_s=1)
-    finished = fleet(tmp_path, options=options).map(f"{work}:hangs", [{"n": n} for n in range(3)])
+    another = Fleet(tmp_path / "another", workers=2, options=options)
+    finished = another.map(f"{work}:hangs", [{"n": n} for n in range(3)])
     assert (finished.tally.failed, finished.tally.kinds) == (3, {"timed_out": 3})
 
 
@@ -155,13 +156,16 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(tmp_path: Path, work
 def test_a_worker_serves_many_episodes_and_is_replaced_by_one_that_changes_it(
     tmp_path: Path, work: str
 ) -> None:
-    fleet = Fleet(tmp_path / "fleet", workers=1)
-    fleet.map(f"{work}:number", [{"n": n} for n in range(3)])
-    fleet.map(f"{work}:moves", [{"n": n} for n in range(3)])
     settings = {"offline": True, "turns": 2}
-    fleet.map(f"{work}:plays", [{**settings, "seed": seed} for seed in range(3)])
+    cases = {
+        "number": [{"n": n} for n in range(3)],
+        "moves": [{"n": n} for n in range(3)],
+        "plays": [{**settings, "seed": seed} for seed in range(3)],
+    }
+    for name, its in cases.items():
+        Fleet(tmp_path / "fleets" / name, workers=1).map(f"{work}:{name}", its)
     pids: dict[str, set[float]] = {}
-    for path in (tmp_path / "fleet").glob("*/*/commit.json"):
+    for path in (tmp_path / "fleets").glob("*/*/*/commit.json"):
         name = json.loads((path.parent / "case.json").read_text())["work"].rpartition(":")[2]
         pids.setdefault(name, set()).add(json.loads(path.read_text())["end"]["scores"]["pid"])
     assert {name: len(each) for name, each in pids.items()} == {"number": 1, "moves": 3, "plays": 1}

@@ -39,7 +39,7 @@ def _as_a_bar() -> Iterator[Callable[[Tally], None]]:
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty()) as bar:
-        task = bar.add_task("episodes")
+        task = bar.add_task("episodes", total=None)
         yield lambda tally: bar.update(
             task, completed=_ended(tally), total=tally.total, description=_described(tally)
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_fleets import make_fleet
 
 from grue.errors import FleetError, MCPError
 from grue.fleet import Fleet, FleetBudget, FleetOptions, Rate, ServerCap
@@ -70,3 +71,21 @@ def test_a_folder_is_for_one_work(tmp_path: Path) -> None:
         FleetError, match=r"of another work, sums:ask, and this one is grue\.fleet\.zork_work"
     ):
         Fleet(tmp_path).map(WORK, [{"offline": True}])
+
+
+def test_a_program_compares_two_cells_and_prints_what_was_found(tmp_path: Path) -> None:
+    make_fleet(
+        tmp_path, lambda chance, prompt, _: float(chance.random() < (0.9 if prompt == "long" else 0.3))
+    )
+    found = Fleet(tmp_path).compare({"prompt": "short"}, {"prompt": "long"}, margin=0.05)
+    said = str(found).splitlines()
+    assert said[:2] == [
+        f"A: {tmp_path}:prompt=short: 150 episodes",
+        f"B: {tmp_path}:prompt=long: 150 episodes",
+    ]
+    assert said[2:4] == ["prompt: short in A, long in B", "30 cases were played on both sides."]
+    assert said[-1].startswith(f"B is {found.verdict} by 0.")
+    with pytest.raises(FleetError, match=r"no setting 'promt'\. Did you mean 'prompt'"):
+        Fleet(tmp_path).compare({"promt": "short"}, {"prompt": "long"})
+    with pytest.raises(FleetError, match="a= wants settings by name"):
+        Fleet(tmp_path).compare("short", {"prompt": "long"})  # type: ignore[arg-type]  # the mistake
