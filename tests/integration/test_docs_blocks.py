@@ -22,8 +22,12 @@ from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner, TurnRequest
 from grue.cli.app import app
-from grue.hosting import MCPConfig
+from grue.config.wiring import from_configuration
+from grue.fleet import read_sweep
+from grue.fleet.scoring import read_scoring
+from grue.hosting import MCPConfig, read_servers
 from grue.hosts.agent_loop import reset_mcp_client
+from grue.hosts.skill_agent.configuration import load_config
 from grue.testing.llm_server import ScriptedLlmServer
 
 PYTHON = list(blocks("python"))
@@ -122,6 +126,40 @@ def test_every_mark_says_something() -> None:
     for block in others:
         for named in re.findall(r"tests/[\w/]+\.py", block.mark):
             assert (DOCS.parent / named).exists(), f"{block.name}: {named}"
+
+
+TABLES = [block for language in ("toml", "yaml", "json") for block in blocks(language)]
+
+
+@pytest.mark.parametrize("block", TABLES, ids=lambda block: block.name)
+def test_every_configuration_of_the_pages_is_accepted(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in re.findall(r"\$\{(\w+)\}", block.code):
+        monkeypatch.setenv(variable, "https://example.com/")
+    code = block.code if block.code.startswith("{") or block.language != "json" else f"{{{block.code}}}"
+    file = tmp_path / f"pyproject.{block.language}"
+    file.write_text(code, encoding="utf-8")
+    match block.language:
+        case "json":
+            read = json.loads(code)
+            file.write_text(json.dumps({"mcpServers": read.get("mcpServers", read)}), encoding="utf-8")
+            assert read_servers(file)
+        case "yaml":
+            pytest.importorskip("yaml", reason="agent.yaml needs the extra: pip install 'grue[yaml]'")
+            assert load_config(file)
+        case _:
+            read = tomllib.loads(code)
+            if "tool" in read:
+                assert from_configuration(file)
+            elif "work" in read:
+                assert read_sweep(file)
+            elif "scorer" in read:
+                (tmp_path / "my_scorers.py").write_text("def length(finished): return 0\n", encoding="utf-8")
+                monkeypatch.syspath_prepend(tmp_path)
+                assert read_scoring(str(file))
+            else:
+                assert read.keys() == {"project"}, "there is a reader for each kind"
 
 
 def test_every_command_of_the_pages_exists() -> None:

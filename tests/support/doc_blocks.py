@@ -122,3 +122,7 @@ def shell_lines() -> Iterator[tuple[str, str]]:
     for page, command in commands():
         if re.match(r"(grue|make|pip) ", command):
             yield page, command
+    # What stands in a block of text is not run: it has places for the reader's own words.
+    for block in blocks("text"):
+        for line in re.findall(r"^grue (?!:).*", block.code, re.MULTILINE):
+            yield str(block.page.relative_to(DOCS.parent)), re.sub(r"\s+#\s.*", "", line)
