@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from grue.cli import quit_at_once
+from grue.cli.saying import say
 from grue.errors import MCPConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ def serve(
     if port is None:
         from grue.testing.mock_server import run_stdio
 
+        if sys.stdin.isatty():
+            say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
+        quit_at_once()  # a thread that reads from a terminal cannot be ended
         run_stdio(server)
         return
     try:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,6 +24,9 @@ from grue.sandbox.places import places_of
 from grue.sandbox.seatbelt import SCRATCH, profile
 from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.reading import open_episode
+
+_LEAVE_S = 3.0
+_EXAMPLE = 'read_file {"path": "notes.txt"}'
 
 
 def show(name: str | None, mcp_config: Path | None) -> None:
@@ -90,12 +94,24 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
     try:
         process = started.run(lambda: subprocess.Popen((program, *args), env=started.env, cwd=cwd))
         started.limit(process.pid)
-        status = process.wait()
+        status = _waited(process)
         for line in started.refusals("", died=status != 0):
             say(printable(line), err=True)
         return status if status >= 0 else 128 - status
     finally:
         started.end()
+
+
+def _waited(process: "subprocess.Popen[bytes]") -> int:
+    """Return the exit status of a program. A Ctrl-C reaches it too, and ends it within seconds."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVE_S)
+        process.kill()
+        process.wait()
+        raise
 
 
 def learn(path: Path, name: str, traces: list[Path]) -> bool:
@@ -132,6 +148,8 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
             body = envelope.body
             if isinstance(body, m.ToolCalled) and body.server == name:
                 yield body.tool, body.arguments
+    if not traces and sys.stdin.isatty():
+        say(f"Write a call a line, as {_EXAMPLE}; Ctrl-D ends them.", err=True)
     for line in () if traces else sys.stdin:
         tool, _, text = line.strip().partition(" ")
         if not tool:
@@ -139,7 +157,9 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
         try:
             arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise MCPConfigError(f"Write TOOL and a JSON object in one line: {error}.") from error
+            raise MCPConfigError(
+                f"Write TOOL and a JSON object in one line, as {_EXAMPLE}: {error}."
+            ) from error
         yield tool, arguments
 
 

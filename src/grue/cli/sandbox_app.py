@@ -33,6 +33,7 @@ def sandbox_show(
     with plain_errors():
         from grue.cli.sandbox import show, show_seatbelt
 
+        take_interrupts()
         if seatbelt:
             show_seatbelt(name, mcp_config)
         else:
@@ -49,6 +50,7 @@ def sandbox_try(
     with plain_errors():
         from grue.cli.sandbox import try_command
 
+        take_interrupts()
         raise typer.Exit(try_command(name, command, mcp_config))
 
 

@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - tables
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,26 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
     assert sandbox_of(json.loads(learned.stdout)["sandbox"]) == Sandbox()
     unknown = commands.grue("sandbox", "try", "absent", "--mcp-config", str(path), "--", "true", cwd=tmp_path)
     assert "no preset and no server 'absent'" in unknown.stderr
+
+
+def test_a_ctrl_c_ends_what_is_tried_and_leaves_no_scratch_folder(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    tried = subprocess.Popen(
+        commands.command("sandbox", "try", "pure", "--", "sh", "-c", "echo up; exec sleep 1000"),
+        cwd=tmp_path,
+        env=commands.environment(TMPDIR=str(tmp_path / "scratch")),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert tried.stdout is not None
+    with tried.stdout:
+        assert tried.stdout.readline() == "up\n"
+        assert len([*(tmp_path / "scratch").iterdir()]) == 1
+        os.killpg(tried.pid, signal.SIGINT)
+        assert tried.wait(commands.DEADLINE_S) == 130
+        assert tried.stdout.read() == "", "the program is gone, and has closed its output"
+    assert [*(tmp_path / "scratch").iterdir()] == []
 
 
 def test_the_calls_of_a_trace_are_made_again_while_the_server_is_watched(tmp_path: Path) -> None:
