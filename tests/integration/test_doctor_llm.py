@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from commands import grue
 
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.testing.llm_server import (
     LlmReply,
     LlmRequest,
@@ -62,7 +63,7 @@ def examine(folder: Path, url: str, *options: str, wire: str = "", tables: str =
     return found.returncode, found.stdout
 
 
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize("wire", list(FORMATS))
 def test_doctor_says_what_an_endpoint_can_do(tmp_path: Path, wire: str) -> None:
     with ScriptedLlmServer(able) as llm:
         status, told = examine(tmp_path, llm.base_url, wire=wire)

@@ -7,7 +7,7 @@ import pytest
 from grue import LlmSettings, Runner, TurnRequest
 from grue.engine.answers import AnswerSpec
 from grue.messages import SchemaIgnored
-from grue.protocol.chat_wire.formats import WireName
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply
 
 SPEC = AnswerSpec(
@@ -23,7 +23,7 @@ def careless(request: LlmRequest) -> LlmReply:
     return text_reply('{"action": "look"}' if told else "I look around.")
 
 
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize("wire", list(FORMATS))
 def test_the_repair_states_the_schema_and_later_prompts_do_at_once(wire: WireName) -> None:
     bodies: list[object] = []
     with ScriptedLlmServer(careless) as llm:

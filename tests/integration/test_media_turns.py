@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from media import GIF, PNG, base64_of, image, padded
@@ -20,7 +20,7 @@ from grue.tool_sessions.function_tools import FunctionTools
 from grue.tracing.reading import read_episode
 from grue.tracing.replay import replay
 
-WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
+WIRES: tuple[WireName, ...] = get_args(WireName)
 on_every_wire = pytest.mark.parametrize("wire", WIRES)
 LIMITS = TurnLimits(server_startup_timeout_s=20.0, tool_call_timeout_s=20.0)
 

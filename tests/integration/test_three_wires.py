@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import pytest
 from rows import first_of
@@ -29,7 +29,7 @@ from grue.tracing.diff import diff
 from grue.tracing.observers.run_folder import RunFolder
 from grue.tracing.reading import open_episode, read_episode
 
-WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
+WIRES: tuple[WireName, ...] = get_args(WireName)
 Script: TypeAlias = Callable[[LlmRequest], LlmReply]
 KEY = "sk-planted-0123456789abcdefghij"
 TURNS = 4

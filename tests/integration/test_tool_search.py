@@ -20,7 +20,7 @@ from grue import (
 )
 from grue.errors import MCPConfigError
 from grue.messages import ToolCalled
-from grue.protocol.chat_wire.formats import WireName
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.testing import assert_prefix_stable, replay
 from grue.testing.actor_harness import TraceWatch
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
@@ -65,7 +65,7 @@ def replies(*rounds: tuple[str, str]) -> list[LlmReply]:
     return [*(tool_calls_reply(each) for each in rounds), text_reply("Done.")]
 
 
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize("wire", list(FORMATS))
 def test_the_model_finds_a_tool_and_calls_it_and_the_turn_records_that_tool(
     tmp_path: Path, wire: WireName
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.messages import ToolsUnseen
-from grue.protocol.chat_wire.formats import WireName
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, completion, tool_calls_reply
 from grue.tracing.observers.events import LoggerObserver
 from grue.tracing.reading import open_episode
@@ -64,7 +64,7 @@ def not_counting(request: LlmRequest) -> LlmReply:
     return completion({"role": "assistant", "content": "Hello."}, usage=usage)
 
 
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize("wire", list(FORMATS))
 @pytest.mark.parametrize(
     ("script", "noted"), [(without_tools, 1), (with_tools, 0), (calling, 0), (not_counting, 0)]
 )

@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 from media import PNG
@@ -34,7 +34,7 @@ from grue.testing.llm_server import (
 )
 from grue.tracing.reading import EpisodeEnvelope, read_episode
 
-WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
+WIRES: tuple[WireName, ...] = get_args(WireName)
 WINDOW = 32_000
 ASKS = ToolPolicy(rules=(ToolRule(tools=("box.delete",), verdict="ask"),))
 PARKS = ToolPolicy(rules=ASKS.rules, parking=True)

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from typing import Any
+from typing import Any, get_args
 
 from wire_bodies import up_to_last_message, without_markers
 
@@ -11,7 +11,7 @@ from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
-WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
+WIRES: tuple[WireName, ...] = get_args(WireName)
 
 
 def chatty(request: LlmRequest) -> LlmReply:

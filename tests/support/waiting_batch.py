@@ -13,13 +13,14 @@ from typing import Any
 
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.policies import Batching
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.prices import Price
 from grue.testing.llm_replies import LlmReply, text_reply, tool_calls_reply
 from grue.testing.llm_server import LlmRequest
 
 QUICK = RetryPolicy(initial_delay_s=0.01, max_delay_s=0.02, jitter_factor=0.0)
-WIRES = ("chat_completions", "responses", "messages")
+WIRES = tuple(FORMATS)
 
 
 def batching(folder: Path, **more: Any) -> Batching:

@@ -193,10 +193,10 @@ class Spending:
 
 
 class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
-    """The turn waits for a batch. Never leaves this room.
+    """The turn waits for a batch. Caught in `engine/waiting_turns.py`; users never see it.
 
     Args:
-        waits: For which request.
+        waits: The request whose reply it waits for.
     """
 
     def __init__(self, waits: m.TurnWaits) -> None:

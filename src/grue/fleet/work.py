@@ -250,7 +250,7 @@ def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
     """Turn the result of a work into scores by name.
 
     Raises:
-        ValueError: It is not a number, or numbers by name; or not the names that the work declares.
+        ValueError: It is neither a number nor numbers by name, or has other names than the work declares.
     """
     by_name: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     for name, value in by_name.items():

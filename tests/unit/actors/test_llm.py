@@ -23,6 +23,7 @@ from grue.messages import (
     ToolMessage,
     UserText,
 )
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.protocol.retry import RetryPolicy
 from grue.testing.llm_server import (
@@ -224,7 +225,7 @@ async def test_a_refusal_is_final_and_says_what_to_do_without_the_key() -> None:
     assert KEY.encode() not in b"".join(lines)
 
 
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize("wire", list(FORMATS))
 @pytest.mark.parametrize(
     "reply",
     [

@@ -128,7 +128,7 @@ async def test_a_host_that_starts_over_when_told_has_the_reply_that_counts(secon
 CALL = {"id": "a", "type": "function", "function": {"name": "think.think", "arguments": ""}}
 
 
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize("wire", list(FORMATS))
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_call_that_the_limit_cut_before_its_arguments_is_not_made(wire: str, stream: bool) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [CALL]}

@@ -25,7 +25,7 @@ from grue.transports.llm.exchange import MAX_BODY_BYTES
 pytestmark = pytest.mark.anyio
 
 ONCE = RetryPolicy(max_retries=0, timeout_s=20.0)
-WIRES = pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+WIRES = pytest.mark.parametrize("wire", list(FORMATS))
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 DEEP = "[" * 50_000 + "]" * 50_000
 DIGITS = "9" * 5_000

@@ -1,6 +1,6 @@
 """Images on their way to an endpoint: refused, learned, sent again as text; what a model list says."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from llm_desk import desk, notes, settings_for
@@ -17,7 +17,7 @@ from grue.testing.providers.chat_rules import ProviderRules
 
 pytestmark = pytest.mark.anyio
 
-WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
+WIRES: tuple[WireName, ...] = get_args(WireName)
 REFUSED = "endpoint refused it"
 NO_IMAGES = "not shown: the model takes no images"
 

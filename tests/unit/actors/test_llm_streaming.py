@@ -24,6 +24,7 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.chat_wire.chat_completions import ChatAssembler
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.retry import RetryPolicy
 from grue.testing.llm_faults import (
     broken_off,
@@ -70,7 +71,7 @@ def said(lines: list[bytes], part: str = "content") -> str:
     return "".join(note.text for note in notes(lines, TextDelta) if note.part == part)
 
 
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize("wire", list(FORMATS))
 async def test_a_streamed_turn_is_shown_as_it_comes_over_one_connection(wire: str) -> None:
     script = [
         tool_calls_reply(("think__think", {"thought": "hm"}), content="Hm.", reasoning_content="It is dark."),
@@ -230,7 +231,7 @@ async def test_cancelled_in_the_middle_the_generation_ends_at_the_endpoint() -> 
     ],
     ids=["broken off", "truncated", "reset", "error event"],
 )
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize("wire", list(FORMATS))
 async def test_a_stream_that_breaks_is_begun_anew(broken: LlmReply, wire: str) -> None:
     reply, lines = await asked_script([broken, COMPLETION], wire=wire)
     assert isinstance(reply, CompletionReceived), reply
@@ -248,7 +249,7 @@ async def test_a_stream_that_breaks_is_begun_anew(broken: LlmReply, wire: str) -
     [b"data: {garbage\n\n", b"data: [1]\n\n", b"data: {}\xe9\n\n", b"dbta: {}\n\n", b'{"error": {}}\n\n'],
     ids=["not JSON", "not an object", "not UTF-8", "no field", "no event"],
 )
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize("wire", list(FORMATS))
 async def test_a_damaged_stream_is_begun_anew_and_said_so(garbage: bytes, wire: str) -> None:
     reply, lines = await asked_script([garbage_in_stream(COMPLETION, garbage), COMPLETION], wire=wire)
     assert isinstance(reply, CompletionReceived), reply
@@ -258,7 +259,7 @@ async def test_a_damaged_stream_is_begun_anew_and_said_so(garbage: bytes, wire: 
     assert re.match(r"the stream is damaged: (event|line) \d+ ", note.failure.message)
 
 
-@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize("wire", list(FORMATS))
 async def test_no_call_of_a_damaged_stream_is_made(wire: str) -> None:
     call = tool_calls_reply(("think__think", {"thought": "/data/projects/old/build/cache/file.txt"}))
     retry = RetryPolicy(max_retries=1, initial_delay_s=0.0, timeout_s=60.0)

@@ -417,7 +417,7 @@ class LlmEndpoint:
     ) -> Answered | Fault:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
 
-        In a turn that waits for batches nothing is sent: the reply is the one that has come, if one has.
+        In a turn that waits for batches nothing is sent: the reply is read from the batch, if it has come.
 
         Args:
             body: A request in the profile's format.

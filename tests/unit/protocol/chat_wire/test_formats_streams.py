@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from case_tables import each_case
@@ -21,7 +21,7 @@ from grue.protocol.tools.names import WireNames
 from grue.testing.providers.dialects import Dialect, dialect_of
 
 NAMES = WireNames("canonical")
-WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
+WIRES: tuple[WireName, ...] = get_args(WireName)
 
 
 def dialect(wire: WireName) -> Dialect:
