@@ -1479,8 +1479,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         fallback: The answer to use if the model gives no acceptable one; `None`: fail instead.
         support_check: When to check whether the model can call tools. Only used with servers.
         stream: Note the model's text as it arrives (`TextDelta`).
-        attach_media: Attach images, audio and files in tool results to the conversation. Old traces lack this
-            field and are replayed without attachments.
+        attach_media: Attach the media of tool results to the conversation. Old traces lack this field.
         tool_policy: Which tool calls are made, asked about or denied.
         history: The conversation that the turn continues; `None`: it begins one that ends with it.
         images: The images that belong to the user's text.

@@ -543,13 +543,14 @@ StartWhen = Literal["before", "beside_if_locked", "beside", "when_called"]
 """When a server starts in a turn.
 
 `before`: before the first request, which waits for its list of tools. `beside`: beside the first request, if
-its tools are known from before, else as `before`. `beside_if_locked`: beside it, if the listing file of the
-tool lock has its tools. `when_called`: at the first call of one of its tools, if they are known.
+its tools are known (from this runner, the trace that is resumed, the user's cache or the tool lock), else as
+`before`. `beside_if_locked`: beside it, if the listing file of the tool lock has its tools. `when_called`: at
+the first call of one of its tools, if they are known.
 """
 
 StartAhead = Literal["after_turn", "beside_turn"]
-"""When a server starts for the turn after this one: when this one has ended, or beside it, while it waits for
-its model."""
+"""When a server starts for the turn after. `after_turn` (with `keep="loop"`): when this one has ended.
+`beside_turn`: while it waits for its model; such a process has not seen what this turn's calls change."""
 
 DEFAULT_START: StartWhen = "beside_if_locked"
 

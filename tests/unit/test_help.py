@@ -5,7 +5,7 @@ import inspect
 from pathlib import Path
 
 NAMES = [line.split() for line in (Path(__file__).parent / "public_api.txt").read_text().splitlines()]
-SCREEN = 50
+SCREEN = 40
 """Lines. The methods of a class follow, each with a text of its own, and are held to the same."""
 
 

@@ -112,15 +112,9 @@ class Runner(AsyncToolAccess, Closing):
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
             model stay open. `sessions`: also the sessions; all turns share one per server, and in `map` each
             worker has its own.
-        start: When a server starts, unless its own options say it. `before`: before the first request of a
-            turn, which waits for its list. `beside`: beside the first request, if its tools are known: from
-            this runner, the trace that is resumed, the user's cache, or the tool lock's listing file.
-            `beside_if_locked`: if that file has them. `when_called`: at the first call of one of its tools,
-            if these are known. `after_turn` (with `keep="loop"`): when the turn before has ended.
-            `beside_turn`: while the turn before waits for its model; such a process has not seen what that
-            turn's calls change. A pair such as `("after_turn", "beside")` adds when a server starts for which
-            no process waits. No call is made before its server has listed its tools, and none of a tool that
-            has changed.
+        start: When a server starts, unless its own options say it: a word of `grue.policies.StartWhen` (in
+            the turn) or `StartAhead` (for the turn after), or a pair of both. No call is made before its
+            server has listed its tools, and none of a tool that has changed.
 
     Raises:
         MCPConfigError: A server name, `keep`, `start` or `tool_policy` is invalid, or `keep` and `start` make
