@@ -172,6 +172,12 @@ def test_files_that_docstrings_and_comments_name_exist() -> None:
     assert {module: names for module, names in absent.items() if names} == {}
 
 
+def test_every_page_that_explains_something_is_behind_one_of_the_doors() -> None:
+    doors = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md"), *ROOT.glob("docs/*/README.md")]
+    assert [each.name for each in pages if f": {each.relative_to(ROOT / 'docs')}\n" not in doors] == []
+
+
 def test_what_programs_of_the_documents_import_exists() -> None:
     """Blocks that are not run, too, and what `llms-full.txt` is made of: names move from module to module."""
     codes = [(page, block) for page in PAGES for block in _blocks(page, "python")]
