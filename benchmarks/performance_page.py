@@ -31,7 +31,10 @@ from tables import markdown
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
-SECTIONS = ("turn", "cold", "episode", "boots", "one_shot", "map", "frames", "fleet", "fleet_rate", "traces")
+SECTIONS = (
+    *("turn", "cold", "episode", "boots", "one_shot", "map"),
+    *("frames", "boxes", "fleet", "fleet_rate", "traces"),
+)
 """Of `run.py`, those whose figures the page shows."""
 
 
