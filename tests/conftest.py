@@ -328,6 +328,14 @@ def _no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Leave out `fsync`, which takes milliseconds each time: no test turns the machine off."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _slow_imports(request: pytest.FixtureRequest) -> None:
     """Import the libraries that a first turn needs, before any time limit of a test begins.

@@ -10,7 +10,6 @@ import pytest
 from commands import environment
 from made_fleets import make_fleet
 
-from grue.fleet import folder
 from grue.fleet.results import results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -36,9 +35,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def score(chance: random.Random, prompt: str, question: int) -> float:
         return float(chance.random() < 0.5 + 0.05 * (prompt == "long"))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder.os, "fsync", lambda descriptor: None)
-        make_fleet(place, score, questions=5000, repetitions=1)
+    make_fleet(place, score, questions=5000, repetitions=1)
     assert sum(1 for _ in results(place)) == 10_000  # the driver has made the index
     return place
 

@@ -64,6 +64,7 @@ def _import_everything() -> None:
         warnings.simplefilter("ignore")
         for name in ("mcp", "mcp.server.mcpserver", "uvicorn"):
             importlib.import_module(name)
+    os.fsync = lambda _: None  # as in tests/conftest.py
     gc.freeze()  # the forks share these pages
 
 
