@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from grue import (
+    AnswerSpec,
     Budget,
     FailurePolicy,
     FunctionTools,
@@ -22,6 +23,7 @@ from grue import (
     ToolRule,
     TurnLimits,
     TurnRequest,
+    tool,
 )
 from grue.errors import MCPConfigError, MCPError
 from grue.messages import UserText
@@ -184,6 +186,11 @@ def request(**wrong: Any) -> TurnRequest[Any]:
         (lambda: Runner(llm=LLM).map("hello"), "map() wants a list of requests, not one str"),
         (lambda: Runner(llm=LLM).map(request()), "map() wants a list of requests, not one TurnRequest"),
         (lambda: Runner(llm=LLM).conversation(3), "instructions as a text"),
+        (lambda: Runner(llm=LLM).conversation().ask(request()), "ask() wants a text and options by name"),
+        (lambda: AnswerSpec.from_model(int), "from_model wants a pydantic model"),
+        (lambda: tool(3), "tool wants a function, not 3"),
+        (lambda: tool(timeout_s=0), "ToolSettings: timeout_s is 0; it must be a finite number above 0"),
+        (lambda: tool(name=3), "ToolSettings: name: Expected `str | null`"),
         (lambda: ToolClient([FunctionTools([now])]), 'servers={"files": StdioServer(...)}, not a list'),
         (lambda: ToolClient({}, limits=30), "limits= wants TurnLimits(...)"),
         (lambda: ToolClient({}, recorder="a"), "recorder= wants recorder=Recorder()"),
@@ -208,6 +215,19 @@ def test_a_text_alone_is_a_request() -> None:
         assert runner.start_turn("Hello.").result().response == answer
         assert [item.outcome and item.outcome.response for item in runner.map(["Hello."] * 2)] == [answer] * 2
         assert runner.conversation().ask("Hello.").response == answer
+
+
+def test_a_servers_command_and_its_address_may_be_given_by_position() -> None:
+    assert StdioServer("python", ["server.py"]) == StdioServer(command="python", args=("server.py",))
+    assert HttpServer("http://127.0.0.1:9/mcp").url == "http://127.0.0.1:9/mcp"
+
+
+def test_a_call_names_its_tool_by_a_text() -> None:
+    with ToolClient({"tools": FunctionTools([now])}) as client:
+        with pytest.raises(MCPError, match=r"call\(3\): a tool's name is a text"):
+            client.call(3)  # type: ignore[arg-type]  # the mistake
+        with pytest.raises(MCPError, match="timeout_s is a number of seconds, not '3'"):
+            client.call("tools.now", timeout_s="3")  # type: ignore[arg-type]  # the mistake
 
 
 def test_a_batch_says_which_requests_are_none() -> None:

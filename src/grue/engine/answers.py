@@ -90,6 +90,10 @@ class AnswerSpec(Generic[T]):
 
         Source: P46
         """
+        if not hasattr(model, "model_json_schema"):
+            raise MCPConfigError(
+                f"from_model wants a pydantic model, not {model!r:.60}; of() takes any type."
+            )
 
         def parse(text: str) -> Model:
             answer = _read(model, text)

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError
+from grue.field_checks import check_settings
 from grue.policies import NoticeKind, ToolAnnotations
 from grue.protocol.tools import results as tool_results
 from grue.runtime.actor import Note
@@ -51,6 +52,10 @@ class ToolSettings(Struct, frozen=True, kw_only=True):
     description: str | None = None
     timeout_s: float | None = None
     annotations: ToolAnnotations | None = None
+
+    def __post_init__(self) -> None:
+        """Check types and ranges."""
+        check_settings(self, above_0=("timeout_s",))
 
 
 @overload
@@ -102,6 +107,10 @@ def tool(
         annotations: What the tool does, such as `ToolAnnotations(read_only=True)`. A tool policy matches and
             trusts them, since they are the host's own. `None`: MCP's defaults, which assume the worst.
     """
+    if function is not None and not callable(function):
+        raise MCPConfigError(
+            f"tool wants a function, not {function!r:.60}. Options go by name: tool(name='...')."
+        )
     settings = ToolSettings(name=name, description=description, timeout_s=timeout_s, annotations=annotations)
 
     def mark(marked: F) -> F:

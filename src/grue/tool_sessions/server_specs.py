@@ -225,7 +225,14 @@ HttpTransport: TypeAlias = Literal["auto", "http", "sse"]
 """How a server by URL is spoken to."""
 
 
-class StdioServer(Struct, frozen=True, kw_only=True):
+class _Program(Struct, frozen=True):
+    """The fields of a server that may be given by position."""
+
+    command: str
+    args: Sequence[str] = ()
+
+
+class StdioServer(_Program, frozen=True, kw_only=True):
     """A local program that speaks MCP over its standard streams.
 
     Its `repr` shows only the names of `env` and redacts arguments that look like secrets.
@@ -246,8 +253,6 @@ class StdioServer(Struct, frozen=True, kw_only=True):
     Source: R3.2, P7
     """
 
-    command: str
-    args: Sequence[str] = ()
     name: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
@@ -310,7 +315,13 @@ class StdioServer(Struct, frozen=True, kw_only=True):
         return {**secrets_of_arguments(self.args), **self.env}
 
 
-class HttpServer(Struct, frozen=True, kw_only=True):
+class _Address(Struct, frozen=True):
+    """The field of a server that may be given by position."""
+
+    url: str
+
+
+class HttpServer(_Address, frozen=True, kw_only=True):
     """A server that is reached by URL.
 
     Its `repr` hides the headers and the parts of the URL that may be secret.
@@ -329,7 +340,6 @@ class HttpServer(Struct, frozen=True, kw_only=True):
         MCPConfigError: The URL cannot be used, or a header cannot be sent.
     """
 
-    url: str
     name: str = ""
     transport: HttpTransport = "auto"
     headers: Mapping[str, str] = field(default_factory=dict)

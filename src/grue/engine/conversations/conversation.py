@@ -296,6 +296,10 @@ class Conversation(Closing):
         A batch may continue many conversations, each with one request at a time. With `resume_from` a turn
         is taken from an earlier run if the conversation is where it was before or after that turn.
         """
+        if not isinstance(text, str):
+            raise MCPConfigError(
+                f"ask() wants a text and options by name, ask('...', answer=int), not {type(text).__name__}."
+            )
         return TurnRequest(system=self._kept.system, user=text, answer=answer, conversation=self._kept, **how)
 
     def save(self, path: str | PathLike[str]) -> None:

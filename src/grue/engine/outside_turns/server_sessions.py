@@ -623,6 +623,10 @@ class ToolAccess(ABC):
         turn: int,
         definition: m.ToolDefinition | None,
     ) -> "SessionWork[m.ToolCallResult]":
+        if not isinstance(name, str):
+            raise MCPError(f"call({name!r:.60}): a tool's name is a text, 'server.tool'.")
+        if not isinstance(timeout_s, int | float | None):
+            raise MCPError(f"call({name!r:.60}): timeout_s is a number of seconds, not {timeout_s!r:.60}.")
         if not isinstance(arguments, Mapping | None):
             raise MCPError(
                 f"call({name!r:.60}): arguments are a dictionary, such as {{'text': 'hello'}}, not a"
