@@ -328,7 +328,7 @@ class ToolSearch(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Check types and ranges."""
-        check_settings(self)
+        check_settings(self, any_number=("above",))
         if not (self.above >= 1 and self.above % 1 == 0) and not 0 <= self.above < 1:
             text = f"above is {self.above:g}; it must be a number of tools, or a share of the window below 1."
             raise MCPConfigError.of_value("ToolSearch", ("above",), text)
