@@ -143,7 +143,7 @@ class _NoEngine:
 def drive(count: int) -> float:
     """Drive so many episodes that nobody plays; return the memory of this process in MB."""
     sweep = Sweep(work="zork", settings={"offline": True}, grid={"seed": Span(first=1, last=count)})
-    plan = Plan(work=find_work("zork"), version="1", cases=sweep.cases)
+    plan = Plan(work=find_work("zork"), version="1", cases=sweep.all_cases)
     with tempfile.TemporaryDirectory() as folder:
         Driver(FleetFolder(Path(folder)), plan, _NoEngine(), lambda *_: None).run()
     return psutil.Process().memory_info().rss / 2**20
