@@ -201,7 +201,7 @@ def _tool_line(call: m.ToolCalled, lasted: str) -> Line:
 
 def complaint(text: str, severity: Severity = "warn") -> Line:
     """Return the line for a problem; the text may be untrusted."""
-    return Line(f"  ! {printable(text, _TEXT_CHARS)}", COLOURS[severity], "    ")
+    return Line(f"  ! {printable(text.replace(chr(10), ' '), _TEXT_CHARS)}", COLOURS[severity], "    ")
 
 
 def _problem(body: Struct) -> Iterator[Line]:

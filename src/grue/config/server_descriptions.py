@@ -65,6 +65,10 @@ Ask = Callable[[Wanted], tuple[str, ...]]
 """Returns the user's values; none if it is left out. Raises `MCPConfigError` if a required one is missing."""
 
 
+_PACKAGE = "package/"
+"""Before the name of a package that has no description."""
+
+
 class Described(Struct, frozen=True, kw_only=True):
     """A server as it would be written.
 
@@ -200,7 +204,7 @@ def read_server(
         raise MCPConfigError("The server is in a bundle: its own manifest says how it is started.")
     else:
         entry.by_launcher(offer)
-    title = f"{server.name} {server.version}: {server.description}"
+    title = _title(server.name.removeprefix(_PACKAGE), server.version, server.description)
     return entry.described(title, found, _others(_usable(description)[1], found))
 
 
@@ -272,7 +276,12 @@ def package_description(kind: str, identifier: str, arguments: Iterable[str]) ->
     given = [{"type": "positional", "value": each} for each in arguments]
     package = {"registryType": kind, "identifier": identifier, "version": version, "packageArguments": given}
     plain = default_name(re.split(r"[@:\[]", identifier.lstrip("@"))[0])
-    return {"name": f"package/{plain}", "version": version, "packages": [package]}
+    return {"name": f"{_PACKAGE}{plain}", "version": version, "packages": [package]}
+
+
+def _title(name: str, version: str, description: str) -> str:
+    named = f"{name} {version}".strip()
+    return f"{named}: {description}" if description else named
 
 
 def default_name(name: str) -> str:
@@ -527,7 +536,7 @@ def read_manifest(
         )
     entry = _Entry(name or default_name(read.name), ask, env)
     entry.by_manifest(read)
-    return entry.described(f"{read.name} {read.version}: {read.description}", BUNDLE)
+    return entry.described(_title(read.name, read.version, read.description), BUNDLE)
 
 
 def entry_point(manifest: object) -> str:

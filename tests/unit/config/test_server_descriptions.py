@@ -369,3 +369,8 @@ def test_a_program_of_the_bundle_is_found_in_its_folder() -> None:
 def test_a_hostile_manifest_is_refused(written: dict[str, Any], problem: str) -> None:
     with pytest.raises(MCPConfigError, match=problem):
         read_manifest(written, defaults)
+
+
+def test_a_package_without_a_description_is_called_by_its_name() -> None:
+    for written, title in (("@a/weather", "weather"), ("@a/weather@1.2.0", "weather 1.2.0")):
+        assert read_server(package_description("npm", written, []), defaults).title == title

@@ -128,7 +128,7 @@ def greeting(model: str, tools: Sequence[str], *, scripted: bool) -> Iterator[Li
 
 def complaint(text: str) -> Line:
     """Return the line for an error."""
-    return Line(f"! {printable(text)}", RED, "  ")
+    return Line(f"! {printable(text.replace(chr(10), ' '))}", RED, "  ")
 
 
 def notice(text: str) -> Line:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chats import ASKING, KeptScreen, ScriptedReader, cave, run_program
 
-from grue.cli.chat import program
+from grue.cli.chat import lines, program
 from grue.cli.chat.options import ChatOptions
 from grue.cli.chat.person import NOBODY, LineReader
 from grue.errors import ConversationError
@@ -145,3 +145,9 @@ def test_a_pattern_of_the_policy_that_matches_no_tool_is_told_of_once(tmp_path: 
     policy = ToolPolicy(rules=(ToolRule(tools=("mcp.cave.swim",), verdict="deny"),))
     _, screen = run_program(tmp_path / "run", ScriptedReader(["hello", "hello"]), policy=policy)
     assert screen.text.count("the tool policy has 'mcp.cave.swim', which matches no tool") == 1
+
+
+def test_an_error_of_several_lines_is_one_line_without_escapes() -> None:
+    assert lines.complaint("It failed.\nStart it.").lead + lines.complaint("It failed.\nStart it.").text == (
+        "! It failed. Start it."
+    )
