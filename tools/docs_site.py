@@ -148,8 +148,7 @@ REFERENCE = {
         "Turns and conversations",
         "Ask a model for a decision, and what comes back.",
         "Runner TurnRequest TurnOutcome AnswerSpec LlmSettings TurnHandle TurnProgress BatchItem Conversation"
-        " parked_turns TurnLimits Budget RetryPolicy FailurePolicy ContextPolicy Recorder TraceWriter"
-        " MCPError",
+        " parked_turns TurnLimits Budget RetryPolicy FailurePolicy ContextPolicy Recorder TraceWriter",
     ),
     "tools": (
         "Tools and servers",
