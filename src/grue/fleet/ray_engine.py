@@ -85,7 +85,7 @@ class RayBroker:
         return refused
 
     async def leave(self, attempt: str, id_: int) -> None:
-        """Take a place back, or forget who waits for one."""
+        """Free the place of a server, or stop waiting for one."""
         self._give_up(attempt, id_)
         machine = self._placed.pop((attempt, id_), None)
         if machine is not None:

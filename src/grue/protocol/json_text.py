@@ -35,7 +35,7 @@ _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
 _IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _LONG_BYTES = 256 * 2**10
 _MOST_VALUES = 500_000
-"""Most values in what is long: decoding cannot be interrupted, and nothing else runs meanwhile."""
+"""The most values in a long text. Decoding cannot be interrupted, and nothing else runs meanwhile."""
 
 
 def to_json(value: object) -> bytes:

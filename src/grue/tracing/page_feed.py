@@ -290,11 +290,11 @@ class TurnTotals(Struct):
 
 
 MAX_MESSAGE_CHARS = 200_000
-"""Longest message, as JSON, that the page holds in full; the trace holds longer ones."""
+"""The longest message, as JSON, that the page holds in full. Longer ones are in the trace only."""
 
 _SUMMARY_CHARS = 300
 _MOST_ROWS = 1000
-"""Most messages of a piece."""
+"""The most messages that one piece of a page holds."""
 _MOST_PIECE_CHARS = 1_000_000
 """A piece is due as soon as its messages are longer than this together."""
 _FIRST_ACTORS = ("host", "agent", "llm")

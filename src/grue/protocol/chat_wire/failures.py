@@ -362,7 +362,7 @@ def fault_in(answer: m.JsonObject, missing: str) -> Fault:
 
 
 def error_in(answer: m.JsonObject) -> Fault | None:
-    """Return the error that an object with HTTP status 200 is; `None` if it has no words of one."""
+    """Return the error in an object that came with HTTP status 200; `None` if it holds no error text."""
     for inner in (answer.get("error"), answer.get("base_resp")):
         match inner:
             case {"status_code": 0}:

@@ -53,7 +53,7 @@ _SMALL = 48
 """A result of at most this many tokens is about as long as its stub, so it is never cleared."""
 
 _SLACK = 8
-"""Largest factor between a count and an estimate of the same parts. Beyond it the count is of other parts."""
+"""Largest factor between a count and an estimate. A larger one means that they are of different parts."""
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ _MOST_TOLD = 2_000
 of them."""
 
 _MOST_WORK = 200_000
-"""Most steps of the measuring itself."""
+"""The most steps that the measuring of a schema may take."""
 
 _MOST_COMPILED = 64
 _REGEX_BYTES = 100_000

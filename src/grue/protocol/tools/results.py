@@ -430,7 +430,7 @@ def told_plainly(
 
 
 READ_ON = '; read_result with the handle "{handle}" reads all of it'
-"""What a result that is told by reference says to the model."""
+"""Added to the shortened text of a result: how the model can read the rest."""
 
 
 def is_referred(content: str, handle: str) -> bool:
@@ -485,7 +485,7 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
     """Return the beginning and the end of a text, and between them how to read the rest."""
     tail = max_chars // 3
     head, end = max_chars - tail, len(whole) - tail
-    # A whole line more is worth a few characters less.
+    # Cut at the end of a line, even if a few characters less are shown.
     head = max(whole.rfind("\n", head - head // 10, head), -1) + 1 or head
     newline = whole.find("\n", end, end + tail // 5)
     end = end if newline < 0 else newline + 1

@@ -58,7 +58,7 @@ def given(body: Json, *names: str) -> Json:
 
 
 def one_or_parts(parts: list[Json]) -> str | list[Json]:
-    """Return the content of a chat message: a string if it is a single text without a cache marker."""
+    """Return the content of a chat message: a string for one text without a cache marker, else a list."""
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
         return str(parts[0]["text"])
     return parts

@@ -169,7 +169,7 @@ _MAY_HIDE_BYTES = 32 * 2**10
 """A reply of this length may have left something in the event loop; see `HttpReply.close`."""
 
 _QUIET_S = 0.001
-"""How long a connection has to be silent behind such a reply."""
+"""How long a connection has to be silent after so long a reply before it is used again."""
 
 
 class ExchangeError(Exception):
