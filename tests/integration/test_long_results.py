@@ -25,6 +25,8 @@ from grue import (
 from grue.errors import ApprovalPending
 from grue.messages import RequestCompletion, ToolCalled, ToolReturned, TurnCompleted
 from grue.protocol.chat_wire.formats import WireName
+from grue.protocol.tools.built_in import SERVER
+from grue.runtime.actor import Actor, Supervisor
 from grue.testing import replay
 from grue.testing.llm_server import (
     ContextWindow,
@@ -82,6 +84,23 @@ def runner_for(server: ScriptedLlmServer, wire: WireName = "chat_completions", *
     llm = LlmSettings(base_url=server.base_url, model="scripted", wire=wire, api_key="key")
     how.setdefault("limits", LIMITS)
     return Runner(llm=llm, servers={"host": FunctionTools({"log": log})}, **how)
+
+
+def test_what_reads_results_is_started_by_the_first_call_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    start = Supervisor.start
+
+    def noted(group: Supervisor, actor: Actor[Any], **how: Any) -> None:
+        started.append(actor.name)
+        start(group, actor, **how)
+
+    monkeypatch.setattr(Supervisor, "start", noted)
+    script = model(calls("log"), answers(), calls("log"), reads(), answers())
+    with ScriptedLlmServer(script) as server, runner_for(server) as runner:
+        for expected in (["llm", "host", "agent"], ["llm", "host", "agent", SERVER]):
+            started.clear()
+            assert runner.run_turn(TurnRequest[str](user="What went wrong?")).response == "done"
+            assert started == expected
 
 
 @pytest.mark.parametrize("wire", WIRES)
