@@ -93,7 +93,7 @@ def known_servers(
 
 
 def own_python() -> str:
-    """Return the command of this interpreter: `python`, if that is found as it."""
+    """Return the command of this interpreter: `python`, if PATH leads to it, else its path."""
     found = shutil.which("python")
     return "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
 

@@ -231,7 +231,7 @@ class OtherSkills(Protocol):
 
     @property
     def by_name(self) -> Mapping[str, object]:
-        """The approved ones."""
+        """The approved skills, by name."""
         ...
 
     def as_skills(self) -> dict[str, Skill]:

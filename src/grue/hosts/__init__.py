@@ -13,7 +13,7 @@ class BundledHost(Struct, frozen=True, kw_only=True):
     """What other parts of grue load of a host.
 
     Attributes:
-        facts: The module that registers the facts that it records; empty: it records none of its own.
+        facts: The module `facts.py` of its package, which registers the facts that it records; empty: none.
         work: The function that plays an episode in a fleet, as `module:name`; empty: fleets cannot play it.
     """
 
