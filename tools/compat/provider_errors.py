@@ -120,7 +120,7 @@ async def _fault_of(row: Row, profile: WireProfile) -> Fault:
     kind = {"content-type": "text/event-stream" if stream else "application/json"}
     reply = httpx.Response(row["status"], headers={**kind, **row["headers"]}, text=row["body"])
     transport = httpx.MockTransport(lambda _: reply)
-    connections = Connections(lambda: Connection(https=False, use_proxies=False, transport=transport))
+    connections = Connections(lambda: Connection(https=False, transport=transport))
     request = httpx.Request("POST", f"{_URL}/chat/completions", content=b"{}")
     streamed = Streamed(FORMATS[profile.wire].assembler(), lambda _: None) if stream else None
     answer = await exchange(connections, request, RetryPolicy(), streamed)
