@@ -4,14 +4,17 @@ import json
 import sys
 from typing import Any
 
-from grue.tool_sessions.server_specs import StdioServer
+from grue.tool_sessions.server_specs import ServerOptions, StdioServer
 
 
 def typed_server(result: dict[str, Any], **tool: Any) -> StdioServer:
     """A server with the tool `answer`, the rest of which is `tool`; every call returns `result`."""
     listed = {"name": "answer", "inputSchema": {"type": "object"}, **tool}
     args = (__file__, json.dumps([listed]), json.dumps(result))
-    return StdioServer(name="typed", command=sys.executable, args=args)
+    # On a busy machine a start takes more than the 10 s that are the default.
+    return StdioServer(
+        name="typed", command=sys.executable, args=args, options=ServerOptions(startup_timeout_s=60)
+    )
 
 
 def main(tools: str, result: str) -> None:

@@ -38,6 +38,7 @@ class _Present(NamedTuple):
     descriptors: frozenset[int]
     threads: frozenset[threading.Thread]
     started: frozenset[int]  # the kernel's numbers of all threads, where it tells them
+    running: frozenset[int]  # Python's numbers of those that run Python code
 
 
 @contextmanager
@@ -59,7 +60,10 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     guard.start()
     mark = uuid.uuid4().hex
     outer = os.environ.get(_MARK)
-    before = _Present(all_process_ids(), frozenset(_descriptors()), frozenset(_threads()), _tasks())
+    running = _running()
+    before = _Present(
+        all_process_ids(), frozenset(_descriptors()), frozenset(_threads(running)), _tasks(), running
+    )
     os.environ[_MARK] = f"{mark} {outer}"  # nested blocks: a process has the marks of all of them
     try:
         yield
@@ -85,7 +89,12 @@ def _new_since(before: _Present, mark: str) -> _Present:
         frozenset(_descriptors()) - before.descriptors,
         # A thread that Python did not start gets its entry when it first asks for `current_thread()`, which
         # may be long after its start.
-        frozenset(each for each in set(_threads()) - before.threads if each.native_id not in before.started),
+        frozenset(
+            each
+            for each in set(_threads(before.running)) - before.threads
+            if each.native_id not in before.started
+        ),
+        frozenset(),
         frozenset(),
     )
 
@@ -121,18 +130,25 @@ def _descriptors() -> Iterator[int]:
                 yield int(name)
 
 
-def _threads() -> Iterator[threading.Thread]:
+def _threads(known: frozenset[int]) -> Iterator[threading.Thread]:
     """Yield the threads that run, or are about to.
 
     `enumerate` alone also names threads that have ended. It adds an entry for whatever thread asks for
     `current_thread()` without one, such as a thread that is ending and collects garbage on the way, and
-    nothing removes it. Another thread may have its `ident` by then.
+    nothing removes it. Another thread may have its `ident` by then, and its entry: one of `known`, or a
+    new one.
     """
     tasks = _tasks()
-    running = sys._current_frames().keys()  # noqa: SLF001 - documented, and there is no other way
+    running = _running()
     for thread in threading.enumerate():
-        if thread.ident is None or (thread.ident in running and (not tasks or thread.native_id in tasks)):
+        if thread.ident is None or (
+            thread.ident in running and (not tasks or thread.native_id in tasks or thread.ident not in known)
+        ):
             yield thread
+
+
+def _running() -> frozenset[int]:
+    return frozenset(sys._current_frames())  # noqa: SLF001 - documented, and there is no other way
 
 
 def _tasks() -> frozenset[int]:

@@ -94,6 +94,26 @@ def test_a_thread_that_python_did_not_start_is_found_as_long_as_it_runs() -> Non
         start()
 
 
+def test_a_thread_that_has_the_entry_of_one_that_ended_is_found() -> None:
+    known, end = threading.Event(), threading.Event()
+
+    def run() -> None:
+        # As in Python 3.11 if an earlier thread had this one's number.
+        threading.current_thread()._native_id = 2**30  # type: ignore[attr-defined]
+        known.set()
+        end.wait()
+
+    def start() -> None:
+        _thread.start_new_thread(run, ())
+        known.wait()
+
+    with pytest.raises(AssertionError, match="thread Dummy"), assert_nothing_left(within_s=0):
+        start()
+    with assert_nothing_left(within_s=0):
+        pass
+    end.set()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's numbers of threads are read from /proc")
 def test_a_thread_that_ran_before_is_not_found_though_it_asks_for_its_entry_later() -> None:
     runs, ask, known, end = (threading.Event() for _ in range(4))
