@@ -108,7 +108,7 @@ def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, folder:
         (("--where", "turn > x"), "could not convert"),
         (("--where", "answer > 1"), "answer is no number"),
         (("--where", "user ~ ("), "unterminated"),
-        (("--where", "turn > 99"), "No recorded turn"),
+        (("--where", "turn > 99"), "no recorded turn"),
         (("--misses", "ask"), "nobody to ask"),
     ]
     for options, says in rows:
