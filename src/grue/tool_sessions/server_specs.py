@@ -225,14 +225,14 @@ HttpTransport: TypeAlias = Literal["auto", "http", "sse"]
 """How a server by URL is spoken to."""
 
 
-class _Program(Struct, frozen=True):
+class _CommandLine(Struct, frozen=True):
     """The fields of a server that may be given by position."""
 
     command: str
     args: Sequence[str] = ()
 
 
-class StdioServer(_Program, frozen=True, kw_only=True):
+class StdioServer(_CommandLine, frozen=True, kw_only=True):
     """A local program that speaks MCP over its standard streams.
 
     Its `repr` shows only the names of `env` and redacts arguments that look like secrets.
