@@ -14,7 +14,8 @@ import pytest
 
 import grue
 from grue import LlmSettings, MCPError, Runner, TurnRequest
-from grue.errors import ActorCrashed
+from grue.errors import ActorCrashed, TraceError
+from grue.hosting import read_episode
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
 from grue.transports.llm.endpoint import LlmEndpoint
 
@@ -137,3 +138,12 @@ def test_a_value_that_was_taken_crashes_no_turn(argument: str, kind: Any, field:
                 raise AssertionError((field, value)) from crash
         except MCPError:
             pass
+
+
+def test_a_trace_with_a_limit_that_is_none_is_refused_by_file_and_line(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    with turns(trace=trace) as runner:
+        runner.run_turn("Hello.")
+    trace.write_text(trace.read_text().replace('"tool_call_timeout_s":30.0', '"tool_call_timeout_s":-1.0'))
+    with pytest.raises(TraceError, match=r"trace\.jsonl, line \d+: .*tool_call_timeout_s is -1\.0"):
+        list(read_episode(trace))

@@ -22,7 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from grue.errors import TraceError
+from grue.errors import MCPConfigError, TraceError
 from grue.runtime.large_data import STEP, count_of
 
 FORMAT = 2
@@ -184,8 +184,8 @@ MAX_DEPTH = 250
 """Largest nesting of a body. Input from models and servers is limited to 100 levels where it enters, so a
 valid trace is never nested more deeply than a recursive reader can handle."""
 
-UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The exceptions that decoding JSON from an untrusted file can raise."""
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MCPConfigError)
+"""What decoding JSON from an untrusted file can raise. `MCPConfigError`: a limit in it is none."""
 
 _LATEST_S = 1e11
 """Largest valid time. With larger ones the arithmetic of readers would overflow."""
