@@ -58,7 +58,6 @@ def _folder(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "leaf.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(100))
     agent = {"task": "Say hello.", "model": {"name": "m", "base_url": endpoint}}
     (tmp_path / "agent.yaml").write_text(json.dumps(agent), encoding="utf-8")
-    (tmp_path / "traces").mkdir()
     llm = LlmSettings(base_url=endpoint, model="m")
     with Runner(llm=llm, trace=tmp_path / "traces" / "timeout-in-the-cellar.jsonl") as runner:
         runner.run_turn(TurnRequest(user="Hello."))

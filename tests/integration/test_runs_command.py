@@ -9,7 +9,7 @@ import pytest
 from commands import grue
 
 from grue import LlmSettings, Runner, TurnRequest
-from grue.errors import LLMError
+from grue.errors import LLMError, TraceError
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
 
 
@@ -67,6 +67,19 @@ def test_runs_of_a_program_of_ones_own_say_how_they_ended(tmp_path: Path) -> Non
     assert " answered: 1 turn, 0 tool calls, " in answered
     assert answered.endswith(" s  How many eggs")
     assert " failed: 1 turn, 1 without an answer, 0 tool calls, " in failed
+
+
+def test_a_trace_file_makes_its_folder(tmp_path: Path) -> None:
+    trace = tmp_path / "of" / "today" / "bot.jsonl"
+    with ScriptedLlmServer(["three"]) as server:
+        with Runner(llm=LlmSettings(base_url=server.base_url, model="m"), trace=trace) as runner:
+            runner.run_turn("How many?")
+    assert trace.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(TraceError, match="Cannot write the trace file"):
+        Runner(
+            llm=LlmSettings(base_url="http://127.0.0.1:9/v1", model="m"), trace=tmp_path / "file" / "a.jsonl"
+        )
 
 
 def test_the_traceback_of_a_failed_turn_names_its_trace(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Runner(AsyncToolAccess, Closing):
         policy: What to do after a failure.
         recorder: Records all messages; `None`: a new one without observers.
         trace: Where to write the trace until `close`: a file that ends in `.jsonl`, or a folder in which each
-            runner creates a run folder of its own. `None`: it is not written.
+            runner creates a run folder of its own. Missing folders are made. `None`: it is not written.
         process_limits: How server processes are ended.
         elicit: Asks the user a server's question; `None`: always declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat

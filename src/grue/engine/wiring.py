@@ -304,6 +304,8 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
             f"The trace file {path} exists already: choose another name, or remove it. With a folder,"
             f' trace="{path.with_suffix("")}", each run of the program has files of its own.'
         )
+    with contextlib.suppress(OSError):  # the writer says why it cannot be written
+        path.parent.mkdir(parents=True, exist_ok=True)
     # A file of the usual name is named for its folder, as in a run folder.
     episode = path.absolute().parent.name if path.name == TRACE_FILE else path.stem
     writer = TraceWriter(path, episode=episode, options=TraceOptions(version=__version__))
