@@ -72,7 +72,8 @@ def test_runs_of_a_program_of_ones_own_say_how_they_ended(tmp_path: Path) -> Non
 def test_a_trace_file_makes_its_folder(tmp_path: Path) -> None:
     trace = tmp_path / "of" / "today" / "bot.jsonl"
     with ScriptedLlmServer(["three"]) as server:
-        with Runner(llm=LlmSettings(base_url=server.base_url, model="m"), trace=trace) as runner:
+        llm = LlmSettings(base_url=server.base_url, model="m")
+        with Runner(llm=llm, trace=trace) as runner:
             runner.run_turn("How many?")
     assert trace.exists()
     (tmp_path / "file").touch()
