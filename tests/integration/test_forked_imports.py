@@ -12,9 +12,7 @@ from grue.testing.llm_server import ScriptedLlmServer, text_reply
 PROGRAM = """
 import multiprocessing, os, sys, threading, time
 from grue import LlmSettings, Runner, StdioServer, TurnRequest
-from grue.runtime import loading
 
-loading._FORK_WITHIN_S = 150.0  # usually ten, in which a busy machine does not import the SDK
 url, how, command, *args = sys.argv[1:]
 
 def turn():
