@@ -441,6 +441,15 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
     remedy: str = ""
     needs_login: bool = False
 
+    @property
+    def last_words(self) -> str:
+        """The last line that the server wrote to stderr, at most 200 characters; empty: none."""
+        line = self.stderr_tail.rstrip().rpartition("\n")[2].strip()
+        return line if len(line) <= _MAX_LAST_WORDS else f"{line[: _MAX_LAST_WORDS - 1]}…"
+
+
+_MAX_LAST_WORDS = 200
+
 
 class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
     """The failure of a completion, after all tries.
@@ -1046,7 +1055,10 @@ class McpDisabled(Message, frozen=True, kw_only=True):
     """session -> agent: no tools from this server in this turn; `FailurePolicy` says when it is tried again.
 
     Attributes:
-        newly: This turn disabled it. Otherwise an earlier turn did, and no connect was tried.
+        newly: This turn disabled it. Otherwise an earlier turn did.
+        last_words: The last line that it wrote to stderr when it was given up; empty: none.
+        retry_s: How long after this failure it is left alone; `None`: until the episode ends, or no connect
+            was tried. Old traces lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """
@@ -1054,6 +1066,15 @@ class McpDisabled(Message, frozen=True, kw_only=True):
     server: ServerName
     reason: str
     newly: bool = False
+    last_words: str = ""
+    retry_s: float | None = None
+
+    @property
+    def why(self) -> str:
+        """The reason with the server's last words, for people."""
+        return (
+            f"{self.reason}. Its last line on stderr: {self.last_words}" if self.last_words else self.reason
+        )
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):

@@ -575,7 +575,8 @@ class FailurePolicy(Struct, frozen=True, kw_only=True):
     """How a turn goes on after a failure; the defaults are those of the requirements.
 
     Attributes:
-        first_connect: After a failed first connect of the episode: raise, or go on without tools.
+        first_connect: After a failed first connect of the episode: raise, or go on without that server's
+            tools.
         first_connects: The same for single servers, by name; set by the runner for servers that are
             configured with `required`.
         connect_retries: Further attempts after a failed connect in a later turn.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from lifetimes import DONE, ECHO, answering
+from msgspec.structs import replace
 from transport_servers import faulty
 
 from grue import (
@@ -21,6 +22,7 @@ from grue import (
 from grue.messages import McpDisabled, SessionClosed, SessionOpened
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import ScriptedLlmServer
+from grue.tracing.message_words import summarize
 from grue.tracing.observers.events import EventFeed
 from grue.tracing.observers.span_feed import SpanFeed
 from grue.tracing.observers.spans import SpanOpened, ToolUse
@@ -44,6 +46,10 @@ def test_a_server_that_is_not_required_does_not_end_the_first_turn_for_the_other
             outcomes = [runner.run_turn(TurnRequest(system="s", user="u")) for _ in range(2)]
     assert [outcome.response for outcome in outcomes] == ["done", "done"]
     assert [call.settlement for outcome in outcomes for call in outcome.tool_calls] == ["returned"] * 2
+    for outcome in outcomes:
+        assert outcome.kind == "degraded"
+        assert "no tools from 'gone': " in outcome.reason
+        assert "no tools from 'missing': " in outcome.reason
     disabled = [body for body in told if isinstance(body, McpDisabled)]
     assert {(body.server, body.newly) for body in disabled} == {
         (server, newly) for server in ("gone", "missing") for newly in (True, False)
@@ -51,6 +57,23 @@ def test_a_server_that_is_not_required_does_not_end_the_first_turn_for_the_other
     opened = [body.server for body in told if isinstance(body, SessionOpened)]
     assert opened == ["faulty"] * 2
     assert sum(isinstance(body, SessionClosed) for body in told) >= len(opened)
+
+
+def test_the_outcome_has_the_last_words_of_a_server_that_did_not_start(tmp_path: Path) -> None:
+    secret = "sk-" + "a1b2c3d4e5f6" * 3
+    server = faulty("--exit-at", "initialize", "--stderr", f"reading rates\nno rates for {secret}")
+    server = replace(server, env={"RATES_KEY": secret})
+    policy = FailurePolicy(first_connect="disable", retry_disabled_s=0.5)
+    trace = tmp_path / "turn.jsonl"
+    with ScriptedLlmServer(answering(DONE)) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="scripted")
+        with Runner(llm=settings, servers={"rates": server}, policy=policy, trace=trace) as runner:
+            outcome = runner.run_turn(TurnRequest(system="s", user="u"))
+    assert outcome.reason.startswith("no tools from 'rates': the server ended during initialize")
+    assert "Its last line on stderr: no rates for [redacted" in outcome.reason
+    assert secret not in outcome.reason + trace.read_text()
+    (line,) = [summarize(each.body) for each in open_episode(trace) if isinstance(each.body, McpDisabled)]
+    assert line.startswith("rates is disabled until it is tried again after 0.5 s: the server ended")
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,11 @@ class SessionActor(Actor[m.SessionCommand]):
         while isinstance(order, Attempt):
             order = await self._attempt(order, command, cause)
         match order:
-            case ReportDisabled(reason, newly):
-                await self._report(m.McpDisabled(server=self._server, reason=reason, newly=newly), cause)
+            case ReportDisabled(reason, newly, last_words, retry_s):
+                disabled = m.McpDisabled(
+                    server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s
+                )
+                await self._report(disabled, cause)
             case ReportStartupFailure(failure):
                 await self._report(m.StartupFailed(server=self._server, failure=failure), cause)
             case ReportOpened():

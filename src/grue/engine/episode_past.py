@@ -135,10 +135,10 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.connections[server] = Proven()
                 if not (envelope.redacted or opened.serves_unlisted):
                     self.listings[server] = tools
-            case m.McpDisabled(server=server, reason=reason, newly=newly):
+            case m.McpDisabled(server=server, reason=reason, newly=newly, last_words=words):
                 known = self.connections.get(server)
                 if newly:
-                    self.connections[server] = Disabled(reason, until_s=0.0)
+                    self.connections[server] = Disabled(reason, until_s=0.0, last_words=words)
                 elif not isinstance(known, Disabled):
                     self.connections[server] = Disabled(reason)  # the host has disabled it
             case EpisodeResumed(max_turns=most, conditions=conditions):

@@ -265,7 +265,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def disabled(self) -> Mapping[str, str]:
-        """Servers that are disabled for the rest of the episode, with the reason."""
+        """Servers that are disabled, for a time or to the end of the episode, with the reason."""
         return self._memory.disabled()
 
     def connection(self, server: str) -> Settled:

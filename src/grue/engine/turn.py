@@ -173,7 +173,7 @@ class EpisodeMemory:
             self.connections = {**self.connections, **connections}
 
     def disabled(self) -> dict[str, str]:
-        """Return the servers that are disabled for the rest of the episode, with the reason."""
+        """Return the servers that are disabled, for a time or to the end of the episode, with the reason."""
         states = self.connections
         return {name: state.reason for name, state in states.items() if isinstance(state, Disabled)}
 

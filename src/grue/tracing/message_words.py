@@ -341,7 +341,9 @@ def _not_connected(body: m.ConnectFailed) -> str:
 
 def _disabled(body: m.McpDisabled) -> str:
     lasts = "is disabled for the rest of the episode" if body.newly else "is disabled since an earlier turn"
-    return f"{body.server} {lasts}: {body.reason}"
+    if body.retry_s is not None:
+        lasts = f"is disabled until it is tried again after {body.retry_s:g} s"
+    return f"{body.server} {lasts}: {body.why}"
 
 
 def _returned(body: m.ToolReturned) -> str:

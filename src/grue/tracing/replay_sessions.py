@@ -178,8 +178,14 @@ class _Session:
         while isinstance(order, Attempt):
             order = self._attempt(order, cause)
         match order:
-            case ReportDisabled(reason, newly):
-                disabled = m.McpDisabled(server=self._server, reason=reason, newly=newly)
+            case ReportDisabled(reason, newly, last_words, retry_s):
+                recorded = self._sent[0].body if self._sent else None
+                if isinstance(recorded, m.McpDisabled):
+                    # Old traces lack both, and an earlier turn's wait depends on the clock.
+                    last_words, retry_s = recorded.last_words, recorded.retry_s
+                disabled = m.McpDisabled(
+                    server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s
+                )
                 self._expect(disabled, cause)
             case ReportStartupFailure(failure):
                 self._expect(m.StartupFailed(server=self._server, failure=failure), cause)

@@ -233,7 +233,7 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         starts: Sessions that opened.
         failed_starts: Attempts to connect that failed.
         retries: Of those, followed by another attempt.
-        disabled: How often it was disabled for the rest of the episode.
+        disabled: How often it was disabled, for a time or for the rest of the episode.
         deaths: Deaths in the middle of a call.
         endings: How its processes ended, from `SessionClosed` or, if a process outlived its turn, from
             `ServerEnded`; a session without a process: `none`.

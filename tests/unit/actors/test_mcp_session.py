@@ -184,7 +184,7 @@ async def test_r6_1_the_first_connect_failing_is_reported_without_a_retry(way: s
 async def test_the_first_connect_failing_may_disable_by_policy() -> None:
     bench = Bench(ScriptedServer("fail"))
     events = await bench.play(open_session(first_connect="disable"))
-    assert events == [McpDisabled(server="a", reason="it ended", newly=True)]
+    assert events == [McpDisabled(server="a", reason="it ended", newly=True, retry_s=30.0)]
     known = bench.actor.connection
     assert isinstance(known, Disabled)
     assert known.reason == "it ended"
@@ -203,7 +203,7 @@ async def test_p27_a_second_failure_disables_and_nothing_is_tried_again() -> Non
     bench = Bench(ScriptedServer("fail", "fail"), Proven())
     events = await bench.play(open_session(), open_session(), open_session())
     again = McpDisabled(server="a", reason="it ended")
-    assert events == [McpDisabled(server="a", reason="it ended", newly=True), again, again]
+    assert events == [McpDisabled(server="a", reason="it ended", newly=True, retry_s=30.0), again, again]
     assert [note.then for note in bench.notes(ConnectFailed)] == ["retry", "disable"]
     assert len(bench.server.did("enter")) == 2
 

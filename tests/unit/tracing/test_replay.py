@@ -163,6 +163,15 @@ def test_only_one_turn_is_replayed_with_what_earlier_ones_tell(tmp_path: Path) -
     assert first(replay(later)) is not None, "a first connect that fails is not tried again"
 
 
+def test_a_trace_that_does_not_say_how_long_a_server_is_left_alone_is_replayed(tmp_path: Path) -> None:
+    envelopes = scene("disabled", tmp_path)
+    place = place_of(envelopes, McpDisabled)
+    disabled = envelopes[place].body
+    assert isinstance(disabled, McpDisabled)
+    other = msgspec.structs.replace(disabled, retry_s=None if disabled.retry_s else 30.0)
+    assert first(replay(with_body(envelopes, place, other))) is None
+
+
 def test_a_resumed_turn_is_not_the_first_if_a_server_was_in_use_before(tmp_path: Path) -> None:
     envelopes = scene("cancelled-once-open", tmp_path)
     turns = [[envelope for envelope in envelopes if envelope.turn == number] for number in (1, 2, 3)]

@@ -285,6 +285,9 @@ def test_a_message_that_says_little_is_told_all_the_same() -> None:
         summarize(
             TurnFailed(turn=1, failure=messages.ToolsUnsupported(model="m", endpoint="e", reason="old"))
         ),
+        summarize(messages.McpDisabled(server="a", reason="r", newly=True)),
+        summarize(messages.McpDisabled(server="a", reason="r", newly=True, retry_s=0.5)),
+        summarize(messages.McpDisabled(server="a", reason="r", last_words="why", retry_s=60)),
         summarize(messages.ReplyCut(request=2, limit_tokens=100, retried_with=400)),
         summarize(messages.ReplyCut(request=2, limit_tokens=None)),
         summarize(messages.TextDelta(request=1, text=" and")),
@@ -305,6 +308,9 @@ def test_a_message_that_says_little_is_told_all_the_same() -> None:
         "m can call tools, says the configuration",
         "m cannot call tools, going by its name: old",
         "m cannot call tools: old",
+        "a is disabled for the rest of the episode: r",
+        "a is disabled until it is tried again after 0.5 s: r",
+        "a is disabled until it is tried again after 60 s: r. Its last line on stderr: why",
         "request 2: the model's reply was cut short at 100 tokens; asked again with a limit of 400 tokens",
         "request 2: the model's reply was cut short at its limit",
         '" and"',

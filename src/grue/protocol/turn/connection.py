@@ -48,11 +48,13 @@ class Disabled(Struct, frozen=True, tag=True):
     Attributes:
         failures: How often it has been given up in a row.
         until_s: When it may be tried again, by the clock of the events; `None`: never, as a host says.
+        last_words: The last line that it wrote to stderr; empty: none.
     """
 
     reason: str
     failures: int = 1
     until_s: float | None = None
+    last_words: str = ""
 
 
 class Connecting(Struct, frozen=True, tag=True):
@@ -109,10 +111,12 @@ class ReportOpened(Struct, frozen=True, tag=True):
 
 
 class ReportDisabled(Struct, frozen=True, tag=True):
-    """Tell the agent that this server is disabled; `newly` if this turn disabled it."""
+    """Tell the agent that this server is disabled, as `McpDisabled` says it."""
 
     reason: str
     newly: bool
+    last_words: str = ""
+    retry_s: float | None = None
 
 
 class ReportStartupFailure(Struct, frozen=True, tag=True):
@@ -145,8 +149,8 @@ def connection_step(
             state, policy, at_s
         ):
             return Connecting(1, first=False, policy=policy, failures=failures), Attempt(1)
-        case Disabled(reason), ConnectRequested():
-            return state, ReportDisabled(reason, newly=False)
+        case Disabled(reason, last_words=last_words), ConnectRequested():
+            return state, ReportDisabled(reason, newly=False, last_words=last_words)
         case Connecting(attempt), ConnectSucceeded():
             return Proven(), ReportOpened(attempt)
         case Connecting(), AttemptFailed(failure, at_s):
@@ -180,8 +184,10 @@ def _after_failure(
 
 
 def _given_up(state: Connecting, failure: m.ServerFailure, at_s: float) -> tuple[Disabled, ReportDisabled]:
-    first_s, report = state.policy.retry_disabled_s, ReportDisabled(failure.cause, newly=not state.failures)
+    first_s, words = state.policy.retry_disabled_s, failure.last_words
     if first_s is None:
-        return Disabled(failure.cause), report
+        given_up = Disabled(failure.cause, last_words=words)
+        return given_up, ReportDisabled(failure.cause, newly=not state.failures, last_words=words)
     wait_s = max(first_s, min(first_s * 2 ** min(state.failures, _MOST_DOUBLINGS), _LONGEST_WAIT_S))
-    return Disabled(failure.cause, state.failures + 1, at_s + wait_s), report
+    given_up = Disabled(failure.cause, state.failures + 1, at_s + wait_s, words)
+    return given_up, ReportDisabled(failure.cause, newly=not state.failures, last_words=words, retry_s=wait_s)

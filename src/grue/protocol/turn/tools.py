@@ -669,7 +669,8 @@ def with_tools_of(turn: Turn, event: m.SessionOpened) -> Turn:
 def without_tools_of(turn: Turn, event: m.McpDisabled) -> Turn:
     """Return the turn without the tools of a server that was given up."""
     turn = turn.relist(event.server, ())
-    return replace(turn, degraded=f"no tools from '{event.server}': {event.reason}")
+    missing = f"no tools from '{event.server}': {event.why}"
+    return replace(turn, degraded=f"{turn.degraded}; {missing}" if turn.degraded else missing)
 
 
 def changed_tools(offered: Iterable[m.ToolDefinition], listed: Iterable[m.ToolDefinition]) -> tuple[str, ...]:

@@ -216,13 +216,14 @@ class EventFeed:
     def _disabled(self, moment: Moment, body: m.McpDisabled) -> Event:
         failed = self._attempts.pop(body.server, None)
         error = body.reason if failed is None else failed.failure.cause
+        lasts = "for episode" if body.retry_s is None else f"for {body.retry_s:g} s"
         match failed:
             case None:
-                what = "MCP disabled for episode"
+                what = f"MCP disabled {lasts}"
             case m.ConnectFailed(attempt=1):
-                what = "MCP session connect failed, disabling MCP for episode"
+                what = f"MCP session connect failed, disabling MCP {lasts}"
             case _:
-                what = "MCP retry failed, disabling MCP for episode"
+                what = f"MCP retry failed, disabling MCP {lasts}"
         return moment.warning("mcp_disabled", f"{what}: {error}", server_name=body.server, error=error)
 
     def _without_tools(self, moment: Moment) -> list[Event]:

@@ -40,6 +40,11 @@ CAUSE = "it ended"
 LEFT_ALONE = ReportDisabled("gone", newly=False)
 LATE = AttemptFailed(failure(), 100.0)
 
+
+def tried_after(retry_s: float, *, newly: bool = False) -> ReportDisabled:
+    return ReportDisabled(CAUSE, newly=newly, retry_s=retry_s)
+
+
 ROWS: list[tuple[ConnectionState, Any, ConnectionState, Any]] = [
     (Untried(), ConnectRequested(REQUIRED), Connecting(1, True, REQUIRED), Attempt(1)),
     (Proven(), ConnectRequested(REQUIRED), Connecting(1, False, REQUIRED), Attempt(1)),
@@ -57,15 +62,15 @@ ROWS: list[tuple[ConnectionState, Any, ConnectionState, Any]] = [
     (Disabled("gone", 1, 5.0), ConnectRequested(AGAIN, 4.9), Disabled("gone", 1, 5.0), LEFT_ALONE),
     (Disabled("gone", 3, 5.0), ConnectRequested(AGAIN, 5.0), Connecting(1, False, AGAIN, 3), Attempt(1)),
     (Connecting(1, False, AGAIN, 3), ConnectSucceeded(), Proven(), ReportOpened(1)),
-    (Connecting(2, False, AGAIN), LATE, Disabled(CAUSE, 1, 110.0), ReportDisabled(CAUSE, newly=True)),
-    (Connecting(1, False, AGAIN, 1), LATE, Disabled(CAUSE, 2, 120.0), ReportDisabled(CAUSE, newly=False)),
-    (Connecting(1, False, AGAIN, 3), LATE, Disabled(CAUSE, 4, 180.0), ReportDisabled(CAUSE, newly=False)),
-    (Connecting(1, False, AGAIN, 999), LATE, Disabled(CAUSE, 1000, 1000.0), ReportDisabled(CAUSE, False)),
+    (Connecting(2, False, AGAIN), LATE, Disabled(CAUSE, 1, 110.0), tried_after(10.0, newly=True)),
+    (Connecting(1, False, AGAIN, 1), LATE, Disabled(CAUSE, 2, 120.0), tried_after(20.0)),
+    (Connecting(1, False, AGAIN, 3), LATE, Disabled(CAUSE, 4, 180.0), tried_after(80.0)),
+    (Connecting(1, False, AGAIN, 999), LATE, Disabled(CAUSE, 1000, 1000.0), tried_after(900.0)),
     (
         Connecting(1, True, replace(AGAIN, first_connect="disable")),
         LATE,
         Disabled(CAUSE, 1, 110.0),
-        ReportDisabled(CAUSE, newly=True),
+        tried_after(10.0, newly=True),
     ),
 ]
 ILLEGAL: list[tuple[ConnectionState, Any]] = [
@@ -186,3 +191,15 @@ def test_a_disabled_server_is_left_alone_until_its_time_has_come() -> None:
     assert not is_given_up(Disabled("down", until_s=30.0), again, 30.0)
     assert is_given_up(Disabled("down", until_s=30.0), never, 99.0)
     assert is_given_up(Disabled("down"), again, 99.0)
+
+
+@pytest.mark.parametrize("policy", [LENIENT, replace(AGAIN, first_connect="disable")])
+def test_the_last_words_of_a_server_that_was_given_up_are_kept(policy: FailurePolicy) -> None:
+    told = "Traceback ...\n\nKeyError: 'RATES_URL'\n \n"
+    state, _ = connection_step(Untried(), ConnectRequested(policy))
+    state, given_up = connection_step(state, AttemptFailed(replace(failure(), stderr_tail=told)))
+    _, later = connection_step(state, ConnectRequested(policy))
+    for report in (given_up, later):
+        assert isinstance(report, ReportDisabled)
+        assert (report.reason, report.last_words) == (CAUSE, "KeyError: 'RATES_URL'")
+    assert len(replace(failure(), stderr_tail="x" * 5000).last_words) == 200

@@ -6,6 +6,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from recorded_turns import Called, Play, Tape, opened, refused_connection
 
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, McpInitFailed, McpInitialized
@@ -384,6 +385,8 @@ def test_a_server_may_be_disabled_at_its_first_failure_or_without_one() -> None:
     )
     assert only(unasked, "mcp_disabled")[1] == "MCP disabled for episode: switched off"
     assert only(after_success, "mcp_disabled")[1] == "MCP disabled for episode: switched off"
+    for_a_time = played("look", connects={"thoughtbox": [replace(disabled, retry_s=30.0)]})
+    assert only(for_a_time, "mcp_disabled")[1] == "MCP disabled for 30 s: switched off"
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
