@@ -254,6 +254,7 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True):
     Attributes:
         attachments: The media that `content` describes, in the same order. An endpoint that does not
             support one of them gets the description only.
+        whole_chars: How long the text was before it was cut to `TurnLimits.max_result_chars`. 0: it is whole.
 
     Source: R11.5, P44
     """
@@ -261,6 +262,7 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True):
     call_id: CallId
     content: str
     attachments: tuple[Attachment, ...] = ()
+    whole_chars: int = 0
 
 
 class CachePoint(Struct, frozen=True):

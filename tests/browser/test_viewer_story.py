@@ -9,7 +9,7 @@ from story_traces import full_story
 from viewer_traces import EpisodeTape, TurnTape, begin, long_episode
 
 from grue.hosts.zork.facts import Observed
-from grue.messages import RunTurn
+from grue.messages import OfferTools, RequestCompletion, RunTurn, ToolMessage
 from grue.tracing.facts import EpisodeEnded
 from grue.tracing.viewer import write_html
 
@@ -40,6 +40,23 @@ def texts(page: Any, kind: str) -> list[str]:
 
 def request_view(page: Any) -> Any:
     return page.get_by_role("dialog").filter(has=page.locator("#request-title"))
+
+
+def test_a_call_says_how_much_of_its_result_the_model_was_shown(open_page: Any, tmp_path: Path) -> None:
+    with EpisodeTape(tmp_path / "trace.jsonl") as tape:
+        begin(tape)
+        turn = TurnTape(tape)
+        turn.open()
+        turn.ask(None, ["1-0"])
+        turn.call(["ok"])
+        cut = ToolMessage("c1-1-0", "a thou… [cut]", whole_chars=20_418)
+        request = RequestCompletion(conversation="turn", request=2, new=(cut,), mode=OfferTools())
+        tape.say(request, "agent llm")
+        turn.ask("Done.")
+    write_html(tmp_path / "trace.jsonl", tmp_path / "page.html", title="A cut")
+    page = open_page(tmp_path / "page.html").page
+    expect(passages(page).filter(has_text="13 of 20,418 characters shown to the model")).to_have_count(1)
+    expect(page.get_by_role("article", name="The episode")).to_contain_text("Look at Turn 1")
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), SIZES)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from talks import WIRES, changed_prefixes
 
@@ -23,7 +24,7 @@ from grue import (
     TurnRequest,
 )
 from grue.errors import ApprovalPending
-from grue.messages import RequestCompletion, ToolCalled, ToolReturned, TurnCompleted
+from grue.messages import RequestCompletion, ToolCalled, ToolMessage, ToolReturned, TurnCompleted
 from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.tools.built_in import SERVER
 from grue.runtime.actor import Actor, Supervisor
@@ -36,7 +37,10 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
-from grue.tracing.reading import read_episode
+from grue.tracing.counts import count_episode
+from grue.tracing.message_words import mark_of, severity_of, summarize
+from grue.tracing.reading import open_episode, read_episode
+from grue.tracing.stats_table import summary
 
 LIMITS = TurnLimits(max_result_chars=400)
 
@@ -135,6 +139,29 @@ def test_a_model_reads_on_in_a_result_that_is_too_long(tmp_path: Path, wire: Wir
     bodies = [envelope.body for envelope in read_episode(path).envelopes]
     assert sum(body.result.content == log() for body in bodies if isinstance(body, ToolReturned)) == 1
     assert [body.tool for body in bodies if isinstance(body, ToolCalled)] == ["log", *["read_result"] * 5]
+    replay(path)
+
+
+@pytest.mark.parametrize("json_results", [False, True])
+def test_a_result_that_was_cut_is_told_wherever_a_trace_is_read(tmp_path: Path, json_results: bool) -> None:
+    path = tmp_path / "trace.jsonl"
+    with (
+        ScriptedLlmServer(model(calls("log"), answers())) as server,
+        runner_for(server, trace=path) as runner,
+    ):
+        outcome = runner.run_turn(TurnRequest[str](user="Read it.", json_results=json_results))
+        sent = len(told(server.requests[-1]))
+    whole = len(log()) if not json_results else len(msgspec.json.encode({"content": log()}))
+    bodies = [envelope.body for envelope in read_episode(path).envelopes]
+    words = f"; {outcome.tool_calls[0].call_id} cut: the model was sent {sent:,} of {whole:,} characters"
+    requests = [body for body in bodies if isinstance(body, RequestCompletion)]
+    assert [summarize(body).partition(";")[1:] for body in requests] == [("", ""), (";", words[1:])]
+    assert [mark_of(body) for body in bodies if severity_of(body) == "warn"] == ["cut"], "no other problem"
+    assert [item.whole_chars for item in outcome.said if isinstance(item, ToolMessage)] == [whole]
+    assert outcome.tool_calls[0].result.content == log()
+    stats = count_episode(open_episode(path))
+    assert stats.model.cut_results == 1
+    assert "tool calls  1: 1 returned; cut before the model read it: 1" in summary(stats)
     replay(path)
 
 

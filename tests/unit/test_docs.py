@@ -16,7 +16,7 @@ from case_tables import each_case
 
 from grue import TurnOutcome
 from grue.messages import OutcomeKind, ToolCallRecord, ToolCallResult
-from grue.policies import FailureKind, FailureReason, SettlementKind
+from grue.policies import FailureKind, FailureReason, ForceReason, SettlementKind, TurnLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -217,6 +217,17 @@ def test_every_field_and_word_of_an_outcome_has_a_row() -> None:
             page.read_text(encoding="utf-8").partition(f"## `{kind.__name__}`\n")[2].partition("\n\n")[0]
         )
         assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(kind.__struct_fields__)
+
+
+def test_the_words_why_an_answer_was_forced_are_in_the_row_of_the_reason() -> None:
+    page = (ROOT / "docs/outcome.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith("| `reason` |"))
+    assert {*get_args(ForceReason)} <= {*re.findall(r"`(\w+)`", row)}
+
+
+def test_every_limit_of_a_turn_has_a_row() -> None:
+    rows = _rows(ROOT / "docs/guides/configuration.md", "`TurnLimits` | default")
+    assert rows == sorted(TurnLimits.__struct_fields__)
 
 
 def _rows(page: Path, head: str) -> list[str]:

@@ -20,6 +20,7 @@ from grue.protocol.tools.built_in import named_call
 from grue.runtime.trace.format import PAYLOADS
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.message_words import cut_results
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.stats import (
     Durations,
@@ -127,6 +128,7 @@ class ModelCounts:
         self.requests = 0
         self.retries = 0
         self.cut_replies = 0
+        self.cut_results = 0
         self._dropped = 0
         self._usage = m.Usage()
         self._durations = array("d")
@@ -149,6 +151,7 @@ class ModelCounts:
             requests=self.requests,
             retries=self.retries,
             cut_replies=self.cut_replies,
+            cut_results=self.cut_results,
             dropped_replies=self._dropped,
             usage=self._usage,
             duration=Durations.of(self._durations),
@@ -376,8 +379,9 @@ def _reply(tally: EpisodeTally, envelope: Envelope[Any], changes: Sequence[StepC
     tally.calls.name(envelope.turn, envelope.body.tool_calls)
 
 
-def _request(tally: EpisodeTally, *_: Any) -> None:
+def _request(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
     tally.model.requests += 1
+    tally.model.cut_results += len(cut_results(envelope.body))
 
 
 def _retry(tally: EpisodeTally, *_: Any) -> None:

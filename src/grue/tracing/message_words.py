@@ -187,6 +187,11 @@ def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
     return body.call_id
 
 
+def cut_results(request: m.RequestCompletion) -> tuple[m.ToolMessage, ...]:
+    """Return the results that a request tells whose text was cut before."""
+    return tuple(item for item in request.new if isinstance(item, m.ToolMessage) and item.whole_chars)
+
+
 def failure_words(failure: m.TurnFailure) -> FailureWords:
     """Return the words for the failure of a turn."""
     match failure:
@@ -366,7 +371,11 @@ def _supported(body: m.ToolSupportChecked) -> str:
 
 def _asked(body: m.RequestCompletion) -> str:
     wants = "tools on offer" if isinstance(body.mode, m.OfferTools) else "an answer, no tools"
-    return f"request {body.request}: {wants}, {counted(len(body.new), 'new item')}"
+    cuts = (
+        f"; {each.call_id} cut: the model was sent {len(each.content):,} of {each.whole_chars:,} characters"
+        for each in cut_results(body)
+    )
+    return f"request {body.request}: {wants}, {counted(len(body.new), 'new item')}{''.join(cuts)}"
 
 
 def _reply(body: m.CompletionReceived) -> str:
@@ -782,7 +791,7 @@ _TABLE: dict[type, _Row] = {
     m.ToolSupportChecked: _Row(_supported, judge=_if(lambda body: not body.supported, "warn", "no tools")),
     m.ToolsPresumed: _Row(_presumed),
     m.ToolsVerified: _Row(_verified),
-    m.RequestCompletion: _Row(_asked),
+    m.RequestCompletion: _Row(_asked, judge=_if(lambda body: bool(cut_results(body)), "warn", "cut")),
     m.DropCompletion: _warn(
         "dropped",
         lambda body: body.reason,
@@ -814,7 +823,7 @@ _TABLE: dict[type, _Row] = {
     m.SummaryFailed: _warn("no summary", lambda body: body.reason, live=_always),
     m.ThoughtsDropped: _warn("thoughts", _thoughts, live=_always, logged=_log_thoughts),
     m.CostUncounted: _warn("cost", _uncounted, live=_always, logged=_log_uncounted),
-    m.OfferChanged: _warn("other tools", _offer_changed),
+    m.OfferChanged: _Row(_offer_changed),
     m.FormAdapted: _Row(_form_adapted, judge=_if(lambda body: body.rewritten, "warn", "adapted")),
     m.SchemaIgnored: _warn("schema ignored", _schema_ignored, live=_always, logged=_log_schema),
     m.ToolsUnseen: _warn("tools unseen", _tools_unseen, live=_always, logged=_log_unseen),

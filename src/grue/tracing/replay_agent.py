@@ -33,6 +33,10 @@ ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished
 """How a recorded turn ends: with its outcome, by a crash of the agent, by a cancellation, or unfinished."""
 
 
+_FOLLOWS = frozenset({"whole_chars"})
+"""Follows from a text that is compared; it is another number if a secret was removed from the text."""
+
+
 class AgentTurn(Struct, frozen=True, kw_only=True):
     """A turn as the agent saw it.
 
@@ -165,7 +169,7 @@ class _Drive:
         self._compared = 0
         self._taken: set[int] = set()
         self._commands: dict[int, m.TurnCommand | m.TurnNote] = {}
-        self._comparison = Comparison(same_text=same_redacted if turn.redacted else None)
+        self._comparison = Comparison(ignored=_FOLLOWS, same_text=same_redacted if turn.redacted else None)
 
     def through(self, order: Sequence[EpisodeEnvelope]) -> AgentReplay:
         state: TurnState = Idle()

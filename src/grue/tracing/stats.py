@@ -187,6 +187,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
         requests: Completions that were requested, including servers' samplings.
         retries: Requests that were sent again after a failure.
         cut_replies: Replies that ended at their length limit.
+        cut_results: Results of tools that were cut before the model read them.
         dropped_replies: Replies that were dropped, because the tools were not as they were presumed.
         usage: Tokens and cost of all replies; of a request that was cancelled when its reply was dropped, an
             estimate.
@@ -199,6 +200,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
     usage: m.Usage
     duration: Durations
     dropped_replies: int = 0
+    cut_results: int = 0
 
 
 class ToolStats(Struct, frozen=True, kw_only=True):

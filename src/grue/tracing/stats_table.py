@@ -81,10 +81,11 @@ def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
         "rejected": sum(tool.rejected for tool in stats.tools),
     }
     calls = sum(tool.calls for tool in stats.tools)
+    cut = f"; cut before the model read it: {model.cut_results}" if model.cut_results else ""
     lines = (
         _labelled("turns", f"{turns.started}{_listed(turns.outcomes)}"),
         _labelled("requests", f"{model.requests}{again and f'{again})'}: {tokens}{cost}"),
-        _labelled("tool calls", f"{calls}{_listed(settled)}{_listed(unsent, '; never sent: ')}"),
+        _labelled("tool calls", f"{calls}{_listed(settled)}{_listed(unsent, '; never sent: ')}{cut}"),
         _labelled("ended", _ending(stats)),
     )
     return tuple(_wrapped(lines, width))

@@ -185,7 +185,7 @@ class History:
         answered = {item.call_id for item in told}
         reason = tool_results.INTERRUPTED if end is None else tool_results.NOT_CALLED
         tell = tool_results.told_plainly if self.plain else tool_results.told
-        text, _ = tell(tool_results.failure(reason), _MAX_CHARS)
+        text = tell(tool_results.failure(reason), _MAX_CHARS).text
         others = tuple(
             m.ToolMessage(call.call_id, text)
             for call in self.unread.tool_calls

@@ -39,6 +39,7 @@ import bisect
 import json
 import re
 import string
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -360,6 +361,14 @@ def raw_text(result: m.ToolCallResult) -> str:
     return said if isinstance(said, str) else _written(said)
 
 
+class Told(NamedTuple):
+    """A result for the conversation: text, attachments, and the length of the text if it was cut, or 0."""
+
+    text: str
+    attachments: tuple[m.Attachment, ...]
+    whole_chars: int = 0
+
+
 def history_text(result: m.ToolCallResult, max_chars: int) -> str:
     """Return the JSON text of `result` for the conversation, cut to `max_chars`.
 
@@ -372,9 +381,7 @@ def history_text(result: m.ToolCallResult, max_chars: int) -> str:
     return told(result, max_chars)[0]
 
 
-def told(
-    result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = ""
-) -> tuple[str, tuple[m.Attachment, ...]]:
+def told(result: m.ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = "") -> Told:
     """Return the text for the conversation, as `history_text` does, and the attachments that go with it.
 
     Args:
@@ -390,7 +397,9 @@ def told(
     if note:
         shown = {"note": note, **shown}
     attached = tuple(room.attachments[before:]) if room else ()
-    return _bounded(shown, max_chars), attached
+    whole = _written(shown)
+    text = _bounded(shown, max_chars, whole)
+    return Told(text, attached, 0 if text == whole else len(whole))
 
 
 def told_plainly(
@@ -400,7 +409,7 @@ def told_plainly(
     note: str = "",
     *,
     handle: str = "",
-) -> tuple[str, tuple[m.Attachment, ...]]:
+) -> Told:
     """Return the text for the conversation, with a tool's text as it is, and the attachments that go with it.
 
     Content that is no text is JSON, as the module's table says. A failure begins with `Error: `, and its
@@ -423,10 +432,11 @@ def told_plainly(
     attached = tuple(room.attachments[before:]) if room else ()
     said = "\n".join(part for part in parts if part)
     if len(said) <= max_chars:
-        return said, attached
+        return Told(said, attached)
     if handle:
-        return _referred(whole_text(result), note, _kind_of(content), max_chars, handle), attached
-    return _marked(said, max_chars), attached
+        whole = whole_text(result)
+        return Told(_referred(whole, note, _kind_of(content), max_chars, handle), attached, len(whole))
+    return Told(_marked(said, max_chars), attached, len(said))
 
 
 READ_ON = '; read_result with the handle "{handle}" reads all of it'
@@ -534,12 +544,10 @@ def without_middle(text: str, kept: int) -> str:
     return f"{text[: kept - kept // 2]}… [cut: {len(text) - kept} of {len(text)} characters] …{text[end:]}"
 
 
-def _bounded(shown: m.JsonObject, max_chars: int) -> str:
+def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
     """Return an object's JSON text; each member in turn is cut to the room that the ones before it left."""
-    if not any(isinstance(value, str) and len(value) > max_chars for value in shown.values()):
-        text = _written(shown)
-        if len(text) <= max_chars:
-            return text
+    if len(whole) <= max_chars:
+        return whole
     cut: m.JsonObject = {}
     room = max_chars
     for name, value in shown.items():

@@ -6,6 +6,7 @@ const MOST_PROBLEMS = 8;
 function drawCard(trace) {
   const { overview, episode } = trace;
   const wrong = trace.turns.filter((turn) => turn.grade);
+  const words = wrong.some((turn) => turn.grade === "fail") ? "Something went wrong in " : "Look at ";
   return element("article", { class: "card", "aria-label": "The episode" },
     element("h2", {}, visible(overview.title || episode.header.episode),
       overview.ending ? badge(overview.ending, overview.grade || "good") : null,
@@ -13,7 +14,7 @@ function drawCard(trace) {
     overview.detail ? element("p", { class: "summary" }, overview.detail) : null,
     cardFacts(trace),
     drawTimeByKind(trace),
-    wrong.length ? element("p", { class: "problems" }, "Something went wrong in ", ...wrong.slice(0, MOST_PROBLEMS).flatMap((turn) => [turnLink(turn), " "]),
+    wrong.length ? element("p", { class: "problems" }, words, ...wrong.slice(0, MOST_PROBLEMS).flatMap((turn) => [turnLink(turn), " "]),
       wrong.length > MOST_PROBLEMS ? `and ${(wrong.length - MOST_PROBLEMS).toLocaleString("en")} more turns; press f` : null) : null);
 }
 

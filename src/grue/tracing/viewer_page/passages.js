@@ -213,11 +213,18 @@ function drawCall(about) {
     settled ? null : element("span", { class: "chip waiting" }, trace.messageOf.get(passage.also[2]) ? "asked about" : "no result"),
     settled?.mark ? badge(settled.mark, settled.grade) : null,
     result ? element("span", { class: "summary result" }, `→ ${briefly(resultValue(result))}`) : null,
+    shownToModel(trace, settled),
     took(settled),
   ].filter(Boolean);
   const hasImage = Boolean(settled) && settled.body.includes('"grue-image:');
   const box = fold(about, "call", summary, () => callContents(about, call, args, settled, result), hasImage, "call-fold");
   return [box];
+}
+
+/** Return how much of a result the model was sent, if it was cut before. */
+function shownToModel(trace, settled) {
+  const cut = trace.cutOf.get(`${settled?.turn} ${bodyOf(settled)?.call_id}`);
+  return cut ? element("span", { class: "badge warn" }, `${[...cut.content].length.toLocaleString("en")} of ${cut.whole_chars.toLocaleString("en")} characters shown to the model`) : null;
 }
 
 function took(settled) {

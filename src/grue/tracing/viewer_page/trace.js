@@ -12,6 +12,7 @@ class Trace {
     this.turnOf = new Map();
     this.messageOf = new Map();
     this.passageOf = new Map();
+    this.cutOf = new Map(); // by turn and call: the result that the model was sent a part of
     this.kinds = new Set(episode.kinds);
     this.describe(episode);
   }
@@ -80,8 +81,13 @@ class Trace {
     turn.messages.push(message);
     this.messageOf.set(message.seq, message);
     this.kinds.add(message.kind);
+    if (message.kind === "RequestCompletion" && message.mark) this.addCuts(message);
     const cause = this.messageOf.get(message.cause);
     if (cause) cause.effects = added(cause.effects, message);
+  }
+
+  addCuts(request) {
+    for (const item of bodyOf(request)?.new ?? []) if (item.whole_chars) this.cutOf.set(`${request.turn} ${item.call_id}`, item);
   }
 
   addSpan(span) {

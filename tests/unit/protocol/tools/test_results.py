@@ -417,12 +417,12 @@ def test_a_text_without_its_middle_says_how_much_was_cut() -> None:
     ],
 )
 def test_a_text_is_told_plainly_as_it_is(result: ToolCallResult, told: str) -> None:
-    assert tool_results.told_plainly(result, 1000) == (told, ())
+    assert tool_results.told_plainly(result, 1000) == (told, (), 0)
 
 
 def test_the_blocks_of_a_result_are_told_plainly_behind_its_content() -> None:
     result = ToolCallResult(content={"n": 1}, blocks=({"type": "text", "text": "one"},))
-    told, _ = tool_results.told_plainly(result, 1000)
+    told, *_ = tool_results.told_plainly(result, 1000)
     assert told.startswith('{"n":1}\n[')
     assert '"text":"one"' in told
 
@@ -441,7 +441,7 @@ def test_nothing_was_kept_as_text_in_a_small_result(answer: Any) -> None:
 
 def test_a_long_text_is_told_by_its_beginning_its_end_and_a_handle() -> None:
     text = "".join(f"line {number}\n" for number in range(1, 1001))
-    shown, _ = tool_results.told_plainly(tool_results.success(text), 300, handle="call_7")
+    shown, *_ = tool_results.told_plainly(tool_results.success(text), 300, handle="call_7")
     head, mark, tail = re.match(r"(.*)… (\[cut: .*?\]) …(.*)", shown, re.DOTALL).groups()
     assert text.startswith(head)
     assert text.endswith(tail)
@@ -474,13 +474,13 @@ def test_short_results_are_told_whole_and_long_ones_without_a_handle_are_cut() -
     ],
 )
 def test_a_reference_says_what_kind_of_result_it_is(content: object, kind: str) -> None:
-    shown, _ = tool_results.told_plainly(tool_results.success(content), 60, handle="c")
+    shown, *_ = tool_results.told_plainly(tool_results.success(content), 60, handle="c")
     assert f", of {kind}; read_result" in shown
 
 
 def test_a_reference_keeps_the_note_the_error_and_the_blocks() -> None:
     result = tool_results.failure("broken", "x" * 500)
-    shown, _ = tool_results.told_plainly(result, 60, note="The user changed it", handle="c")
+    shown, *_ = tool_results.told_plainly(result, 60, note="The user changed it", handle="c")
     assert shown.startswith("The user changed it\nError: broken\nxxx")
     blocks = ({"type": "text", "text": "y" * 500},)
     result = ToolCallResult("x" * 500, blocks=blocks)
@@ -498,5 +498,5 @@ def test_json_that_is_one_long_line_is_laid_out() -> None:
 
 @given(st.text(max_size=2000), st.integers(0, 300))
 def test_a_reference_is_never_longer_than_the_limit_and_a_mark(text: str, limit: int) -> None:
-    shown, _ = tool_results.told_plainly(tool_results.success(text), limit, handle="c")
+    shown, *_ = tool_results.told_plainly(tool_results.success(text), limit, handle="c")
     assert len(shown) <= limit + 200

@@ -40,7 +40,7 @@ def shown(
     *blocks: JsonObject, room: MediaRoom | None = None, **limits: int
 ) -> tuple[Any, tuple[Attachment, ...]]:
     room = room or MediaRoom(TurnLimits(**limits))  # type: ignore[arg-type]
-    text, attachments = told(from_mcp({"content": [TEXT, *blocks]}), 20_000, room)
+    text, attachments, _ = told(from_mcp({"content": [TEXT, *blocks]}), 20_000, room)
     return json.loads(text)["content"][1:], attachments
 
 
@@ -169,7 +169,7 @@ def test_blocks_beside_structured_content_are_kept_and_shown() -> None:
     result = from_mcp(answer)
     assert result.to_dict() == {"content": {"n": 1}}
     assert result.blocks == (image(),)
-    text, attachments = told(result, 20_000, MediaRoom(TurnLimits()))
+    text, attachments, _ = told(result, 20_000, MediaRoom(TurnLimits()))
     assert json.loads(text)["content"] == {"n": 1}
     assert json.loads(text)["blocks"] == [{"type": "image", "mimeType": "image/png", "bytes": len(PNG)}]
     assert [item.mime for item in attachments] == ["image/png"]
@@ -220,7 +220,7 @@ BLOCKS = st.lists(
 
 @given(BLOCKS)
 def test_no_result_breaks_this_and_what_is_attached_is_what_providers_take(blocks: Any) -> None:
-    text, attachments = told(success(json_value(blocks)), 20_000, MediaRoom(TurnLimits()))
+    text, attachments, _ = told(success(json_value(blocks)), 20_000, MediaRoom(TurnLimits()))
     assert json.loads(text)
     for item in attachments:
         assert len(base64.b64decode(item.data, validate=True)) == item.bytes > 0
@@ -233,7 +233,7 @@ def test_a_tool_message_without_attachments_reads_as_it_always_did() -> None:
 
 
 def test_without_room_a_block_is_described_as_in_traces_from_before_attachments() -> None:
-    text, attachments = told(
+    text, attachments, _ = told(
         from_mcp({"content": [TEXT, image(PNG, "image/png"), image(SVG, "image/svg+xml")]}), 20_000
     )
     assert attachments == ()
