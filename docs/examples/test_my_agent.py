@@ -20,6 +20,7 @@ def my_agent(question, llm, server):
 LIMITS = TurnLimits(tool_call_timeout_s=0.5, server_startup_timeout_s=30)
 SHOP = MockServer("shop")
 SHOP.add_tool(lambda text: f"{text}: 4 euros", name="echo")
+# AgentLoop names a tool mcp.SERVER.TOOL, a Runner SERVER.TOOL. The faulty server below has a tool echo, too.
 QUESTION = tool_calls_reply(("mcp.shop.echo", {"text": "a lamp"}))
 BROKEN = tool_calls_reply(("mcp.shop.echo", '{"text": "a la'))
 

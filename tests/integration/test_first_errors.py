@@ -40,6 +40,7 @@ from grue.testing.llm_server import (
     LlmRequest,
     ScriptedLlmServer,
     error_reply,
+    hang_up,
     silence,
     text_reply,
     tool_calls_reply,
@@ -439,6 +440,26 @@ def test_a_user_who(did: str) -> None:
     if SHOWN[kind] == did:
         assert f"```text\n{as_on_the_page(text)}\n```" in SECTIONS[kind]
     assert not re.search(r": :|\bNone\b|\(R\d|\(P\d|\\n", text), text
+
+
+@pytest.mark.made_up_trace
+@pytest.mark.parametrize(
+    ("reply", "kind", "meaning"),
+    [
+        (hang_up, "unavailable", "a connection or a reply that broke off"),
+        (replace(text_reply("Two."), then="drop", after=0.5), "unavailable", "a reply that broke off"),
+        (replace(text_reply("Two."), amid=b"data: {\n\n"), "damaged", "a stream with garbage in it"),
+        (error_reply(503, "busy"), "unavailable", "it cannot answer now"),
+        (None, "unreachable", "no connection could be made"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_failure_is_the_one_in_the_table(reply: Any, kind: str, meaning: str) -> None:
+    with ScriptedLlmServer([reply or "Two."] * 6, retry_after="0") as server:
+        llm = server.settings if reply else replace(server.settings, base_url=NOBODY.base_url)
+        with pytest.raises(errors.LLMError) as met, Runner(llm=llm) as runner:
+            runner.run_turn(TurnRequest(user="How many?", on_delta=lambda _: None))
+    assert met.value.kind == kind
+    assert re.search(rf"^\| `{kind}` \| .*{meaning}", PAGE, re.MULTILINE)
 
 
 def test_every_kind_has_a_section_with_what_is_printed_and_what_to_do() -> None:

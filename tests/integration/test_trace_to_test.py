@@ -1,6 +1,8 @@
 """A test written from a trace passes, and fails when a tool, a call or the answer changes."""
 
+import importlib
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,96 @@ def test_a_turn_without_a_usable_answer_is_a_test_of_that(tmp_path: Path) -> Non
     assert "1 passed" in run(tmp_path, path).stdout
 
 
+KINDS = """from dataclasses import dataclass
+from typing import Literal
+
+from grue import AnswerSpec
+
+QUEUE = AnswerSpec.of(Literal["urgent", "normal"], fallback="normal")
+NUMBERS = list[int]
+
+
+@dataclass
+class Letter:
+    topic: Literal["bug", "praise"]
+    urgent: bool = False
+
+
+def there_is_one(room):
+    if room != "north":
+        raise ValueError("no such room")
+    return room
+
+
+ROOM = AnswerSpec.of(str, check=there_is_one)
+"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("name", "replies", "asserted"),
+    [
+        ("QUEUE", ["urgent"], "'urgent'"),
+        ("QUEUE", ['{"value": "urgent"}'], "'urgent'"),
+        ("QUEUE", ["soon", "later"], "'normal', fallback=True"),
+        ("ROOM", ["soth", "north"], "'north'"),
+        ("NUMBERS", ["[1, 2]"], "[1, 2]"),
+        ("Letter", ['Here:\n```json\n{"topic": "bug"}\n```'], "{'topic': 'bug', 'urgent': False}"),
+    ],
+)
+def test_any_type_of_answer_is_asserted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    own: bool, name: str, replies: list[str], asserted: str,
+) -> None:  # fmt: skip
+    """Also one that is not plain JSON, was refused at first, or is the fallback."""
+    (tmp_path / "kinds_of_answers.py").write_text(KINDS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "kinds_of_answers", raising=False)
+    kinds = importlib.import_module("kinds_of_answers")
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    with ScriptedLlmServer(replies) as server, runner(server, "chat_completions", trace, servers={}) as each:
+        each.run_turn(TurnRequest(user="Sort it.", answer=getattr(kinds, name)))
+    to_test(trace, None, (), path, answer=f"kinds_of_answers:{name}" if own else None)
+    assert f"assert_answer(outcome, {asserted})" in path.read_text()
+    assert (f"answer={name}," in path.read_text()) is own
+    assert capsys.readouterr().err == "", "to-test has run it, and it has passed"
+
+
+def test_an_answer_that_is_no_type_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        ScriptedLlmServer(["1"]) as server,
+        runner(server, "chat_completions", tmp_path / "a.jsonl", servers={}) as each,
+    ):
+        each.run_turn(TurnRequest(user="Count.", answer=int))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no_answers.py").write_text("NUMBER = 7\nTEXT = str\n")
+    for answer, says in (
+        ("NUMBER", "--answer wants MODULE:NAME, not 'NUMBER'"),
+        ("no_answers:OTHER", "--answer no_answers:OTHER: module 'no_answers' has no attribute 'OTHER'"),
+        ("no_answers:NUMBER", "--answer no_answers:NUMBER: answer= wants a type"),
+    ):
+        with pytest.raises(MCPConfigError, match=says):
+            to_test(tmp_path / "a.jsonl", None, (), tmp_path / "test_a.py", answer=answer)
+    assert not (tmp_path / "test_a.py").exists()
+    # The user's type is another one now: the test is written, and says at once that it does not hold.
+    done = grue("trace", "to-test", "a.jsonl", "--answer", "no_answers:TEXT", "-o", "test_b.py", cwd=tmp_path)
+    assert "Wrote test_b.py" in done.stdout
+    assert "It does not pass now: AssertionError: the answer is '1', not 1" in done.stderr
+    done = grue(
+        "trace",
+        "to-test",
+        "a.jsonl",
+        "--answer",
+        "no_answers:TEXT",
+        "-o",
+        "test_c.py",
+        "--no-run",
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 class Outcome:
     kind, reason, response, usage = "answered", "", "north", Usage()
 
@@ -198,6 +290,8 @@ def test_the_assertions_name_the_first_difference() -> None:
     assert_answer(made, "north")
     with pytest.raises(AssertionError, match="the answer is 'north', not 'south'"):
         assert_answer(made, "south")
+    with pytest.raises(AssertionError, match="the model gave an answer, 'north', and not the fallback"):
+        assert_answer(made, "north", fallback=True)
 
 
 AGENT = """from grue import FunctionTools
@@ -241,6 +335,7 @@ def test_from_a_wrong_answer_to_a_regression_test(tmp_path: Path) -> None:
         "trace", "to-test", "forked", "--tools", "shop=my_agent:TOOLS", "-o", "test_price.py", cwd=tmp_path
     )
     assert written.returncode == 0, written.stderr
+    assert "does not pass now: AssertionError: call 1, shop.price" in written.stderr
     before = run(tmp_path, tmp_path / "test_price.py").stdout
     assert "its result is 4, not {'euros': 0.04}" in before
     (tmp_path / "my_agent.py").write_text(AGENT.format(result='{"euros": 0.04}'))

@@ -269,17 +269,28 @@ def trace_to_test(
             metavar="SERVER=MODULE:NAME", help="A server whose tools are functions of yours; repeatable."
         ),
     ] = None,
+    answer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="The type of the answer, or its AnswerSpec, in your code.",
+            show_default="read as recorded",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The file to write.", show_default="test_EPISODE_turn_N.py"),
     ] = None,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Run the test once, with the tools of --tools.")
+    ] = True,
 ) -> None:
     """Write a pytest file that runs a turn again with the recorded replies, and asserts what it decided."""
     with plain_errors():
         from grue.cli.trace_to_test import to_test
 
         take_interrupts()
-        to_test(chosen_trace(file), turn, tools or (), out)
+        to_test(chosen_trace(file), turn, tools or (), out, answer=answer, run_once=run)
 
 
 @trace_app.command("schema")

@@ -1,15 +1,17 @@
 """`grue trace to-test`: write a pytest file that runs a recorded turn again, with the recorded replies.
 
-The model's replies are those of the record; everything else runs: your tools, your policy, grue. The file is
-meant to be read and edited.
+The model's replies are those of the record; your tools, your policy and grue run. The file is meant to be
+read and edited.
 """
 
 import base64
 import importlib
 import os
 import re
+import runpy
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from keyword import iskeyword
 from pathlib import Path
 from pprint import pformat
@@ -23,6 +25,7 @@ import grue
 from grue import errors, policies
 from grue import messages as m
 from grue.cli.saying import say, shown_path
+from grue.engine.answers import unusable_answer
 from grue.engine.conversations.recorded_conversation import said_before
 from grue.engine.fork import RecordedRun, read_run
 from grue.engine.tool_servers import usable_servers
@@ -46,14 +49,25 @@ _NOT_AGAIN = ("timed_out", "died", "interrupted")
 _SET_BY_THE_RUNNER = ("server_startup_timeout_s", "startup_timeouts_s", "teardown_s")
 
 
-def to_test(file: Path, turn: int | None, tools: Sequence[str], out: Path | None) -> None:
-    """Write the test, and say where it is.
+def to_test(
+    file: Path,
+    turn: int | None,
+    tools: Sequence[str],
+    out: Path | None,
+    *,
+    answer: str | None = None,
+    run_once: bool = True,
+) -> None:
+    """Write the test, run it once, and say where it is, and why it does not pass if so.
 
     Args:
         file: A trace, or a run folder.
         turn: The turn; `None`: the only one.
         tools: `SERVER=MODULE:NAME` each: the server's tools, in your own code.
         out: The test's file, which may not exist; `None`: one that is named for the episode and the turn.
+        answer: `MODULE:NAME`: the type of the answer, or its `AnswerSpec`, in your own code; `None`: the
+            recorded readings stand in for it.
+        run_once: Run the test.
 
     Raises:
         MCPConfigError: An option is malformed, the file exists, or the turn cannot be told as a test.
@@ -65,16 +79,39 @@ def to_test(file: Path, turn: int | None, tools: Sequence[str], out: Path | None
     if fault:
         raise MCPConfigError(f"Turn {run.begun.turn} cannot be told as a test: {fault}")
     named = _named(tools, run)
+    spec = None if answer is None else _named_answer(answer)
     path = out or Path(f"test_{_word(run.episode)}_turn_{run.begun.turn}.py")
     if path.exists():
         raise MCPConfigError(f"{path} exists already. Remove it, or choose another name with --out.")
-    source = "\n".join(_lines(run, named, path)) + "\n"
+    source = "\n".join(_lines(run, named, spec, path)) + "\n"
     # The recorder has removed the secrets that it knew; these are the ones of this environment.
     source = Redaction(secrets_in(os.environ)).redact_text(source)
     for number, image in enumerate(run.begun.images, start=1):
         _image(path, number).write_bytes(base64.b64decode(image.data))
     write_whole(path, source.encode())
+    fault = _fault(path, run.begun.turn) if run_once else ""
     say(f"Wrote {shown_path(path)}. Run it with: python -m pytest {shown_path(path)}")
+    if fault:
+        say(f"It does not pass now: {printable(fault, _SHORT)}", err=True)
+
+
+def _fault(path: Path, turn: int) -> str:
+    """Run the written test; return why it does not pass, empty: it does."""
+    with ExitStack() as running:
+
+        def scripted_llm(script: Any) -> Any:
+            return running.enter_context(llm_server.ScriptedLlmServer(script, retry_after="0"))
+
+        sys.path.insert(0, "")
+        try:
+            runpy.run_path(str(path))[f"test_turn_{turn}"](scripted_llm)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - all are told; that of pytest.raises is no Exception
+            return f"{type(error).__name__}: {error}"
+        finally:
+            sys.path.remove("")
+    return ""
 
 
 def _not_again(run: RecordedRun) -> str:
@@ -105,27 +142,42 @@ def _named(tools: Sequence[str], run: RecordedRun) -> dict[str, tuple[str, str]]
     named: dict[str, tuple[str, str]] = {}
     for each in tools:
         server, sign, place = each.partition("=")
-        module, colon, name = place.partition(":")
-        if not (sign and colon and name.isidentifier() and all(map(str.isidentifier, module.split(".")))):
+        found = _place(place)
+        if not sign or found is None:
             raise MCPConfigError(f"--tools wants SERVER=MODULE:NAME, not {each!r:.80}.")
         if server not in run.begun.servers:
             known = ", ".join(run.begun.servers) or "none"
             raise MCPConfigError(f"The turn has no server {server!r:.80}. It has: {known}.")
-        _import(server, module, name)
-        named[server] = module, name
+        usable_servers({server: _imported(*found, f"--tools {each}")})
+        named[server] = found
     return named
 
 
-def _import(server: str, module: str, name: str) -> None:
-    """Import the tools of a server as the test will do, from the working directory.
+def _named_answer(place: str) -> tuple[str, str]:
+    found = _place(place)
+    if found is None:
+        raise MCPConfigError(f"--answer wants MODULE:NAME, not {place!r:.80}.")
+    fault = unusable_answer(_imported(*found, f"--answer {place}"))
+    if fault:
+        raise MCPConfigError(f"--answer {place}: {fault}.")
+    return found
+
+
+def _place(place: str) -> tuple[str, str] | None:
+    module, colon, name = place.partition(":")
+    usable = colon and name.isidentifier() and all(map(str.isidentifier, module.split(".")))
+    return (module, name) if usable else None
+
+
+def _imported(module: str, name: str, what: str) -> Any:
+    """Import a value as the test will do, from the working directory.
 
     Raises:
-        MCPConfigError: They are not there, or cannot be the tools of a server.
+        MCPConfigError: It is not there.
     """
-    what = f"--tools {server}={module}:{name}"
     sys.path.insert(0, "")
     try:
-        tools = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except AttributeError as error:
         raise MCPConfigError(f"{what}: {printable(str(error), _SHORT)}.") from error
     except Exception as error:
@@ -133,7 +185,6 @@ def _import(server: str, module: str, name: str) -> None:
         raise MCPConfigError(f"{what}: the module cannot be imported from this folder: {cause}.") from error
     finally:
         sys.path.remove("")
-    usable_servers({server: tools})
 
 
 def _word(text: str) -> str:
@@ -144,24 +195,25 @@ def _image(path: Path, number: int) -> Path:
     return path.with_name(f"{path.stem}_image_{number}")
 
 
-def _lines(run: RecordedRun, named: dict[str, tuple[str, str]], path: Path) -> Iterator[str]:
+def _lines(
+    run: RecordedRun, named: dict[str, tuple[str, str]], spec: tuple[str, str] | None, path: Path
+) -> Iterator[str]:
     begun, end = run.begun, _end(run)
-    body = [*_body(run, named, path)]
+    body = [*_body(run, named, spec, path)]
     used = set(re.findall(r"\b[A-Za-z]\w+", "\n".join(body)))
     yield f'"""Turn {begun.turn} of {_word(run.episode)}, as it was recorded: it {_ended(end)}.'
     yield ""
-    yield "The model says what it said then. The tools run, and so do their policy and limits."
+    yield from _ABOUT
     yield '"""'
     yield ""
-    if "json" in used:
-        yield "import json"
     if "Path" in used:
         yield "from pathlib import Path"
     yield from ("from typing import Any", "")
     if "pytest" in used:
         yield from ("import pytest", "")
-    for module, name in dict.fromkeys(named.values()):
-        yield f"from {module} import {name}"
+    mine = {*named.values(), *([spec] if spec else ())}
+    for module in sorted({module for module, _ in mine}):
+        yield f"from {module} import {', '.join(sorted(name for place, name in mine if place == module))}"
     for package in (grue, errors, policies, m, decisions, llm_server):
         names = sorted(used & {*_names(package)})
         used -= {*names}
@@ -169,6 +221,15 @@ def _lines(run: RecordedRun, named: dict[str, tuple[str, str]], path: Path) -> I
             yield f"from {package.__name__} import {', '.join(names)}"
     yield ""
     yield from body
+
+
+_ABOUT = (
+    "The model says what it said then. The tools run, and so do their policy and limits. This file asks, and",
+    "not your code: a change of your prompt, your limits or your function is not seen here. To test those",
+    "too, let your function take the model's settings, and call it in place of `runner.run_turn(request)`:",
+    "",
+    "    outcome = my_agent.decide(USER, llm=llm)",
+)
 
 
 def _names(module: Any) -> list[str]:
@@ -180,6 +241,8 @@ def _names(module: Any) -> list[str]:
 
 def _ended(end: m.TurnEnd | None) -> str:
     match end:
+        case m.TurnCompleted(kind="fallback"):
+            return "had no usable answer, and got the fallback"
         case m.TurnCompleted():
             return "was answered"
         case m.TurnParked():
@@ -188,8 +251,11 @@ def _ended(end: m.TurnEnd | None) -> str:
             return "failed"
 
 
-def _body(run: RecordedRun, named: dict[str, tuple[str, str]], path: Path) -> Iterator[str]:
+def _body(
+    run: RecordedRun, named: dict[str, tuple[str, str]], spec: tuple[str, str] | None, path: Path
+) -> Iterator[str]:
     history = _history(run)
+    answer = spec[1] if spec else _recorded_spec(run)
     yield f"SYSTEM = {_text(run.begun.system)}"
     yield f"USER = {_text(run.begun.user)}"
     yield from _replies(run)
@@ -198,8 +264,56 @@ def _body(run: RecordedRun, named: dict[str, tuple[str, str]], path: Path) -> It
     decided = [*_decided(run)]
     if decided:
         yield f"APPROVED = {[each.call_id for each in decided if each.verdict != 'deny']!r}"
+    if answer and spec is None:
+        yield from _readings(run)
     yield from _servers(run, named)
-    yield from _test(run, _end(run), path, history=bool(history))
+    yield from _test(run, _end(run), path, answer, history=bool(history))
+
+
+def _recorded_spec(run: RecordedRun) -> str:
+    """Return the source of an `AnswerSpec` that reads texts as recorded; empty: the answer is any text."""
+    form, fallback = run.begun.answer, run.begun.fallback
+    read = _read(run)
+    if (
+        form is None
+        and fallback is None
+        and all(text == found for text, found in read[0].items())
+        and not read[1]
+    ):
+        return ""
+    parts = ["recorded_answer"]
+    if form is not None:
+        parts += [f"schema={_literal(form.schema)}", f"name={form.name!r}"]
+    if fallback is not None:
+        parts.append(f"fallback={_literal(fallback)}")
+    return f"AnswerSpec({', '.join(parts)})"
+
+
+def _read(run: RecordedRun) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the answers that were read from the model's texts, and why other texts were refused."""
+    answers: dict[str, object] = {}
+    refused: dict[str, str] = {}
+    text = ""
+    for envelope in run.envelopes:
+        match envelope.body:
+            case m.CheckAnswer(content=text):
+                pass
+            case m.AnswerAccepted(answer=answer):
+                answers[text] = answer
+            case m.AnswerRefused(reason=reason):
+                refused[text] = reason
+    return answers, refused
+
+
+def _readings(run: RecordedRun) -> Iterator[str]:
+    answers, refused = _read(run)
+    yield f"ANSWERS: dict[str, Any] = {_literal(answers)}"
+    yield f"REFUSED: dict[str, str] = {_literal(refused)}"
+    yield from ("", "", "def recorded_answer(text: str) -> Any:")
+    yield '    """Read an answer as recorded; `to-test --answer MODULE:NAME` has your own type instead."""'
+    yield "    if text not in ANSWERS:"
+    yield "        raise ValueError(REFUSED.get(text, 'it is not a recorded answer'))"
+    yield "    return ANSWERS[text]"
 
 
 def _text(text: str) -> str:
@@ -296,16 +410,17 @@ def _decided(run: RecordedRun) -> Iterator[ApprovalDecision]:
                 yield from answers
 
 
-def _test(run: RecordedRun, end: m.TurnEnd | None, path: Path, *, history: bool) -> Iterator[str]:
+def _test(
+    run: RecordedRun, end: m.TurnEnd | None, path: Path, answer: str, *, history: bool
+) -> Iterator[str]:
     begun = run.begun
     yield from ("", "", f"def test_turn_{begun.turn}(scripted_llm: Any) -> None:")
-    yield "    llm = LlmSettings(base_url=scripted_llm(REPLIES).base_url, model='scripted')"
+    yield "    llm = scripted_llm(REPLIES).settings"
     yield "    request: Any = TurnRequest("
     yield "        user=USER,"
     yield "        system=SYSTEM,"
-    if begun.answer is not None:
-        name = begun.answer.name
-        yield f"        answer=AnswerSpec(json.loads, schema={_literal(begun.answer.schema)}, name={name!r}),"
+    if answer:
+        yield f"        answer={answer},"
     if begun.images:
         names = [_image(path, number + 1).name for number in range(len(begun.images))]
         yield f"        images=[Path(__file__).with_name(name) for name in {names!r}],"
@@ -329,8 +444,8 @@ def _test(run: RecordedRun, end: m.TurnEnd | None, path: Path, *, history: bool)
         for call in end.tool_calls:
             yield f"        {_called(call)},"
         yield "    )"
-        answer = end.raw_response if begun.answer is None else end.answer
-        yield f"    assert_answer(outcome, {_literal(answer)})"
+        fallback = ", fallback=True" if end.kind == "fallback" else ""
+        yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
         return
     error = "ApprovalPending" if isinstance(end, m.TurnParked) else "AnswerError"
     yield f"    with runner, pytest.raises({error}):"

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from grue import messages as m
+from grue.engine.answers import as_json
 from grue.engine.turn_request import TurnOutcome
 from grue.policies import SettlementKind
 
@@ -53,15 +54,22 @@ def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
         )
 
 
-def assert_answer(outcome: TurnOutcome[Any], answer: object) -> None:
+def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool = False) -> None:
     """Check that a turn gave this answer.
 
+    Args:
+        outcome: What `Runner.run_turn` has returned.
+        answer: The answer, or the JSON value that a trace has of it.
+        fallback: Whether it is the host's fallback, because the model gave no acceptable answer.
+
     Raises:
-        AssertionError: It gave another one, or the host's fallback.
+        AssertionError: It gave another one, or the fallback instead of an answer of the model, or vice versa.
     """
-    if outcome.kind == "fallback":
+    if fallback and outcome.kind != "fallback":
+        raise AssertionError(f"the model gave an answer, {outcome.response!r}, and not the fallback")
+    if not fallback and outcome.kind == "fallback":
         raise AssertionError(f"there is no answer of the model: {outcome.reason}")
-    if outcome.response != answer:
+    if answer not in (outcome.response, as_json(outcome.response)):
         raise AssertionError(f"the answer is {outcome.response!r}, not {answer!r}")
 
 

@@ -48,6 +48,11 @@ class LlmReply(Struct, frozen=True, kw_only=True):
     amid: bytes | Literal["error"] = b""
     events: tuple[bytes, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse a body that cannot be sent: the server would fail in a thread, like a broken connection."""
+        if not isinstance(self.body, bytes | bytearray | memoryview):
+            raise TypeError(f"LlmReply: body= wants bytes, not {type(self.body).__name__}.")
+
 
 def text_reply(content: str | None, *, finish_reason: str = "stop", **message: object) -> LlmReply:
     """Return a completion with text.

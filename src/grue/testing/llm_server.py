@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import responses as _REASONS  # noqa: N812 - a table
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -52,6 +52,9 @@ from grue.testing.llm_replies import (
 from grue.testing.providers.batches import ScriptedBatches
 from grue.testing.providers.chat_rules import Json, ProviderRules
 from grue.testing.providers.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
+
+if TYPE_CHECKING:
+    from grue import LlmSettings
 
 __all__ = [
     "ContextWindow",
@@ -236,18 +239,25 @@ _OURS = "grue.testing: "
 """What the script's own faults begin with, so that the advice is about the script and not about a model."""
 
 
-def _reply(given: LlmReply | str) -> LlmReply:
-    return text_reply(given) if isinstance(given, str) else given
+def _reply(given: object) -> LlmReply | None:
+    """Return a reply of the script; `None`: it is none. `hang_up` and `silence` may be given uncalled."""
+    if given is hang_up or given is silence:
+        return given()
+    if isinstance(given, str):
+        return text_reply(given)
+    return given if isinstance(given, LlmReply) else None
 
 
-def _replies(script: Sequence[LlmReply | str]) -> list[LlmReply | str]:
-    replies: list[LlmReply | str] = [script] if isinstance(script, str | LlmReply) else list(script)
-    for number, reply in enumerate(replies, start=1):
-        if not isinstance(reply, str | LlmReply):
+def _replies(script: Sequence[LlmReply | str]) -> list[LlmReply]:
+    replies = []
+    for number, given in enumerate([script] if isinstance(script, str | LlmReply) else script, start=1):
+        reply = _reply(given)
+        if reply is None:
             raise TypeError(
-                f"script: reply {number} is a {type(reply).__name__}: give a text, text_reply('...') or"
+                f"script: reply {number} is a {type(given).__name__}: give a text, text_reply('...') or"
                 " tool_calls_reply(('server.tool', {...}))."
             )
+        replies.append(reply)
     return replies
 
 
@@ -293,7 +303,8 @@ class ScriptedLlmServer:
         self._retry_after = retry_after
         self._rules = ProviderRules() if rules is None else rules
         self._models = models if isinstance(models, LlmReply) else json_reply({"data": [*models]})
-        self._script = script if callable(script) else _replies(script)
+        one = _reply(script)
+        self._script = [one] if one else script if callable(script) else _replies(script)
         self._served = 0
         self._owed: dict[str, list[Json]] = {}
         self._lock = threading.Lock()
@@ -307,6 +318,19 @@ class ScriptedLlmServer:
     def base_url(self) -> str:
         """The base URL to configure, such as `http://127.0.0.1:43210/v1`."""
         return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+
+    @property
+    def settings(self) -> "LlmSettings":
+        """Settings for this endpoint, as `Runner(llm=...)` takes them: no key, and retries without waits.
+
+        With the waits of `LlmSettings`, a model that hangs up costs a test half a minute. Only `silence` is
+        waited for as long as usual: `msgspec.structs.replace(llm.settings, retry=RetryPolicy(timeout_s=0.5,
+        max_retries=0))`.
+        """
+        from grue import LlmSettings, RetryPolicy
+
+        retry = RetryPolicy(initial_delay_s=0, max_delay_s=0)
+        return LlmSettings(base_url=self.base_url, model="scripted", api_key="", retry=retry)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -398,9 +422,7 @@ class ScriptedLlmServer:
                 reply = script(request)
             except Exception as error:  # noqa: BLE001 - a failure of the test's function must reach the test
                 return error_reply(400, f"{_OURS}the script failed: {type(error).__name__}: {error}")
-            if isinstance(reply, str | LlmReply):
-                return _reply(reply)
-            return error_reply(
+            return _reply(reply) or error_reply(
                 400, f"{_OURS}the script returned a {type(reply).__name__}, and no reply or text."
             )
         with self._lock:
@@ -408,7 +430,7 @@ class ScriptedLlmServer:
             if self._served > len(self._script):
                 asked = f"the agent has asked once more than there are replies ({len(self._script)})."
                 return error_reply(400, f"{_OURS}the script has no reply number {self._served}: {asked}")
-            return _reply(self._script[self._served - 1])
+            return self._script[self._served - 1]
 
     def _connected(self, connection: socket.socket) -> None:
         with self._lock:

@@ -150,7 +150,7 @@ def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]"
         def make(
             script: "Script | LlmReply", *more: "LlmReply | str", rules: "ProviderRules | None" = None
         ) -> ScriptedLlmServer:
-            replies = [script, *more] if isinstance(script, LlmReply | str) else script
+            replies: Any = [script, *more] if more or isinstance(script, LlmReply | str) else script
             return running.enter_context(ScriptedLlmServer(replies, rules=rules, retry_after="0"))
 
         yield make

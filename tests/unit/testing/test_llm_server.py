@@ -8,9 +8,12 @@ from typing import Any
 import httpx
 import pytest
 from case_tables import each_case
+from msgspec.structs import replace
 
-from grue import LlmSettings, Runner
+from grue import LlmSettings, RetryPolicy, Runner
 from grue.errors import LLMError
+from grue.messages import LlmFailure
+from grue.protocol.retry import next_delay
 from grue.testing.llm_server import (
     LlmReply,
     ScriptedLlmServer,
@@ -38,6 +41,7 @@ GOOD: dict[str, Any] = {
     "tools": [TOOL],
     "tool_choice": "auto",
 }
+HUNG_UP = LlmFailure(kind="unavailable", endpoint="", model="m", message="")
 STRICT = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": {}}}
 
 
@@ -223,6 +227,38 @@ def test_a_text_is_a_reply() -> None:
 def test_a_script_of_something_else_is_refused_where_it_is_made(script: Any) -> None:
     with pytest.raises(TypeError, match=r"reply 1 is a \w+: give a text, text_reply"):
         ScriptedLlmServer(script)
+
+
+@pytest.mark.parametrize(
+    "script", [[hang_up] * 6, [hang_up(b"half a reply")] * 6, lambda _: hang_up], ids=str
+)
+def test_a_model_that_hangs_up_costs_no_waits_also_if_it_is_not_called(
+    script: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ScriptedLlmServer(script) as server, pytest.raises(LLMError) as failed:
+        Runner(llm=server.settings).run_turn("Hello.")
+    assert (failed.value.kind, failed.value.reason) == ("unavailable", "connection")
+    assert len(server.requests) == 1 + server.settings.retry.max_retries
+    assert next_delay(server.settings.retry, 5, HUNG_UP) == 0, "the usual settings wait for half a minute"
+    assert capfd.readouterr().err == "", "no fault in a thread of the server"
+
+
+def test_one_that_hangs_up_is_a_script(scripted_llm: Any) -> None:
+    for endpoint in (scripted_llm(hang_up), scripted_llm(hang_up, "yes")):
+        with pytest.raises(httpx.RemoteProtocolError):
+            post(endpoint)
+    assert post(endpoint).json()["choices"][0]["message"]["content"] == "yes"
+
+
+def test_silence_is_a_reply_if_it_is_not_called() -> None:
+    with ScriptedLlmServer([silence, "yes"]) as server:
+        impatient = replace(server.settings, retry=RetryPolicy(initial_delay_s=0, timeout_s=0.2))
+        assert Runner(llm=impatient).run_turn("Hello.").response == "yes"
+
+
+def test_a_body_that_cannot_be_sent_is_refused_where_it_is_made() -> None:
+    with pytest.raises(TypeError, match="body= wants bytes, not str"):
+        hang_up("half")  # type: ignore[arg-type]  # the mistake
 
 
 def test_a_fault_of_the_script_asks_for_another_script_and_not_for_another_model() -> None:

@@ -73,14 +73,14 @@ def guide_blocks() -> list[str]:
 def test_the_guide_s_example_passes(tmp_path: Path) -> None:
     outcome = run(tmp_path, guide_blocks()[0])
     assert outcome.returncode == 0, outcome.stdout
-    assert "3 passed" in outcome.stdout
+    assert "4 passed" in outcome.stdout
 
 
 @pytest.mark.slow
 def test_the_guide_s_example_fails_where_the_server_does_not(tmp_path: Path) -> None:
     outcome = run(tmp_path, guide_blocks()[0].replace('"--silent-at", "call", ', ""))
     assert outcome.returncode == 1
-    assert "1 failed, 2 passed" in outcome.stdout
+    assert "1 failed, 3 passed" in outcome.stdout
 
 
 def test_the_guide_names_every_flag() -> None:
