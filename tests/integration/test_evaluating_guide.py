@@ -17,12 +17,13 @@ from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, tex
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(560), pytest.mark.xdist_group("fleet")]
 
 GUIDE = (DOCS / "guides" / "evaluating.md").read_text(encoding="utf-8")
+FLEET = (DOCS / "guides" / "fleet.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
 
 
-def block(language: str, at: int = 0) -> str:
+def block(language: str, at: int = 0, *, guide: str = GUIDE) -> str:
     """Return the code of a block of the guide."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     return [str(code) for its, code in found if its == language][at]
 
 
@@ -48,6 +49,32 @@ def run(folder: Path, command: str, status: int = 0) -> str:
     )
     assert done.returncode == status, (command, done.stdout, done.stderr)
     return done.stdout
+
+
+def recall(request: LlmRequest) -> LlmReply:
+    """Answer: rightly only if asked for steps."""
+    system, question = (str(message["content"]) for message in request.messages[:2])
+    right = {"17": "42", "64": "83", "Australia": "Canberra"}
+    answer = next(answer for word, answer in right.items() if word in question)
+    return text_reply(f"It is {answer}." if "step" in system or answer == "42" else "I do not know.")
+
+
+def test_two_prompts_are_compared_by_a_sweep_alone(tmp_path: Path) -> None:
+    """The sweep of docs/guides/fleet.md with its commands, and again at a server with another port."""
+    guide = FLEET[FLEET.index("### Two prompts, the same questions") :]
+    play, table, compare = block("", guide=guide).strip().splitlines()
+    for _ in range(2):
+        with ScriptedLlmServer(recall) as server:
+            sweep = block("toml", guide=guide).replace("http://127.0.0.1:11434/v1", server.base_url)
+            (tmp_path / "prompts.toml").write_text(sweep)
+            run(tmp_path, f"{play} --workers 1")
+        rows = [line.split() for line in run(tmp_path, table).splitlines()[1:3]]
+        assert [row[-2] for row in rows] == ["3", "3"], rows
+        said = run(tmp_path, compare)
+        assert "3 cases were played on both sides." in said
+        assert "B is better in 2 cases, worse in 0, equal in 1." in said
+        assert "  0 -> 1  inputs: What is 64 + 19?, expected: 83" in said
+    assert "3 not in the latest sweep and left out" in said
 
 
 def test_the_guide_leads_from_nothing_to_an_answer(tmp_path: Path, endpoint: str) -> None:

@@ -57,6 +57,16 @@ def test_where_there_is_no_trace_both_say_so(tmp_path: Path) -> None:
     assert "There is no folder runs" in listed.stderr
 
 
+def test_a_folder_of_a_fleet_or_of_fleets_names_the_commands_for_it(tmp_path: Path) -> None:
+    (tmp_path / "runs/prompts").mkdir(parents=True)
+    (tmp_path / "runs/prompts/fleet.json").write_text("{}")
+    for named in ("runs/prompts", "runs"):
+        listed = grue("runs", named, cwd=tmp_path)
+        assert listed.returncode == 2
+        for command in ("table runs/prompts", "failures runs/prompts", "show runs/prompts ID"):
+            assert f"grue fleet {command}" in listed.stderr
+
+
 def test_runs_of_a_program_of_ones_own_say_how_they_ended(tmp_path: Path) -> None:
     for reply in (text_reply("three"), error_reply(404, "no model m")):
         with ScriptedLlmServer([reply]) as server, suppress(LLMError):

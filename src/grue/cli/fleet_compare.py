@@ -3,7 +3,8 @@
 import msgspec
 
 from grue.cli.saying import say, shown_path
-from grue.fleet.compare import CaseChange, Cell, Comparison, Options, compare, short_words
+from grue.fleet.compare import CaseChange, Cell, Comparison, Options, compare, setting_word, short_words
+from grue.fleet.statistics import LEAST_CASES
 
 _MOST_CASES = 5
 
@@ -18,8 +19,8 @@ def print_comparison(
         margin: `False`.
 
     Raises:
-        FleetError: A cell cannot be read, or there are too few cases.
-        MissingDependencyError: numpy or scipy is not installed.
+        FleetError: A cell cannot be read, or has no case in common with the other one.
+        MissingDependencyError: There is a margin, and numpy or scipy is not installed.
     """
     a = Cell.of(first)
     b = Cell.of(second, a)
@@ -41,11 +42,13 @@ def print_comparison(
 def _print(found: Comparison, a: Cell, b: Cell, *, everything: bool) -> None:
     for line in str(found).splitlines():
         say(line)
-    _print_cases(found, a, b, everything=everything)
+    # Of few cases, each is shown: nobody has to add up what they say.
+    _print_cases(found, a, b, everything=everything or found.groups < LEAST_CASES)
 
 
 def _print_cases(found: Comparison, a: Cell, b: Cell, *, everything: bool) -> None:
     changed = [each for each in found.changes if each.difference]
+    names = _telling(found.changes)
     if not changed:
         say("No case has another mean score in B than in A.")
         return
@@ -58,11 +61,36 @@ def _print_cases(found: Comparison, a: Cell, b: Cell, *, everything: bool) -> No
         if shown:
             say(f"Those that {what} most:" if len(shown) < len(cases) else f"Those that {what}:")
         for case in shown:
-            _print_case(case, a, b)
+            _print_case(case, names, a, b)
+        if len(shown) < len(cases):
+            say(f"  ... and {len(cases) - len(shown):,} more: --all shows them.")
+    if found.groups < LEAST_CASES and (equal := [each for each in found.changes if not each.difference]):
+        say("Those that are equal:")
+        for case in equal:
+            say(f"  {case.a:.3g}  {_words(case, names)}")
 
 
-def _print_case(case: CaseChange, a: Cell, b: Cell) -> None:
-    say(f"  {case.a:.3g} -> {case.b:.3g}  {short_words(case.case)}")
+def _telling(cases: list[CaseChange]) -> list[str]:
+    """Return the settings by which cases differ: those with the most values, such as a question, first."""
+    values: dict[str, set[str]] = {}
+    for case in cases:
+        for name, value in case.case.items():
+            values.setdefault(name, set()).add(setting_word(value))
+    differing = [name for name in values if len(values[name]) > 1] or list(values)
+    return sorted(differing, key=lambda name: -len(values[name]))
+
+
+def _words(case: CaseChange, names: list[str]) -> str:
+    return ", ".join(f"{name}: {short_words(_bare(case.case.get(name)))}" for name in names)
+
+
+def _bare(value: object) -> object:
+    """Return the only text of a list, such as the one input of a conversation; else the value."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _print_case(case: CaseChange, names: list[str], a: Cell, b: Cell) -> None:
+    say(f"  {case.a:.3g} -> {case.b:.3g}  {_words(case, names)}")
     for name, cell, ids in (("A", a, case.a_ids), ("B", b, case.b_ids)):
         say(f"      {name}: grue fleet show {shown_path(cell.fleet)} {ids[0][:10]}{_others(ids)}")
 

@@ -14,7 +14,8 @@ from grue.cli.saying import say, shown_path
 from grue.fleet.accounts import read_ledger
 from grue.fleet.compare import cell_axes, in_order, setting_word
 from grue.fleet.folder import TRACE, FleetFolder, Manifest, no_fleet
-from grue.fleet.results import results
+from grue.fleet.results import of_latest_sweep, results
+from grue.runtime.safe_text import printable
 
 _OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}
 _WIDEST = 28
@@ -74,7 +75,9 @@ def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -
         say(f"  damaged {outcomes['damaged']:,}: `grue fleet retry` plays them again")
 
 
-def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> None:
+def print_table(
+    directory: Path, by: Sequence[str] | None, *, as_json: bool, everything: bool = False
+) -> None:
     """Print the scores of each cell of the grid.
 
     Args:
@@ -82,22 +85,27 @@ def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> 
         by: The settings that make a cell; `None`: all that differ, without `seed`. Printed for a reader,
             those with the fewest values, if that would be too many rows.
         as_json: Print JSON.
+        everything: Count the episodes too that the latest sweep has not.
 
     Raises:
         FleetError: There is no fleet, or a file of it is damaged.
     """
-    _opened(directory)
+    _, manifest = _opened(directory)
     found = list(results(directory))
+    found, earlier = (found, 0) if everything else of_latest_sweep(directory, found)
     done = [each for each in found if each.outcome == "scored"]
     failed = sum(each.outcome == "failed" for each in found)
     damaged = [each.error for each in found if each.outcome == "damaged"]
     settings = [each.settings for each in done]
     differing = cell_axes(settings, sys.maxsize)
-    axes = list(by) if by is not None else differing if as_json else cell_axes(settings, _MOST_ROWS)
+    chosen = differing if as_json else cell_axes(settings, _MOST_ROWS, manifest.axes)
+    axes = list(by) if by is not None else chosen
     cells: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    first: dict[tuple[str, ...], str] = {}
     for result in sorted(done, key=lambda each: in_order(each.settings.get(axis) for axis in axes)):
         key = tuple(setting_word(result.settings.get(axis)) for axis in axes)
         scores = cells.setdefault(key, {})
+        first.setdefault(key, result.id)
         for name, value in result.scores.items():
             if "@" not in name or (result.end is not None and name in result.end.scores):
                 scores.setdefault(name, []).append(value)
@@ -111,9 +119,13 @@ def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> 
     if as_json:
         say(msgspec.json.encode(rows).decode())
         return
-    _print_rows(axes, rows)
+    _print_rows(axes, rows, [id_[:10] for id_ in first.values()])
+    if rows:
+        say(f"An episode of each row is named; to see it: grue fleet show {shown_path(directory)} ID")
     if by is None and (left := [name for name in differing if name not in axes]):
         say(f"Each row is a mean over {', '.join(left)}. A row for each: --by {','.join(differing)}")
+    if earlier:
+        say(f"{earlier:,} episodes are not in the latest sweep and not in the table; --all counts them.")
     if failed:
         say(f"{failed:,} failed episodes have no score and are not in the table.")
     if damaged:
@@ -165,19 +177,20 @@ def _statistics(values: list[float]) -> dict[str, float]:
     return {"mean": mean, "standard_error": error, "n": count}
 
 
-def _print_rows(axes: list[str], rows: list[dict[str, Any]]) -> None:
+def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> None:
     if not rows:
         say("No episode has a score yet.")
         return
     names = list(dict.fromkeys(name for row in rows for name in row if name not in axes))
-    header = [*axes, *names, "n"]
+    header = [*axes, *names, "n", "episode"]
     lines = [
         [
-            *(str(row[axis])[:_WIDEST] for axis in axes),
+            *(printable(str(row[axis]), _WIDEST) for axis in axes),
             *(_cell(row.get(name)) for name in names),
             str(max((row[name]["n"] for name in names if name in row), default=0)),
+            id_,
         ]
-        for row in rows
+        for row, id_ in zip(rows, ids, strict=True)
     ]
     widths = [max(len(line[at]) for line in [header, *lines]) for at in range(len(header))]
     for line in [header, *lines]:
@@ -185,4 +198,8 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]]) -> None:
 
 
 def _cell(found: Mapping[str, float] | None) -> str:
-    return "-" if found is None else f"{found['mean']:.4g} ± {found['standard_error']:.2g}"
+    if found is None:
+        return "-"
+    # One episode says nothing of how much another one would differ.
+    spread = f" ± {found['standard_error']:.2g}" if found["n"] > 1 else ""
+    return f"{found['mean']:.4g}{spread}"

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from grue.cli.saying import GRUE, say, say_page, shown_path
 from grue.errors import MCPConfigError, TraceError
+from grue.fleet.folder import MANIFEST
 from grue.runtime.files import next_line, open_regular, read_regular
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import RESULT_FILE
@@ -73,8 +74,20 @@ def _episodes(folder: Path) -> list[Path]:
         raise MCPConfigError(f"There is no folder {shown_path(folder)}. `grue play` makes one named runs.")
     found = list(traces_in(folder))
     if not found:
-        raise MCPConfigError(f"There is no trace in {shown_path(folder)}.")
+        raise MCPConfigError(f"There is no trace in {shown_path(folder)}.{_of_fleet(folder)}")
     return found
+
+
+def _of_fleet(folder: Path) -> str:
+    """Return the commands for a folder that holds fleets, and no runs of its own; empty: it holds none."""
+    fleets = [each for each in (folder, *sorted(folder.iterdir())) if (each / MANIFEST).is_file()]
+    if not fleets:
+        return ""
+    place = shown_path(fleets[0])
+    return (
+        f" {place} is a fleet: {GRUE} fleet table {place} and {GRUE} fleet failures {place} list its"
+        f" episodes, and {GRUE} fleet show {place} ID names the trace of one."
+    )
 
 
 def latest_trace() -> Path:

@@ -5,11 +5,15 @@
     results of B ─┘                                    └─ cannot be told   how much would have been found,
                                                                            and what it takes to find more
 A setting that has one value in all episodes of A and another one in all of B is what is compared. The other
-settings of the sweep name the case. A case that only one side has played counts on neither.
+settings of the sweep name the case, but for the endpoint's address: another port is another try of the same
+case. A case that only one side has played counts on neither.
 
 A failed episode is a result: it counts with a score of its own, 0 unless told otherwise, since leaving it out
 would flatter whoever fails most. An episode that was given up, not paid for or not scored is missing: it
-counts on neither side, and is shown.
+counts on neither side, and is shown. So are episodes that the latest sweep of the folder has not, beside
+others that it has.
+
+With fewer than 15 cases, or without numpy and scipy, there is no interval, and the sign test decides.
 """
 
 import json
@@ -17,6 +21,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -26,15 +31,18 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.config.documents import nearest
-from grue.errors import FleetError
+from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.folder import MANIFEST, no_fleet
-from grue.fleet.results import Result, results
+from grue.fleet.results import Result, of_latest_sweep, results
 from grue.fleet.statistics import (
     LEAST_CASES,
+    SELDOM,
     Interval,
     mean_intervals,
     pass_all,
     pass_at,
+    require_libraries,
+    sign_test,
     smallest_detectable,
     times_more,
 )
@@ -47,22 +55,23 @@ _MOST_NAMED = 8
 _NO_CELL = frozenset({"seed"})
 """Settings by which episodes of one cell differ: another seed is a repetition, not a cell of its own."""
 
+_NO_CASE = frozenset({"base_url"})
+"""Settings that name no case: a server that was started again has another port, and is asked the same."""
+
 _NONE_OF = 3.0
 """If none of n cases differs, at most about 3/n of all cases do, at 95 %."""
 
 
 _WIDEST = 70
+_TINY = 1e-12
 _MISSING = {
     "infrastructure": "given up",
     "unpaid": "not paid for",
     "interrupted": "interrupted or running",
     "damaged": "damaged",
     "unscored": "without this score",
+    "earlier": "not in the latest sweep and left out",
 }
-
-
-class TooFewCasesError(FleetError):
-    """A comparison was refused: with so few cases no interval holds what it promises."""
 
 
 class Cell(Struct, frozen=True):
@@ -156,7 +165,8 @@ class Side(Struct, frozen=True, kw_only=True):
         label: The cell as it was written.
         episodes: Episodes that count.
         failed: Those of them that failed.
-        missing: Episodes that do not count, by outcome; `unscored`: the score is not there.
+        missing: Episodes that do not count, by outcome; `unscored`: the score is not there; `earlier`: the
+            latest sweep has not these, but others of this side.
         unpaired: Cases that the other side has not.
     """
 
@@ -212,9 +222,14 @@ class Comparison(Struct, frozen=True, kw_only=True):
         score: Name of the score.
         cases: Cases that both have played.
         groups: Groups of cases that do not depend on each other.
-        verdict: Whether B is better.
+        verdict: Whether B is better: by the interval, or by the sign test if there is none.
+        better: Groups in which B is better.
+        worse: Groups in which B is worse.
+        chance: How often a fair coin falls as unevenly as these two (the sign test).
+        why: Why there is no interval, as a sentence; empty: there is one.
         measures: The score first; then pass@k and pass^k, cost, time and calls as far as they are known.
-        detectable: The smallest true difference that four of five such comparisons would find.
+        detectable: The smallest true difference that four of five such comparisons would find; NaN without
+            an interval.
         more_cases: About how many more cases would tell a difference of `target`; `None`: nobody can say.
         more_episodes: How many episodes that is.
         target: The difference that `more_cases` is about: the margin, or what was seen.
@@ -231,6 +246,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
     measures: list[Measure]
     detectable: float
     target: float
+    better: int
+    worse: int
+    chance: float
+    why: str = ""
     more_cases: int | None = None
     more_episodes: int | None = None
     changes: list[CaseChange] = field(default_factory=list)
@@ -238,6 +257,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
+        if self.why:
+            rows = [row[:-1] for row in rows]
+            heads = rows[0]
         widths = [max(len(row[at]) for row in rows) for at in range(len(heads))]
         table = (
             "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
@@ -251,7 +273,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
         for setting, (one, other) in self.compared.items():
             yield f"{setting}: {short_words(one)} in A, {short_words(other)} in B"
         grouped = "" if self.groups == self.cases else f" in {self.groups:,} groups"
-        yield f"{self.cases:,} cases{grouped} were played on both sides."
+        were = "1 case was" if self.cases == 1 else f"{self.cases:,} cases{grouped} were"
+        yield f"{were} played on both sides."
 
     def is_worse(self, margin: float, *, lower_is_better: bool = False) -> bool | None:
         """Return whether B has lost at least `margin`; `None`: there are too few episodes to tell.
@@ -268,6 +291,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
 def verdict_of(found: Comparison) -> list[str]:
     """Return the findings, in sentences."""
     difference = found.measures[0].difference
+    if found.why:
+        return [*_by_signs(found), found.why]
     between = f"{_signed(difference.low)} to {_signed(difference.high)}"
     if found.verdict != "cannot be told":
         return [f"B is {found.verdict} by {abs(difference.mean):.3g} in {found.score} ({between})."]
@@ -285,6 +310,20 @@ def verdict_of(found: Comparison) -> list[str]:
     else:
         said.append("Four times as many cases find half of that.")
     return said
+
+
+def _by_signs(found: Comparison) -> Iterable[str]:
+    equal = found.groups - found.better - found.worse
+    what = "case" if found.groups == found.cases else "group"
+    yield (
+        f"B is better in {found.better:,} {what}{'' if found.better == 1 else 's'}, worse in {found.worse:,},"
+        f" equal in {equal:,}."
+    )
+    by = f"(p = {found.chance:.2g}, sign test)"
+    if found.verdict == "cannot be told":
+        yield f"It cannot be told whether A or B is better in {found.score}: that may be chance {by}."
+    else:
+        yield f"B is {found.verdict} in {found.score}: chance alone seldom gives that {by}."
 
 
 def _row(measure: Measure, score: str) -> list[str]:
@@ -314,40 +353,53 @@ def compare(a: Cell, b: Cell, options: Options) -> Comparison:
     """Compare two cells.
 
     Raises:
-        TooFewCasesError: Fewer than 15 cases, or groups of them, were played on both sides.
         FleetError: A cell has no episodes, no case in common with the other one, or not the score.
-        MissingDependencyError: numpy or scipy is not installed.
+        MissingDependencyError: There is a margin, and numpy or scipy is not installed.
     """
+    if options.margin is not None:
+        require_libraries()
     everything = list(results(a.fleet))
     others = everything if b.fleet == a.fleet else list(results(b.fleet))
-    return compare_results(a.of_these(everything), b.of_these(others), options, labels=(a.label, b.label))
+    first, before = of_latest_sweep(a.fleet, a.of_these(everything))
+    second, before_too = of_latest_sweep(b.fleet, b.of_these(others))
+    return compare_results(first, second, options, labels=(a.label, b.label), left_out=(before, before_too))
 
 
 def compare_results(
-    first: Sequence[Result], second: Sequence[Result], options: Options, *, labels: tuple[str, str]
+    first: Sequence[Result],
+    second: Sequence[Result],
+    options: Options,
+    *,
+    labels: tuple[str, str],
+    left_out: tuple[int, int] = (0, 0),
 ) -> Comparison:
-    """Compare two sets of episodes. Raises what `compare` raises."""
+    """Compare two sets of episodes, of which some were left out already. Raises what `compare` raises."""
     score = options.score or _only_score((*first, *second))
     compared = _compared(first, second)
-    sides = tuple(_Cases(each, score, options, set(compared)) for each in (first, second))
+    sides = tuple(
+        _Cases(each, score, options, compared.keys() | _NO_CASE, earlier)
+        for each, earlier in zip((first, second), left_out, strict=True)
+    )
     keys = [key for key in sides[0].by_case if key in sides[1].by_case]
     _require_cases(keys, sides, compared, score)
     groups = _groups(keys, options.cluster)
     count = len(keys) if groups is None else len(set(groups))
-    if count < LEAST_CASES:
-        what = "cases" if groups is None else f"groups of {', '.join(options.cluster)}"
-        raise TooFewCasesError(
-            f"Only {count} {what} were played on both sides; a comparison needs {LEAST_CASES}. More"
-            " repetitions of the same cases do not help: add cases."
-        )
-    measures = _measures(sides, keys, groups, options)
+    why = _no_interval(count, options)
+    measures = _measures(sides, keys, groups, options, bare=bool(why))
     found = _turned(measures[0].difference, options.lower_is_better)
-    told = "better" if found.low > 0 else "worse" if found.high < 0 else "cannot be told"
+    better, worse = _signs(sides, keys, groups, options)
+    chance = sign_test(better, worse)
     target = options.margin or abs(found.mean)
-    detectable = smallest_detectable(found) if found.error else found.high - found.mean
-    more = times_more(replace(found, error=max(found.error, detectable / 3)), target) - 1
-    enough = more <= 0 or told != "cannot be told"
-    known = not enough and more < 1000
+    told: Verdict = "cannot be told"
+    detectable, known, more = math.nan, False, 0.0
+    if why:
+        if chance < SELDOM:
+            told = "better" if better > worse else "worse"
+    else:
+        told = "better" if found.low > 0 else "worse" if found.high < 0 else told
+        detectable = smallest_detectable(found) if found.error else found.high - found.mean
+        more = times_more(replace(found, error=max(found.error, detectable / 3)), target) - 1
+        known = 0 < more < 1000 and told == "cannot be told"
     a_label, b_label = labels
     return Comparison(
         a=sides[0].side(a_label, keys),
@@ -356,7 +408,11 @@ def compare_results(
         score=score,
         cases=len(keys),
         groups=count,
-        verdict=told,  # type: ignore[arg-type]  # the expression above has no other value
+        verdict=told,
+        better=better,
+        worse=worse,
+        chance=chance,
+        why=why,
         measures=measures,
         detectable=detectable,
         target=target,
@@ -369,17 +425,20 @@ def compare_results(
 class _Cases:
     """The episodes of one side that count, by case."""
 
-    def __init__(self, found: Sequence[Result], score: str, options: Options, compared: set[str]) -> None:
+    def __init__(
+        self, found: Sequence[Result], score: str, options: Options, no_case: AbstractSet[str], earlier: int
+    ) -> None:
         self.by_case: dict[str, list[Result]] = {}
+        self.no_case = no_case
         self.score: Callable[[Result], float | None] = lambda each: _score(each, score, options.failed_as)
-        missing: Counter[str] = Counter()
+        missing: Counter[str] = Counter({"earlier": earlier} if earlier else {})
         for result in found:
             if not result.played:
                 missing[result.outcome] += 1
             elif self.score(result) is None:
                 missing["unscored"] += 1
             else:
-                key = _case_key(result, compared)
+                key = _case_key(result, no_case)
                 self.by_case.setdefault(key, []).append(result)
         self._missing = dict(missing)
 
@@ -410,9 +469,35 @@ class _Cases:
 _Sides: TypeAlias = tuple[_Cases, ...]
 
 
+def _no_interval(count: int, options: Options) -> str:
+    """Return why there can be no interval, as a sentence; empty: there can."""
+    if count < LEAST_CASES:
+        what = f"groups of {', '.join(options.cluster)}" if options.cluster else "cases"
+        return (
+            f"An interval needs {LEAST_CASES} {what}. More repetitions of the same cases do not help: add"
+            " cases."
+        )
+    try:
+        require_libraries()
+    except MissingDependencyError as error:
+        return str(error)
+    return ""
+
+
+def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options) -> tuple[int, int]:
+    """Return in how many groups B is better, and in how many it is worse."""
+    gains: defaultdict[int, float] = defaultdict(float)
+    means = (side.means(keys, side.score) or [] for side in sides)
+    for number, (a, b) in enumerate(zip(*means, strict=True)):
+        gains[number if groups is None else groups[number]] += a - b if options.lower_is_better else b - a
+    values = gains.values()
+    return sum(each > _TINY for each in values), sum(each < -_TINY for each in values)
+
+
 def _measures(
-    sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options
+    sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options, *, bare: bool
 ) -> list[Measure]:
+    """Return the figures; `bare`: without intervals."""
     scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
     figures: list[tuple[str, list[list[float] | None]]] = [
         ("score", [side.means(keys, side.score) for side in sides]),
@@ -424,7 +509,13 @@ def _measures(
         for name, (a, b) in figures
         if a is not None and b is not None and (name == "score" or any((*a, *b)))
     ]
-    differences = mean_intervals([[y - x for x, y in zip(a, b, strict=True)] for _, a, b in known], groups)
+    between = [[y - x for x, y in zip(a, b, strict=True)] for _, a, b in known]
+    if bare:
+        count = len(keys) if groups is None else len(set(groups))
+        nan = math.nan
+        differences = [Interval(sum(each) / len(each), nan, nan, nan, count) for each in between]
+    else:
+        differences = mean_intervals(between, groups)
     score = differences[0]
     if not score.error and not score.mean:
         span = 1.0 if min(scores) >= 0 and max(scores) <= 1 else max(scores) - min(scores)
@@ -477,7 +568,7 @@ def _changes(sides: _Sides, keys: Sequence[str]) -> Iterable[CaseChange]:
     means = zip(keys, a.means(keys, a.score) or (), b.means(keys, b.score) or (), strict=True)
     for key, one, other in means:
         yield CaseChange(
-            case=json.loads(key),
+            case=_named(a.by_case[key][0], a.no_case),
             a=one,
             b=other,
             a_ids=[each.id for each in a.by_case[key]],
@@ -514,8 +605,13 @@ def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tu
     return {name: (next(iter(a[name].values())), next(iter(b[name].values()))) for name in single}
 
 
-def _case_key(result: Result, compared: set[str]) -> str:
-    case = {name: value for name, value in result.planned.items() if name not in compared}
+def _named(result: Result, no_case: AbstractSet[str]) -> m.JsonObject:
+    """Return the settings that name the case of an episode, in the order in which they were planned."""
+    return {name: value for name, value in result.planned.items() if name not in no_case}
+
+
+def _case_key(result: Result, no_case: AbstractSet[str]) -> str:
+    case = _named(result, no_case)
     return msgspec.json.encode(case, order="deterministic").decode()
 
 
@@ -560,15 +656,16 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 # --- The cells of a table or a report ---
 
 
-def cell_axes(settings: Sequence[m.JsonObject], most: int) -> list[str]:
+def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
     """Return the settings that make the cells: all that differ, unless that would be too many cells.
 
-    Then those with the fewest values are taken, as long as each cell has enough cases to say something. The
-    others, such as the question that was asked, are what a cell is a mean over.
+    Then those with the fewest values are taken, the axes of the sweep first, as long as each cell has enough
+    cases to say something. The others, such as the question that was asked, are what a cell is a mean over.
 
     Args:
         settings: The settings of each episode.
         most: How many cells there may be.
+        axes: The axes of the sweep.
     """
     values: dict[str, set[str]] = {}
     for each in settings:
@@ -578,14 +675,14 @@ def cell_axes(settings: Sequence[m.JsonObject], most: int) -> list[str]:
     if math.prod(len(values[name]) for name in differing) <= most:
         return differing
     cases = len({setting_word(each) for each in settings})
-    axes: list[str] = []
+    taken: list[str] = []
     cells = 1
-    for name in sorted(differing, key=lambda name: len(values[name])):
+    for name in sorted(differing, key=lambda name: (name not in axes, len(values[name]))):
         cells *= len(values[name])
-        if cells > most or (axes and cases < LEAST_CASES * cells):
+        if cells > most or (taken and cases < LEAST_CASES * cells):
             break
-        axes.append(name)
-    return [name for name in differing if name in axes]
+        taken.append(name)
+    return [name for name in differing if name in taken]
 
 
 def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:

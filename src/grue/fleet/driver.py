@@ -129,6 +129,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         keep: What stays on disk.
         prices: Prices by model.
         batching: How requests wait for the providers' batches; `None`: they are sent at once.
+        whole: The cases are all that a comparison is about; other episodes of the folder are of earlier ones.
     """
 
     work: KnownWork
@@ -137,6 +138,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     keep: Keep = "all"
     prices: dict[str, Price] = {}
     batching: Batching | None = None
+    whole: bool = False
 
 
 class Driver:
@@ -236,13 +238,15 @@ class Driver:
 
     def _jobs(self) -> Iterator[Job]:
         """Yield the attempts to make; count what is done."""
-        work, digests = self._plan.work, FileDigests()
+        work, digests, ids = self._plan.work, FileDigests(), bytearray()
+        self._folder.write_latest(None)
         for number, planned in enumerate(self._plan.cases()):
             if number % 500 == 0:
                 self._require_space()
             case = work.completed(planned)
             files = digests.of(case, work.files)
             id_ = episode_id(work.name, self._plan.version, case, files)
+            ids += bytes.fromhex(id_)
             folder = self._folder.episode(id_)
             try:
                 commit = self._commit_of(folder)
@@ -271,6 +275,8 @@ class Driver:
                 files=files,
                 batch=self._batches is not None,
             )
+        if self._plan.whole:
+            self._folder.write_latest(bytes(ids))
 
     def _commit_of(self, folder: EpisodeFolder) -> Commit | None:
         try:

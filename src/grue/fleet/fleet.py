@@ -14,7 +14,7 @@ import grue
 from grue.errors import FleetError
 from grue.field_checks import check_settings
 from grue.fleet.broker import FleetBudget, Limits, Rate
-from grue.fleet.compare import Cell, Comparison, Options, compare_results, setting_word
+from grue.fleet.compare import Cell, Comparison, Options, compare, setting_word
 from grue.fleet.driver import Driver, Finished, Plan, Tally
 from grue.fleet.engine import Engine
 from grue.fleet.folder import MANIFEST, DriverLock, FleetFolder, Manifest, no_fleet
@@ -173,6 +173,7 @@ class Fleet:
             keep=self._options.keep,
             prices=self._prices,
             batching=self._options.batching,
+            whole=True,
         )
         with shown_progress(watch, shown=progress) as seen:
             return self._run(plan, list(sweep.grid), retry=retry, watch=seen)
@@ -196,7 +197,9 @@ class Fleet:
         """Compare the episodes that have the settings `a` with those that have `b`, case by case.
 
         `print` shows the result: the mean scores, their difference with its interval, and whether B is
-        better. Nothing is played. The commands of `grue fleet` say more about single cases.
+        better. With fewer than 15 cases, or without numpy and scipy, the sign test says so, without an
+        interval. Nothing is played. Episodes that the latest `sweep` has not are left out and counted, if it
+        has others with these settings. The commands of `grue fleet` say more about single cases.
 
         Args:
             a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.
@@ -204,10 +207,9 @@ class Fleet:
             **how: `score`, `lower_is_better`, `failed_as`, `passing`, `cluster`, `margin`, as in `Options`.
 
         Raises:
-            FleetError: There is no fleet, no such setting, no case in common, or fewer than 15 cases.
-            MissingDependencyError: numpy or scipy is not installed.
+            FleetError: There is no fleet, no such setting, or no case in common.
+            MissingDependencyError: There is a margin, and numpy or scipy is not installed.
         """
-        everything = self.results()
         cells = []
         for name, wanted in (("a", a), ("b", b)):
             if not isinstance(wanted, Mapping):
@@ -216,13 +218,10 @@ class Fleet:
                 )
             words = {setting: setting_word(value) for setting, value in wanted.items()}
             cells.append(Cell(self.folder.path, words))
+        if not (self.folder.path / MANIFEST).is_file():
+            raise no_fleet(self.folder.path)
         one, other = cells
-        return compare_results(
-            one.of_these(everything),
-            other.of_these(everything),
-            Options(**how),
-            labels=(one.label, other.label),
-        )
+        return compare(one, other, Options(**how))
 
     @property
     def _prices(self) -> dict[str, Price]:

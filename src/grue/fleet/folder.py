@@ -3,6 +3,7 @@
     DIR/fleet.json                 what the fleet does, for people and for `grue fleet status`
     DIR/driver.lock                held by the one driver
     DIR/ledger.jsonl               what requests have cost
+    DIR/latest.txt                 the ids of the latest sweep's episodes, which a comparison is about
     DIR/results.jsonl              an index of the commits, for readers; see `results.py`
     DIR/batches/                   requests that wait for batches; see `batches.py`
     DIR/ab/ID/case.json            the case of the episode `ID`, whose first digits are `ab`
@@ -21,6 +22,7 @@ The work of an episode can do anything to the episode's files. So what cannot be
 episode, and `attempts` and `end_of` raise nothing.
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -44,11 +46,13 @@ from grue.fleet.identity import ID_LENGTH
 from grue.runtime.files import draft_beside, drafted, read_regular, write_whole
 
 MANIFEST, LOCK, LEDGER, STOP = "fleet.json", "driver.lock", "ledger.jsonl", "stop"
+LATEST = "latest.txt"
 CASE, COMMIT, ATTEMPT, TRACE = "case.json", "commit.json", "attempt.json", "trace.jsonl"
 
 _HELD = "commit"
 _DAMAGED = "damaged"
 _MOST_BYTES = 16 * 2**20
+_MOST_BYTES_OF_IDS = 64 * 2**20
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """What file systems without hard links say: vfat, exfat, and many of FUSE and SMB."""
 
@@ -279,6 +283,25 @@ class FleetFolder:
         with _writing(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.path / MANIFEST, _written(manifest), fsync=True)
+
+    def write_latest(self, ids: bytes | None) -> None:
+        """Write the ids of the latest sweep, as `bytes.fromhex` gives them; `None`: forget those of before.
+
+        Nothing happens if that is impossible: a comparison then has all episodes of the folder.
+        """
+        path = self.path / LATEST
+        with contextlib.suppress(OSError):
+            if ids is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_whole(path, ids.hex("\n", -ID_LENGTH // 2).encode())
+
+    def latest(self) -> frozenset[str] | None:
+        """Return the ids of the episodes of the latest sweep; `None`: nobody can say."""
+        try:
+            return frozenset(read_regular(self.path / LATEST, _MOST_BYTES_OF_IDS).decode("ascii").split())
+        except (OSError, UnicodeDecodeError):
+            return None
 
     def require_commits(self) -> None:
         """Check, before anything is paid for, that episodes can be committed here.

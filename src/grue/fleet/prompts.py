@@ -14,6 +14,7 @@ from grue.engine.answers import AnswerSpec
 from grue.engine.batch import BatchItem
 from grue.engine.runner import Runner, TurnOutcome, TurnRequest
 from grue.errors import MCPConfigError
+from grue.fleet.statistics import SELDOM, sign_test
 from grue.runtime.safe_text import printable
 
 Score: TypeAlias = Callable[[Any, Any], float]
@@ -21,7 +22,6 @@ Score: TypeAlias = Callable[[Any, Any], float]
 
 _MOST_CASES = 10
 _WIDEST = 32
-_SELDOM = 0.05
 
 
 class PromptAnswer(Struct, frozen=True, kw_only=True):
@@ -122,10 +122,10 @@ class PromptTable(Struct, frozen=True, kw_only=True):
             f"{_short(other)} against {_short(one)}: better in {_cases(better)}, worse in {worse},"
             f" equal in {len(pairs) - better - worse}."
         )
-        chance = _chance(better, worse)
+        chance = sign_test(better, worse)
         if not better and not worse:
             return counts
-        told = "Chance alone seldom gives that" if chance < _SELDOM else "That may be chance"
+        told = "Chance alone seldom gives that" if chance < SELDOM else "That may be chance"
         return f"{counts} {told} (p = {chance:.2g})."
 
     def _heads(self) -> list[str]:
@@ -237,13 +237,6 @@ def _sums(items: Sequence[BatchItem[TurnOutcome[Any]]], answers: Sequence[Prompt
         tokens=sum(each.usage.input_tokens + each.usage.output_tokens for each in outcomes),
         seconds=sum(each.duration_s for each in outcomes),
     )
-
-
-def _chance(better: int, worse: int) -> float:
-    """Return how often a fair coin falls as unevenly as that, or more so: the two-sided sign test."""
-    tosses, most = better + worse, max(better, worse)
-    tail: float = sum(math.comb(tosses, heads) for heads in range(most, tosses + 1)) / 2**tosses
-    return min(1.0, 2.0 * tail)
 
 
 def _cases(count: int) -> str:

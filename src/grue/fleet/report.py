@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from grue.errors import FleetError
 from grue.fleet.compare import Options, cell_axes, compare_results, in_order, setting_word
 from grue.fleet.failures import WORDS, around, group_failures, passing_score
-from grue.fleet.folder import MANIFEST, no_fleet
+from grue.fleet.folder import MANIFEST, FleetFolder, Manifest, no_fleet
 from grue.fleet.results import Result, results
 from grue.fleet.statistics import LEAST_CASES, mean_interval
 from grue.runtime.files import replacing
@@ -82,7 +82,8 @@ def write_report(
     found = list(results(fleet))
     if not found:
         raise FleetError(f"No episode of {fleet} has begun.")
-    report = _report(found, fleet, score, passing, by)
+    manifest = FleetFolder(fleet).read_manifest(Manifest)
+    report = _report(found, fleet, score, passing, by, [] if manifest is None else manifest.axes)
     before, after = page_parts("report", report.title, style=("viewer", "report"), scripts=("dom", "report"))
     try:
         with replacing(target) as page:
@@ -95,9 +96,14 @@ def write_report(
 
 
 def _report(
-    found: list[Result], fleet: Path, score: str, passing: float | None, by: Sequence[str] | None
+    found: list[Result],
+    fleet: Path,
+    score: str,
+    passing: float | None,
+    by: Sequence[str] | None,
+    grid: list[str],
 ) -> _Report:
-    axes = cell_axes([each.planned for each in found], _MOST_CELLS) if by is None else list(by)
+    axes = list(by) if by is not None else cell_axes([each.planned for each in found], _MOST_CELLS, grid)
     least = passing_score(found, score) if passing is None else passing
     cells: dict[str, list[Result]] = {}
     for each in found:
@@ -208,7 +214,11 @@ def _verdicts(
             said.append(f"{name}: not compared with {names[0]}. {error}")
             continue
         difference = found.measures[0].difference
-        between = f"{difference.mean:+.3g} ({difference.low:+.3g} to {difference.high:+.3g})"
+        between = (
+            f"{difference.mean:+.3g} (p = {found.chance:.2g})"
+            if found.why
+            else f"{difference.mean:+.3g} ({difference.low:+.3g} to {difference.high:+.3g})"
+        )
         verdict = f"{found.verdict} than {names[0]}"
         if found.verdict == "cannot be told":
             verdict = f"cannot be told from {names[0]}"

@@ -124,6 +124,16 @@ def results(fleet: Path) -> Iterator[Result]:
     _append(fleet, read)
 
 
+def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
+    """Return the episodes that the latest sweep of a folder has, and how many others were left out.
+
+    If it has none of them, they were asked for on purpose, and all are returned.
+    """
+    latest = FleetFolder(fleet).latest()
+    ours = [] if latest is None else [each for each in found if each.id in latest]
+    return (ours, len(found) - len(ours)) if ours else (found, 0)
+
+
 def note_result(fleet: Path, episode: Path) -> None:
     """Add a committed episode to the index. Nothing happens if it cannot be read or written."""
     stamp = _stamp(episode)

@@ -9,7 +9,10 @@ outward for few cases, as Student's distribution is wider than the normal one. I
 alone held 89-91 % of the time where the scores have heavy tails, and Student's interval 92 % where they are
 skewed. So the interval is never narrower than Student's on either side; the two together hold 93-97 %.
 
-numpy and scipy come with the extra `evaluate`. They are imported when the first interval is computed.
+With fewer than 15 cases there is no interval: what is left is the sign test, which is exact for any number.
+
+numpy and scipy come with the extra `evaluate`. They are imported when the first interval is computed; the
+sign test needs neither.
 """
 
 import math
@@ -24,6 +27,9 @@ LEAST_CASES = 15
 """With fewer cases (or groups of them) no interval holds what it promises."""
 
 LEVEL = 0.95
+SELDOM = 1 - LEVEL
+"""A result that chance alone gives less often than that is told."""
+
 POWER = 0.8
 """A difference counts as detectable if this share of the sweeps would find it."""
 
@@ -38,7 +44,7 @@ class Interval(Struct, frozen=True):
 
     Attributes:
         mean: The mean over cases.
-        low: The lower end.
+        low: The lower end; NaN, as `high` and `error`: there is no interval.
         high: The upper end.
         error: The standard error of the mean.
         groups: The number of independent groups of cases.
@@ -51,15 +57,27 @@ class Interval(Struct, frozen=True):
     groups: int
 
 
-def _libraries() -> tuple[Any, Any]:
+def require_libraries() -> tuple[Any, Any]:
+    """Return numpy and `scipy.special`.
+
+    Raises:
+        MissingDependencyError: One of them is not installed.
+    """
     try:
         import numpy as np
         from scipy import special
     except ImportError as error:
         raise MissingDependencyError(
-            "Comparisons need numpy and scipy: pip install 'numpy>=1.26' 'scipy>=1.13'"
+            "Intervals need numpy and scipy: pip install 'numpy>=1.26' 'scipy>=1.13'"
         ) from error
     return np, special
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Return how often a fair coin falls as unevenly as that, or more so: the two-sided sign test."""
+    tosses, most = better + worse, max(better, worse)
+    tail: float = sum(math.comb(tosses, heads) for heads in range(most, tosses + 1)) / 2**tosses
+    return min(1.0, 2.0 * tail)
 
 
 def mean_interval(values: Sequence[float], groups: Sequence[int] | None = None) -> Interval:
@@ -78,7 +96,7 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
         MissingDependencyError: numpy or scipy is not installed.
         ValueError: There are fewer than two groups.
     """
-    np, special = _libraries()
+    np, special = require_libraries()
     each = np.asarray(figures, dtype=float)
     if groups is None:
         sums, sizes = each, np.ones(each.shape[1])
@@ -137,7 +155,7 @@ def _resampled(np: Any, sums: Any, sizes: Any) -> Any:
 
 def smallest_detectable(interval: Interval) -> float:
     """Return the smallest true difference that four of five such comparisons would find."""
-    _, special = _libraries()
+    _, special = require_libraries()
     freedom = interval.groups - 1
     return float(special.stdtrit(freedom, (1 + LEVEL) / 2) + special.stdtrit(freedom, POWER)) * interval.error
 

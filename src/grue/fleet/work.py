@@ -97,6 +97,9 @@ class KnownWork(Struct, frozen=True, kw_only=True):
             wrong = wrong_setting(self.settings, case.settings)
             if wrong is not None:
                 raise FleetError(f"The case {msgspec.json.encode(case.settings).decode()}: {wrong.text}")
+            kinds = _kinds(self.settings)
+            listed = {name: _listed(value, kinds[name]) for name, value in case.settings.items()}
+            case = replace(case, settings=listed)
         if self.complete is None:
             return case
         return replace(case, settings=self.complete(case.settings))
@@ -105,6 +108,11 @@ class KnownWork(Struct, frozen=True, kw_only=True):
 @functools.cache
 def _kinds(declared: type[Struct]) -> dict[str, Any]:
     return {each.encode_name: each.type for each in msgspec.structs.fields(declared)}
+
+
+def _listed(value: object, kind: object) -> Any:
+    """Return a text as a list of one where a list of texts is declared; everything else as it is."""
+    return [value] if isinstance(value, str) and kind == list[str] else value
 
 
 class WrongSetting(Struct, frozen=True):
@@ -122,7 +130,7 @@ def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> WrongS
             near = nearest(name, kinds)
             return WrongSetting(name, f"unknown setting {name!r}. Did you mean {near!r}?")
         try:
-            msgspec.convert(value, kinds[name])
+            msgspec.convert(_listed(value, kinds[name]), kinds[name])
         except msgspec.ValidationError as error:
             said = str(error)
             return WrongSetting(name, f"{name}: {said[0].lower()}{said[1:]}.")

@@ -4,8 +4,8 @@ The i-th turn is compared with the i-th turn. If one of the traces has forks of 
 with their numbers are compared. Within a turn, the messages that a message caused are compared with those
 that its counterpart caused: same sender, same receiver, same kind, in order. So two traces can be identical
 even if their actors took turns in a different order. Numbers, times, durations, processes and what a provider
-wants echoed are ignored. Ids of calls and batches may differ if they are used consistently. Pieces of
-streamed replies are left out, because the whole reply follows.
+wants echoed are ignored. Ids of calls, batches and conversations may differ if they are used consistently.
+Pieces of streamed replies are left out, because the whole reply follows.
 
 Both traces are read in step, and neither is held in memory. `lean_turns` splits a trace into its turns, and
 keeps a few megabytes of the messages of the open ones. Of further messages only the envelopes are in memory:
@@ -46,7 +46,7 @@ IGNORED = frozenset(
 )
 """Fields of messages that differ from run to run, or that the episode's conditions show (the model asked)."""
 
-IDS = frozenset({"call_id", "batch"})
+IDS = frozenset({"call_id", "batch", "conversation"})
 """Fields of messages that are ids."""
 
 _MOST_MATCHED = 400

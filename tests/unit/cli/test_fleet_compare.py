@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_fleets import make_fleet
+from made_fleets import add_episode, make_fleet
 from typer.testing import CliRunner
 
 from grue.cli.app import app
@@ -38,11 +38,30 @@ def test_the_status_is_for_ci(better: Path, tmp_path: Path) -> None:
     assert "Worse" in compared(better, "--fail-if-worse", "0.05", "--lower-is-better", status=1)
     assert "give a loss above 0" in compared(better, "--fail-if-worse", "0", status=2)
     few = tmp_path / "few"
-    make_fleet(few, lambda *_: 1.0, questions=14)
-    assert "a comparison needs 15" in compared(few, status=2)
+    make_fleet(few, lambda _, prompt, question: float(prompt == "long" or question < 6), questions=14)
+    said = compared(few)
+    assert "B is better in 8 cases, worse in 0, equal in 6." in said
+    assert "B is better in score: chance alone seldom gives that (p = 0.0078, sign test)." in said
+    assert "An interval needs 15 cases." in said
+    assert said.count("grue fleet show") == 2 * 8, "each is named"
+    assert "  1  question: Question 5" in said
+    assert "Too few" in compared(few, "--fail-if-worse", "0.05", status=2)
+    assert json.loads(compared(few, "--json"))["measures"][0]["difference"]["low"] is None
     equal = tmp_path / "equal"
     make_fleet(equal, lambda *_: 1.0, questions=15)
     assert "Too few" in compared(equal, "--fail-if-worse", "0.05", status=2)
+
+
+def test_a_case_is_named_by_what_differs_with_the_question_first(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, lambda *_: 1.0, questions=0)
+    for number in range(12):
+        prompt = ("short", "long")[number % 2]
+        question = f"What is {number // 2} + 1?"
+        planned = {"a": "all the same", "easy": number > 5, "prompt": prompt, "inputs": [question]}
+        add_episode(fleet.episode(f"{number:024x}"), planned, 0, float(prompt == "long"))
+    said = compared(tmp_path)
+    assert "  0 -> 1  inputs: What is 0 + 1?, easy: false" in said
+    assert "all the same" not in said
 
 
 def test_what_a_case_says_cannot_drive_the_terminal(tmp_path: Path) -> None:

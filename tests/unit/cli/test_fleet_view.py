@@ -27,7 +27,7 @@ def test_a_damaged_file_concerns_its_own_episode(
     assert counts == {"commit.json": (2, 1, 0), "case.json": (3, 0, 0)}.get(damaged, (2, 0, 1))
     print_table(tmp_path, None, as_json=False)
     printed = capsys.readouterr().out
-    assert printed.splitlines()[1:3] == ["1  1 ± 0  1", "2  1 ± 0  1"]
+    assert printed.splitlines()[1:3] == ["1  1      1  0000000000", "2  1      1  0000000000"]
     assert ("1 episodes cannot be read" in printed) == (damaged != "attempt-1/attempt.json")
 
 
@@ -38,7 +38,10 @@ def test_an_episode_without_any_score_has_a_row(tmp_path: Path, capsys: pytest.C
     attempt = folder.begin(CaseFile(work="m:f", version="1", settings={"n": 1}))
     folder.make_commit(attempt, AttemptEnd(outcome="scored"), version="1")
     print_table(tmp_path, ["n"], as_json=False)
-    assert capsys.readouterr().out == "n  n\n1  0\n"
+    assert capsys.readouterr().out == (
+        "n  n  episode\n1  0  0000000000\n"
+        f"An episode of each row is named; to see it: grue fleet show {tmp_path} ID\n"
+    )
 
 
 def test_a_big_table_has_the_rows_that_have_enough_cases_and_says_what_they_are_means_over(
@@ -56,15 +59,38 @@ def test_a_big_table_has_the_rows_that_have_enough_cases_and_says_what_they_are_
         folder.make_commit(attempt, end, version="1")
     print_table(tmp_path, None, as_json=False)
     assert capsys.readouterr().out.splitlines() == [
-        "prompt  score  n",
-        "plain   0 ± 0  90",
-        "steps   1 ± 0  90",
+        "prompt  score  n   episode",
+        "plain   0 ± 0  90  0000000000",
+        "steps   1 ± 0  90  0000000000",
+        f"An episode of each row is named; to see it: grue fleet show {tmp_path} ID",
         "Each row is a mean over a, b. A row for each: --by prompt,a,b",
     ]
     print_table(tmp_path, ["a"], as_json=False)
-    rows = capsys.readouterr().out.splitlines()[1:]
+    rows = capsys.readouterr().out.splitlines()[1:11]
     assert [int(row.split()[0]) for row in rows] == list(range(5, 15)), (
         "numbers stand in the order of their size"
     )
     print_table(tmp_path, None, as_json=True)
     assert len(json.loads(capsys.readouterr().out)) == 180
+
+
+def test_what_the_latest_sweep_has_not_is_left_out_and_a_cut_text_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = FleetFolder(tmp_path)
+    fleet.write_manifest(Manifest(total=4, axes=["system"]))
+    for number in range(4):
+        folder = fleet.episode(f"{number:024x}")
+        case = {"system": f"{number % 2} {'Answer the question. ' * 3}", "base_url": f"http://{number // 2}"}
+        attempt = folder.begin(CaseFile(work="m:f", version="1", settings=case))
+        folder.make_commit(attempt, AttemptEnd(outcome="scored", scores={"score": 1.0}), version="1")
+    fleet.write_latest(bytes.fromhex(f"{2:024x}{3:024x}"))
+    print_table(tmp_path, None, as_json=False)
+    head, *rows, _, left_out = capsys.readouterr().out.splitlines()
+    assert head.split() == ["system", "score", "n", "episode"]
+    assert [row.split("  ")[0] for row in rows] == [f"{n} Answer the question. Answ…" for n in (0, 1)]
+    assert left_out == "2 episodes are not in the latest sweep and not in the table; --all counts them."
+    print_table(tmp_path, None, as_json=True)
+    assert len(json.loads(capsys.readouterr().out)) == 2
+    print_table(tmp_path, None, as_json=True, everything=True)
+    assert len(json.loads(capsys.readouterr().out)) == 4

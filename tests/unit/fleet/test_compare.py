@@ -1,15 +1,19 @@
 """Comparing two cells: what is paired, what counts, and what is said of it."""
 
+import math
 import random
+import sys
+import zlib
 from itertools import product
 from pathlib import Path
 
 import pytest
 from made_fleets import add_episode, ended, make_fleet
 
-from grue.errors import FleetError
-from grue.fleet.compare import Cell, Comparison, Options, TooFewCasesError, cell_axes, compare
-from grue.fleet.folder import AttemptEnd
+from grue.errors import FleetError, MissingDependencyError
+from grue.fleet import Fleet
+from grue.fleet.compare import Cell, Comparison, Options, cell_axes, compare
+from grue.fleet.folder import AttemptEnd, FleetFolder
 from grue.messages import JsonObject
 
 FAILED = AttemptEnd(outcome="failed", kind="ValueError", error="ValueError: no")
@@ -101,10 +105,80 @@ def test_cases_that_are_all_equal_are_not_called_equal(tmp_path: Path) -> None:
     assert found.is_worse(0.2) is False
 
 
-def test_fewer_than_15_cases_are_refused_however_often_they_are_repeated(tmp_path: Path) -> None:
+def test_of_fewer_than_15_cases_the_sign_test_decides_however_often_they_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)  # it is not needed
     make_fleet(tmp_path, planted(0.5), questions=14, repetitions=20)
-    with pytest.raises(TooFewCasesError, match=r"Only 14 cases .* needs 15.*add cases"):
-        by_prompt(tmp_path)
+    found = by_prompt(tmp_path)
+    assert (found.verdict, found.better, found.worse) == ("better", 14, 0)
+    assert found.chance == pytest.approx(2 / 2**14)
+    assert math.isnan(found.measures[0].difference.low)
+    said = str(found)
+    assert "An interval needs 15 cases." in said
+    assert "nan" not in said
+    assert "interval" not in said.split("An interval")[0]
+    assert found.is_worse(0.1) is None
+    assert by_prompt(tmp_path, Options(lower_is_better=True)).verdict == "worse"
+    with pytest.raises(MissingDependencyError, match="pip install"):
+        by_prompt(tmp_path, Options(margin=0.1))
+
+
+def test_five_better_cases_of_five_may_be_chance_and_six_are_seldom(tmp_path: Path) -> None:
+    for questions, verdict in ((5, "cannot be told"), (6, "better")):
+        make_fleet(tmp_path / verdict, lambda chance, prompt, _: float(prompt == "long"), questions=questions)
+        assert by_prompt(tmp_path / verdict).verdict == verdict
+
+
+def test_without_numpy_and_scipy_the_sign_test_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_fleet(tmp_path, planted(0.5))
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    found = by_prompt(tmp_path)
+    assert (found.verdict, found.better) == ("better", 28)
+    assert str(found).endswith("Intervals need numpy and scipy: pip install 'numpy>=1.26' 'scipy>=1.13'")
+
+
+def again(fleet: FleetFolder, *, url: str, right: float = 1.0, **more: object) -> list[str]:
+    """Play 16 questions with two prompts at an endpoint; return the ids."""
+    ids = []
+    for number in range(32):
+        prompt, question = ("short", "long")[number % 2], f"Question {number // 2}"
+        id_ = f"{zlib.crc32(url.encode()):08x}{number:016x}"
+        planned = {"prompt": prompt, "question": question, "base_url": url, **more}
+        add_episode(fleet.episode(id_), planned, 0, ended(right if prompt == "long" else 0.0))
+        ids.append(id_)
+    return ids
+
+
+def test_cases_that_differ_only_in_the_endpoints_address_are_one_case(tmp_path: Path) -> None:
+    """A scripted server that was started again has another port."""
+    fleet = make_fleet(tmp_path, planted(0), questions=0)
+    again(fleet, url="http://127.0.0.1:1/v1")
+    again(fleet, url="http://127.0.0.1:2/v1")
+    found = by_prompt(tmp_path)
+    assert (found.cases, found.a.episodes, found.b.episodes) == (16, 32, 32)
+    assert set(found.changes[0].case) == {"question"}
+    a = Cell.of(f"{tmp_path}:base_url=http://127.0.0.1:1/v1")
+    other = compare(a, Cell.of(":base_url=http://127.0.0.1:2/v1", a), Options())
+    assert (other.cases, list(other.compared)) == (32, ["base_url"])
+
+
+def test_episodes_that_the_latest_sweep_has_not_are_left_out_and_counted(tmp_path: Path) -> None:
+    fleet = make_fleet(tmp_path, planted(0), questions=0)
+    again(fleet, url="http://a", model="old", right=0.0)
+    ids = again(fleet, url="http://b", model="new")
+    fleet.write_latest(bytes.fromhex("".join(ids)))
+    found = by_prompt(tmp_path)
+    assert (found.cases, found.a.missing, found.b.missing) == (16, {"earlier": 16}, {"earlier": 16})
+    assert "16 episodes, 16 not in the latest sweep and left out" in str(found)
+    assert Fleet(tmp_path).compare({"prompt": "short"}, {"prompt": "long"}).a.missing == {"earlier": 16}
+    old = Cell.of(f"{tmp_path}:model=old")
+    asked_for = compare(old, Cell.of(":model=new", old), Options())
+    assert (asked_for.cases, asked_for.a.missing) == (32, {}), "what is asked for by name counts"
+    fleet.write_latest(None)
+    assert by_prompt(tmp_path).cases == 32
 
 
 def test_groups_of_cases_widen_the_interval_and_are_counted(tmp_path: Path) -> None:
@@ -158,3 +232,5 @@ def test_the_cells_are_all_settings_that_differ_or_those_that_leave_enough_cases
     assert cell_axes(cases(question=60, prompt=2, model=2), 12) == ["prompt", "model"]
     assert cell_axes(cases(question=60), 12) == []
     assert cell_axes(cases(seed=60, mcp=2), 12) == ["mcp"]
+    assert cell_axes(cases(base_url=2, system=3, question=60), 12, ["system"]) == ["base_url", "system"]
+    assert cell_axes(cases(base_url=2, system=3, question=10), 12, ["system"]) == ["system"]

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from grue.cli.fleet import FleetRunOptions, run_fleet
 from grue.cli.run import EXAMPLE
 from grue.errors import FleetError
 from grue.fleet.attempt import Attempted, Job, run_attempt
 from grue.fleet.folder import EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case
+from grue.fleet.sweep import read_sweep
 from grue.fleet.work import find_work
 from grue.tool_sessions.confined_folder import ConfinedFolder
 
@@ -26,6 +28,23 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     shutil.copytree(EXAMPLE.parent, tmp_path / "agent")
     (tmp_path / "agent" / "workspace" / "report.md").unlink(missing_ok=True)
     return "agent/agent.yaml"
+
+
+def test_one_text_is_a_list_of_one_and_the_same_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = completed("agent_loop", {**TALK, "inputs": "The lamp is in the case."})
+    assert settings == completed("agent_loop", {**TALK, "inputs": ["The lamp is in the case."]})
+    assert settings["inputs"] == ["The lamp is in the case."]
+    sweep = tmp_path / "one.toml"
+    sweep.write_text(
+        'work = "agent_loop"\n[settings]\noffline = true\nmcp = false\n[grid]\ninputs = ["a", ["b"]]\n'
+    )
+    assert run_fleet(FleetRunOptions(sweep=sweep, directory=tmp_path / "fleet", workers=1))
+    sweep.write_text('work = "agent_loop"\n[settings]\ninputs = 5\n')
+    with pytest.raises(FleetError, match="inputs: expected `array`, got `int`"):
+        read_sweep(sweep)
 
 
 def played(tmp_path: Path, work: str, settings: dict[str, Any]) -> Attempted:

@@ -13,6 +13,8 @@ from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import (
     CallTools,
     CompletionReceived,
+    ConversationId,
+    HistoryReference,
     RunTurn,
     SessionOpened,
     TextDelta,
@@ -22,7 +24,7 @@ from grue.messages import (
     TurnCompleted,
 )
 from grue.runtime.actor import ActorFailed
-from grue.tracing.diff import diff, render
+from grue.tracing.diff import IDS, IGNORED, diff, render
 from grue.tracing.differences import ABSENT, Comparison, Difference
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope
@@ -188,6 +190,15 @@ def test_values_differ_as_json(left: object, right: object, path: str) -> None:
 @pytest.mark.parametrize(("left", "right"), [(1, 1.0), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ((1,), [1])])
 def test_values_are_alike_as_json(left: object, right: object) -> None:
     assert list(Comparison().differences(left, right)) == []
+
+
+def test_the_id_of_a_conversation_is_an_id_and_its_length_is_not() -> None:
+    """A conversation that nobody has named gets a random id."""
+    comparison = Comparison(ignored=IGNORED, ids=IDS)
+    one = HistoryReference(conversation=ConversationId("c-1a2b"), length=2, digest="d")
+    assert not list(comparison.differences(one, replace(one, conversation=ConversationId("c-3c4d"))))
+    other = replace(one, conversation=ConversationId("c-3c4d"), length=3)
+    assert [each.path for each in comparison.differences(one, other)] == ["$.length"]
 
 
 def test_only_fields_of_messages_are_left_out_not_keys_of_arguments() -> None:
