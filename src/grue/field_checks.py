@@ -1,21 +1,66 @@
 """Check the fields of what a user sets: limits, policies, servers, models.
 
 A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong value is refused where it is
-written, and not in the middle of a turn.
+written, and not in the middle of a turn. Its metaclass is `OwnKeywords`, so that a keyword that belongs to
+another class is refused with the name of that class.
 """
 
-from collections.abc import Collection, Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, wraps
+from inspect import signature
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Union, get_args, get_origin
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, StructMeta
 
 from grue.errors import MCPConfigError
 
+P = ParamSpec("P")
+
 _MOST = 2**63
 _PLAIN = frozenset((str, bool, int, float, NoneType))
+_OWNERS: dict[str, Collection[str]] = {}  # the keywords of each public class, by its name
+
+
+class OwnKeywords(StructMeta):
+    """Refuse a keyword that a Struct does not have, and name the class that has it."""
+
+    def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
+        super().__init__(name, bases, namespace)
+        if not any(isinstance(base, OwnKeywords) for base in bases):
+            _OWNERS[name] = self.__struct_fields__
+
+    if not TYPE_CHECKING:  # the keywords of a Struct are its fields
+
+        def __call__(self, *args: Any, **keywords: Any) -> Any:
+            """Make the Struct. `TypeError` if it has no such keyword."""
+            try:
+                return super().__call__(*args, **keywords)
+            except TypeError:
+                _refuse_others(self.__name__, keywords, self.__struct_fields__)
+                raise
+
+
+def own_keywords(init: Callable[P, None]) -> Callable[P, None]:
+    """Decorate the `__init__` of another class, so that it refuses keywords as `OwnKeywords` does."""
+    owner, names = init.__qualname__.partition(".")[0], tuple(signature(init).parameters)[1:]
+    _OWNERS[owner] = names
+
+    @wraps(init)
+    def checked(*args: P.args, **keywords: P.kwargs) -> None:
+        _refuse_others(owner, keywords, names)
+        init(*args, **keywords)
+
+    return checked
+
+
+def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str]) -> None:
+    for keyword in keywords:
+        if keyword not in names:
+            owners = [f"{owner}({keyword}=...)" for owner, known in _OWNERS.items() if keyword in known]
+            where = f": it belongs to {' or '.join(owners)}" if owners else ""
+            raise TypeError(f"{kind}() has no keyword argument {keyword!r}{where}.") from None
 
 
 def check_settings(

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.field_checks import check_settings
+from grue.field_checks import OwnKeywords, check_settings
 
 # --- Closed sets of words
 #
@@ -181,7 +181,7 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class ToolPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
     """The rules for tool calls: made, asked about or denied. The default allows every call, one at a time.
 
     Attributes:
@@ -305,7 +305,7 @@ _LOW_WATER = 0.6
 _MOST_FOUND = 50
 
 
-class ToolSearch(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
     """Offer a model two tools that find and call the others, where there are many.
 
     The model is offered `find_tools(query)` and `call_tool(name, arguments)`. What it finds is told as a
@@ -337,7 +337,7 @@ class ToolSearch(Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise MCPConfigError.of_value("ToolSearch", ("most",), text)
 
 
-class ContextPolicy(Struct, frozen=True, kw_only=True):
+class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """How to keep a conversation within the model's context window.
 
     Above `high_water` the oldest tool results are replaced by stubs, down to `low_water`. If that is not
@@ -429,7 +429,7 @@ STARTUP_TIMEOUT_S = 10.0
 """Start-up limit in seconds where none is set, for commands that do not have to download the server."""
 
 
-class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
     """How much may be spent on the model; `None`: no limit.
 
     A turn that reaches a limit requests the final answer and then stops. It does not request a repair.
@@ -481,7 +481,7 @@ silent endpoint are used up, so that `LLMError` says what was wrong."""
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")
 
 
-class TurnLimits(Struct, frozen=True, kw_only=True):
+class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """How much a turn may use.
 
     Attributes:
@@ -571,7 +571,7 @@ OnFirstConnect = Literal["raise", "disable"]
 """The consequence of a failed first connect: an error, or an episode without the server's tools."""
 
 
-class FailurePolicy(Struct, frozen=True, kw_only=True):
+class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """How a turn goes on after a failure; the defaults are those of the requirements.
 
     Attributes:

@@ -251,3 +251,24 @@ def test_no_error_shows_an_argument() -> None:
     with pytest.raises(MCPConfigError) as refused:
         stdio(args="--token=sk-123456789012345")
     assert "sk-1" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "owner"),
+    [
+        (lambda: TurnRequest(user="x", limits=TurnLimits()), "Runner(limits=...)"),  # type: ignore[call-arg]
+        (lambda: TurnRequest(user="x", temperature=0), "LlmSettings(temperature=...)"),  # type: ignore[call-arg]
+        (lambda: Runner(llm=LLM, temperature=0), "LlmSettings(temperature=...)"),  # type: ignore[call-arg]
+        (lambda: Runner(llm=LLM, system="a"), "TurnRequest(system=...)"),  # type: ignore[call-arg]
+        (lambda: with_settings(max_tool_iterations=3), "TurnLimits(max_tool_iterations=...)"),
+        (lambda: with_settings(timeout_s=3), "RetryPolicy(timeout_s=...)"),
+        (lambda: TurnLimits(final_answer="a"), None),  # type: ignore[call-arg]
+        (lambda: FailurePolicy(max_tokens=3), "LlmSettings(max_tokens=...)"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_keyword_of_another_class_is_refused_with_the_name_of_that_class(
+    made: Callable[[], object], owner: str | None
+) -> None:
+    with pytest.raises(TypeError, match="has no keyword argument") as refused:
+        made()
+    assert str(refused.value).partition("belongs to ")[2] == ("" if owner is None else f"{owner}.")

@@ -40,6 +40,7 @@ from grue.engine.turn_request import TurnOutcome, TurnRequest, as_request, outco
 from grue.engine.waiting_turns import WaitingBatch, run_waiting
 from grue.engine.wiring import OwnTrace, wire
 from grue.errors import MCPConfigError
+from grue.field_checks import own_keywords
 from grue.policies import (
     DEFAULT_START,
     ApprovalDecision,
@@ -122,6 +123,7 @@ class Runner(AsyncToolAccess, Closing):
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
     """
 
+    @own_keywords
     def __init__(
         self,
         *,

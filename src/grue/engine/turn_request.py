@@ -18,7 +18,7 @@ from grue import messages as m
 from grue.engine.answers import AnswerSpec, spec_of, unusable_answer
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.errors import MCPConfigError, MCPError
-from grue.field_checks import is_usable
+from grue.field_checks import OwnKeywords, is_usable
 from grue.policies import ContextPolicy, ToolSearch, TurnLimits
 from grue.protocol.tools.results import MediaRoom
 from grue.runtime.files import read_regular
@@ -47,7 +47,7 @@ class _UserText(Struct, frozen=True):
     user: str
 
 
-class TurnRequest(_UserText, Generic[T], frozen=True, kw_only=True):
+class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_only=True):
     """The input of one turn.
 
     Attributes:

@@ -13,7 +13,7 @@ from typing import assert_never
 from msgspec import Struct
 
 from grue import messages as m
-from grue.field_checks import check_settings
+from grue.field_checks import OwnKeywords, check_settings
 from grue.policies import FailureKind
 
 _UNREACHABLE_DELAY_S = 0.5
@@ -57,7 +57,7 @@ _ABOVE_0 = (
 )
 
 
-class RetryPolicy(Struct, frozen=True, kw_only=True):
+class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """How often to retry a request, and the time limits of each one; the settings of `[tool.grue.retry]`.
 
     Attributes:

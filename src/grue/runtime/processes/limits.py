@@ -5,10 +5,10 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.field_checks import check_settings
+from grue.field_checks import OwnKeywords, check_settings
 
 
-class ProcessLimits(Struct, frozen=True, kw_only=True):
+class ProcessLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """Time limits for ending a server, and size limits for its output.
 
     Attributes:

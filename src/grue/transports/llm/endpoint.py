@@ -34,7 +34,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import check_settings
+from grue.field_checks import OwnKeywords, check_settings
 from grue.policies import SupportCheck
 from grue.protocol.chat_wire.failures import (
     Fault,
@@ -171,7 +171,7 @@ _FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "serv
 _SCHEME_MISSING = "The base URL must start with http:// or https://, followed by a host."
 
 
-class LlmSettings(ModelSettings, frozen=True, kw_only=True):
+class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """Settings of an endpoint: URL, model, key, time limits and retries.
 
     Attributes:
