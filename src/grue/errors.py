@@ -194,6 +194,7 @@ class LLMError(MCPError):
         retry_after_s: The wait in seconds that the endpoint asked for last, or `None`.
         model: The model that was asked for.
         endpoint: Base URL without credentials.
+        tool_calls: The tool calls of the turn so far (`ToolCallRecord`).
     """
 
     def __init__(
@@ -206,8 +207,10 @@ class LLMError(MCPError):
         retry_after_s: float | None = None,
         model: str = "",
         endpoint: str = "",
+        tool_calls: tuple[object, ...] = (),
     ) -> None:
         super().__init__(message)
+        self.tool_calls = tool_calls
         self.kind = kind
         self.reason = reason
         self.retry_after_s = retry_after_s
@@ -222,7 +225,7 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
     Attributes:
         limit_s: The limit.
         doing: What the turn was waiting for.
-        tool_calls: The tool calls so far.
+        tool_calls: The tool calls so far (`ToolCallRecord`).
     """
 
     def __init__(
@@ -243,11 +246,17 @@ class BudgetSpent(MCPError):  # noqa: N818 - named as the event it reports, like
 
 
 class AnswerError(MCPError):
-    """The model gave no acceptable answer, and the host set no fallback; `raw` is the last text."""
+    """The model gave no acceptable answer, and the host set no fallback.
 
-    def __init__(self, message: str, *, raw: str | None = None) -> None:
+    Attributes:
+        raw: The model's last text.
+        tool_calls: The tool calls of the turn (`ToolCallRecord`).
+    """
+
+    def __init__(self, message: str, *, raw: str | None = None, tool_calls: tuple[object, ...] = ()) -> None:
         super().__init__(message)
         self.raw = raw
+        self.tool_calls = tool_calls
 
 
 class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, like the messages
@@ -255,11 +264,19 @@ class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, lik
 
     Attributes:
         raw: The text that there was by then.
+        tool_calls: The tool calls of the turn (`ToolCallRecord`).
         finish_reason: The provider's word for it, such as `content_filter`.
     """
 
-    def __init__(self, message: str, *, raw: str | None = None, finish_reason: str = "") -> None:
-        super().__init__(message, raw=raw)
+    def __init__(
+        self,
+        message: str,
+        *,
+        raw: str | None = None,
+        tool_calls: tuple[object, ...] = (),
+        finish_reason: str = "",
+    ) -> None:
+        super().__init__(message, raw=raw, tool_calls=tool_calls)
         self.finish_reason = finish_reason
 
 

@@ -14,7 +14,7 @@ from typing import get_args
 
 from case_tables import each_case
 
-from grue import TurnOutcome
+from grue import ServerOptions, TurnOutcome
 from grue.messages import OutcomeKind, ToolCallRecord, ToolCallResult
 from grue.policies import FailureKind, FailureReason, ForceReason, SettlementKind, TurnLimits
 
@@ -180,11 +180,9 @@ def test_every_page_that_explains_something_is_behind_one_of_the_doors() -> None
 
 def test_what_programs_of_the_documents_import_exists() -> None:
     """Blocks that are not run, too, and what `llms-full.txt` is made of: names move from module to module."""
-    codes = [(page, block) for page in PAGES for block in _blocks(page, "python")]
-    codes += [(path, path.read_text(encoding="utf-8")) for path in _files(("docs",), "*.py")]
     imported = {
         f"{node.module}.{name.name}": page.name
-        for page, code in codes
+        for page, code in _programs()
         for node in ast.walk(ast.parse(code))
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "grue"
         for name in node.names
@@ -228,6 +226,31 @@ def test_the_words_why_an_answer_was_forced_are_in_the_row_of_the_reason() -> No
 def test_every_limit_of_a_turn_has_a_row() -> None:
     rows = _rows(ROOT / "docs/guides/configuration.md", "`TurnLimits` | default")
     assert rows == sorted(TurnLimits.__struct_fields__)
+
+
+def test_every_option_of_a_server_is_in_the_guide_to_servers() -> None:
+    guide = (ROOT / "docs/guides/servers.md").read_text(encoding="utf-8")
+    table = guide.partition("\n| `ServerOptions` |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(ServerOptions.__struct_fields__)
+
+
+def test_no_example_gives_a_server_a_second_name() -> None:
+    """The key of the dictionary is its name: a program that writes both has to keep them equal."""
+    given = {
+        f"{page.name}: {ast.unparse(node)}"
+        for page, code in _programs()
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("StdioServer", "HttpServer")
+        if any(each.arg == "name" for each in node.keywords)
+    }
+    assert given == set()
+
+
+def _programs() -> list[tuple[Path, str]]:
+    """Return the blocks of the documents and the programs beside them."""
+    codes = [(page, block) for page in PAGES for block in _blocks(page, "python")]
+    return codes + [(path, path.read_text(encoding="utf-8")) for path in _files(("docs",), "*.py")]
 
 
 def _rows(page: Path, head: str) -> list[str]:

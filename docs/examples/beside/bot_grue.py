@@ -7,7 +7,7 @@ from grue import LlmSettings, Runner, StdioServer
 
 llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
 servers = {
-    name: StdioServer(name=name, command=sys.executable, args=(os.environ[f"{name.upper()}_SERVER"],))
+    name: StdioServer(command=sys.executable, args=(os.environ[f"{name.upper()}_SERVER"],))
     for name in ("notes", "clock")
 }
 with Runner(llm=llm, servers=servers, trace="bot.jsonl", keep="sessions") as runner:

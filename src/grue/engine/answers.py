@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     T = TypeVarWithDefault("T", default=str)
 else:
     T = TypeVar("T")
+V = TypeVar("V")
 Model = TypeVar("Model", bound="BaseModel")
 
 
@@ -102,8 +103,20 @@ class AnswerSpec(Generic[T]):
         schema = model.model_json_schema()
         return AnswerSpec(parse, schema=schema, name=model.__name__, fallback=fallback, told=told)
 
+    @overload
     @classmethod
-    def of(cls, type_: Any, *, check: Callable[[Any], Any] | None = None, fallback: Any = None) -> Any:
+    def of(
+        cls, type_: type[V], *, check: Callable[[V], V] | None = None, fallback: V | None = None
+    ) -> "AnswerSpec[V]": ...
+    @overload
+    @classmethod
+    def of(
+        cls, type_: Any, *, check: Callable[[Any], Any] | None = None, fallback: Any = None
+    ) -> "AnswerSpec[Any]": ...
+    @classmethod
+    def of(
+        cls, type_: Any, *, check: Callable[[Any], Any] | None = None, fallback: Any = None
+    ) -> "AnswerSpec[Any]":
         """Expect a value of any type that JSON can express, as `TurnRequest(answer=...)` does.
 
         A type whose JSON is not an object (`int`, `list[int]`, `Literal`, an enum) is requested as an object

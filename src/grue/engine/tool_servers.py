@@ -189,7 +189,7 @@ def _under(name: str, server: ToolServer) -> ToolServer:
     """Return the server with this name, which is the first part of its tools' full names."""
     if isinstance(server, StdioServer | HttpServer):
         return server if server.name == name else replace(server, name=name)
-    form = _right_form(name, server)
+    form = _right_form(server)
     if form:
         raise MCPConfigError(
             f"servers= has no server under '{name}', but {type(server).__name__}. Write {form}."
@@ -197,13 +197,12 @@ def _under(name: str, server: ToolServer) -> ToolServer:
     return server
 
 
-def _right_form(name: str, server: object) -> str:
+def _right_form(server: object) -> str:
     """Return the advice for a value that is no server; empty if it may be one."""
     if isinstance(server, str):
-        kind = "HttpServer(name={!r}, url=...)" if "://" in server else "StdioServer(name={!r}, command=...)"
-        return kind.format(name)
+        return "HttpServer(url=...)" if "://" in server else "StdioServer(command=...)"
     if isinstance(server, list | tuple | Mapping | None):
-        return f"StdioServer(name={name!r}, command=..., args=(...))"
+        return "StdioServer(command=..., args=(...))"
     if isinstance(server, FunctionType | MethodType | BuiltinFunctionType) and not _may_connect(server):
         return f"FunctionTools([{server.__name__}])"
     known = isinstance(server, HostFunctions | HostCommands) or (

@@ -519,6 +519,7 @@ def error_for(end: m.TurnFailed) -> MCPError:
                 retry_after_s=failure.retry_after_s,
                 model=failure.model,
                 endpoint=failure.endpoint,
+                tool_calls=end.tool_calls,
             )
         case m.ToolsUnsupported(model=model, reason=reason):
             return tool_support_error(model, reason)
@@ -533,12 +534,12 @@ def error_for(end: m.TurnFailed) -> MCPError:
         case m.NoAnswer(reason=reason, raw=raw, stopped=stopped) if stopped:
             text = f"The model gave no whole answer in turn {end.turn}: {reason}"
             text += "\nWhat there was of it is in `raw`. Say it otherwise, or choose another model."
-            return AnswerStopped(text, raw=raw, finish_reason=stopped)
+            return AnswerStopped(text, raw=raw, tool_calls=end.tool_calls, finish_reason=stopped)
         case m.NoAnswer(reason=reason, raw=raw):
             text = f"The model gave no acceptable answer in turn {end.turn}: {reason}"
             text += "\nRaise max_tokens, or ask for less." if reason.startswith(CUT.partition("{")[0]) else ""
             text += "\nIts last reply is in `raw`. AnswerSpec.of(..., fallback=...) gives a value instead."
-            return AnswerError(text, raw=raw)
+            return AnswerError(text, raw=raw, tool_calls=end.tool_calls)
         case m.Interrupted(reason=reason):
             return MCPError(f"Turn {end.turn} was interrupted: {reason}.")
 

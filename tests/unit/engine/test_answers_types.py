@@ -12,10 +12,16 @@ import pytest
 from case_tables import each_case
 from pydantic import BaseModel
 
-from grue import AnswerSpec, LlmSettings, Runner, TurnRequest
+from grue import AnswerSpec, FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.engine.answers import as_json
-from grue.errors import MCPConfigError
-from grue.testing.llm_server import ScriptedLlmServer, text_reply
+from grue.errors import AnswerError, AnswerStopped, LLMError, MCPConfigError
+from grue.testing.llm_server import (
+    ScriptedLlmServer,
+    completion,
+    error_reply,
+    text_reply,
+    tool_calls_reply,
+)
 
 
 class Model(BaseModel):
@@ -102,9 +108,28 @@ def test_a_turn_takes_a_type_and_returns_an_instance() -> None:
         assert len(llm.requests) == 2, "the first answer was refused"
 
 
+@each_case(
+    "kind, ending",
+    [
+        (AnswerError, ("nothing", "nothing")),
+        (AnswerStopped, (completion({"content": "well"}, finish_reason="content_filter"),) * 2),
+        (LLMError, (error_reply(401, "no"),)),
+    ],
+)
+def test_an_error_of_a_turn_has_the_calls_that_were_made(kind: type[Any], ending: tuple[Any, ...]) -> None:
+    with ScriptedLlmServer([tool_calls_reply(("bank.pay", {})), *ending]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m", api_key="k")
+        runner = Runner(llm=settings, servers={"bank": FunctionTools({"pay": lambda: "paid"})})
+        with pytest.raises(kind) as raised:
+            runner.run_turn(TurnRequest(user="u", answer=Record))
+    (call,) = raised.value.tool_calls
+    assert (call.name, call.settlement, call.result.content) == ("bank.pay", "returned", "paid")
+
+
 _PROGRAM = """
 from dataclasses import dataclass
-from grue import LlmSettings, Runner, TurnRequest
+from typing import Any, Literal, assert_type
+from grue import AnswerSpec, LlmSettings, Runner, TurnRequest
 
 @dataclass
 class Ticket:
@@ -115,6 +140,14 @@ outcome = runner.run_turn(TurnRequest(system="s", user="u"))
 text: str = outcome.response
 ticket: Ticket = runner.run_turn(TurnRequest(system="s", user="u", answer=Ticket)).response
 numbers: list[int] = runner.run_turn(TurnRequest(system="s", user="u", answer=list[int])).response
+
+def titled(ticket: Ticket) -> Ticket:
+    return ticket
+
+checked = AnswerSpec.of(Ticket, check=titled, fallback=Ticket("none"))
+assert_type(runner.run_turn(TurnRequest(user="u", answer=checked)).response, Ticket)
+assert_type(AnswerSpec.of(list[int], fallback=[]), AnswerSpec[list[int]])
+assert_type(AnswerSpec.of(Literal["yes", "no"]), AnswerSpec[Any])
 """
 
 

@@ -52,7 +52,7 @@ class ToolClient(ToolAccess):
     """Keep sessions with tool servers open until the block is left. Then no server process is alive.
 
     ```python
-    with ToolClient({"files": StdioServer(name="files", command="mcp-files")}) as client:
+    with ToolClient({"files": StdioServer(command="mcp-files")}) as client:
         print(client.call("files.read", {"path": "notes.txt"}).content)
     ```
 

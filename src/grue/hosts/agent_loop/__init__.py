@@ -4,7 +4,7 @@
 from grue import LlmSettings, StdioServer
 from grue.hosts.agent_loop import AgentLoop
 
-with AgentLoop(llm, servers={"files": StdioServer(name="files", command="mcp-files")}) as loop:
+with AgentLoop(llm, servers={"files": StdioServer(command="mcp-files")}) as loop:
     print(loop.run("Which notes are there?"))
     print(loop.run("Read the first one."))
 ```
