@@ -320,6 +320,12 @@ class ScriptedLlmServer:
         return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
 
     @property
+    def left(self) -> int:
+        """How many replies of the list nobody has asked for yet; 0 for a script that is a function."""
+        with self._lock:
+            return 0 if callable(self._script) else max(0, len(self._script) - self._served)
+
+    @property
     def settings(self) -> "LlmSettings":
         """Settings for this endpoint, as `Runner(llm=...)` takes them: no key, and retries without waits.
 

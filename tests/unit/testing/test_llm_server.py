@@ -152,9 +152,12 @@ def test_the_script_is_served_in_order_and_a_mistake_uses_up_nothing() -> None:
     with ScriptedLlmServer([text_reply("one"), tool_calls_reply(("s.t", {"a": 1}))]) as server:
         assert post(server).json()["choices"][0]["message"]["content"] == "one"
         assert post(server, {}).json()["error"]["message"] == "you must provide a model parameter"
+        assert server.left == 1
         (call,) = post(server).json()["choices"][0]["message"]["tool_calls"]
         assert call["function"] == {"name": "s.t", "arguments": '{"a": 1}'}
+        assert server.left == 0
         assert "no reply number 3" in post(server).text
+        assert server.left == 0
     assert [request.refused is None for request in server.requests] == [True, False, True, True]
     assert server.requests[0].body == GOOD
     assert json.loads(server.requests[0].raw) == GOOD

@@ -77,8 +77,16 @@ def test_the_guide_s_example_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_guide_s_example_of_what_a_turn_did_fails_if_a_reply_is_left(tmp_path: Path) -> None:
+    (code,) = (block for block in guide_blocks() if "llm.left" in block)
+    outcome = run(tmp_path, code + code.replace("test_it", "test_again").replace('"north")', '"north", "x")'))
+    assert "1 failed, 1 passed" in outcome.stdout, outcome.stdout
+    assert "assert llm.left == 0" in outcome.stdout
+
+
+@pytest.mark.slow
 def test_the_guide_s_example_fails_where_the_server_does_not(tmp_path: Path) -> None:
-    outcome = run(tmp_path, guide_blocks()[0].replace('"--silent-at", "call", ', ""))
+    outcome = run(tmp_path, guide_blocks()[0].replace('"--silent-at", "call"', ""))
     assert outcome.returncode == 1
     assert "1 failed, 3 passed" in outcome.stdout
 
