@@ -70,6 +70,29 @@ def test_what_it_writes_passes_at_once(tmp_path: Path, home: Path) -> None:
     assert linted.returncode == 0, linted.stdout
 
 
+@pytest.mark.parametrize("way", ["v/bin/grue", "ABSOLUTE"])
+def test_the_commands_to_go_on_with_work_from_the_new_folder(tmp_path: Path, home: Path, way: str) -> None:
+    """Also if grue is not on the PATH, and was called by a path from the folder above."""
+    program = tmp_path / "v" / "bin" / "grue"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!{sys.executable}\nfrom grue.cli.main import main\nmain()\n")
+    program.chmod(0o755)
+    env = environment(HOME=str(home), PATH="/usr/bin:/bin")
+    called = way.replace("ABSOLUTE", str(program))
+    made = subprocess.run(
+        [called, "init", "my bot"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    next_ones = [
+        line.partition(" # ")[0].strip() for line in made.stdout.partition("Next:\n")[2].splitlines()
+    ]
+    assert next_ones[0] == "cd 'my bot'"
+    test, doctor, tools, ask = next_ones[-4:]
+    assert tools.removesuffix("tools") == doctor.removesuffix("doctor")
+    assert ask.partition(" ")[0] == test.partition(" ")[0]
+    for line in (f"{doctor} --help", f"{test} --version"):
+        subprocess.run(["sh", "-c", line], cwd=tmp_path / "my bot", env=env, check=True, capture_output=True)
+
+
 class Ollama(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = b'{"object": "list", "data": [{"id": "qwen3:8b"}]}'

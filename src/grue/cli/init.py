@@ -19,7 +19,7 @@ import httpx
 import typer
 
 from grue.cli.project import own_python
-from grue.cli.saying import GRUE, say, shown_path
+from grue.cli.saying import grue_from, say, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.other_hosts import CopiedEntry, FoundServers, find_hosts, read_host
 from grue.errors import MCPConfigError
@@ -206,7 +206,11 @@ def _say_what_is_next(folder: Path) -> None:
         say(f"  cd {quote(str(folder))}")
     if find_spec("pytest") is None:
         say("  pip install pytest             # the test needs it")
-    say("  python -m pytest               # passes without a network and without a key")
-    say(f"  {f'{GRUE} doctor':30} # checks the model, its key and the servers")
-    say(f"  {f'{GRUE} tools':30} # what the configured servers offer")
-    say('  python agent.py "A question"   # with the endpoint and the model that agent.py names')
+    python, grue = quote(own_python()), grue_from(folder.resolve())
+    for command, does in (
+        (f"{python} -m pytest", "passes without a network and without a key"),
+        (f"{grue} doctor", "checks the model, its key and the servers"),
+        (f"{grue} tools", "what the configured servers offer"),
+        (f'{python} agent.py "A question"', "with the endpoint and the model that agent.py names"),
+    ):
+        say(f"  {command:30} # {does}")

@@ -18,16 +18,20 @@ from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import secrets_in
 
 
-def _command() -> str:
-    """Return the path by which this command was called, if it is not on the PATH, as after `make play`."""
+def grue_from(folder: Path) -> str:
+    """Return the command for hints to somebody in `folder`: its path, if it is not on the PATH."""
     called = Path(sys.argv[0])
     if called.name != "grue" or shutil.which("grue") is not None:
         return "grue"
     here = Path.cwd()
-    return quote(str(called.relative_to(here) if called.is_relative_to(here) else called))
+    if called.is_relative_to(here):
+        called = called.relative_to(here)
+    if not called.is_absolute() and folder != here:
+        called = Path(os.path.relpath(here / called, folder))
+    return quote(str(called))
 
 
-GRUE = _command()
+GRUE = grue_from(Path.cwd())
 """The command that a user types for `grue`, for hints."""
 
 
