@@ -91,6 +91,13 @@ def test_r2_4_the_project_s_file_is_used(tmp_path: Path) -> None:
     assert (called.returncode, called.stdout) == (0, "hi\n"), called.stderr
 
 
+def test_call_prints_the_last_words_of_a_server_that_died(tmp_path: Path) -> None:
+    write_servers(tmp_path / "mcp.json", box=faulty("--exit-at", "call", "--stderr", "it is locked"))
+    called = grue("call", "box.echo", "--arg", "text=hi", "--mcp-config", "mcp.json", cwd=tmp_path)
+    assert called.returncode == 1
+    assert "Its last line on stderr: it is locked\n" in called.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "stdout"),
     [

@@ -154,6 +154,9 @@ def test_doctor_says_that_nobody_is_there(tmp_path: Path) -> None:
     status, told = examine(tmp_path, url)
     assert status == 1
     assert f"WRONG  {url} cannot be reached" in told
+    assert "grue doctor" not in told.partition("cannot be reached")[2].partition("--no-network")[0], (
+        "it is what runs"
+    )
     assert "Use --no-network to skip this check" in told
 
 

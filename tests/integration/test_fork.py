@@ -73,7 +73,8 @@ def test_another_model_another_system_text_and_other_limits(
             recorded,
             at=seq_of(recorded, "RequestCompletion", 2),
             system="Be long.",
-            changes={"max_tool_iterations": 1, "after_timeout": "force"},
+            changes={"max_tool_iterations": 1},
+            after_timeout="force",
         )
     assert (outcome.kind, outcome.requests) == ("forced", 2)
     (request,) = server.requests
@@ -370,6 +371,20 @@ def test_the_script_of_offline_cannot_be_forked_without_a_model(tmp_path: Path) 
     assert "answered by the script of --offline" in refused.stderr
     assert "--model MODEL --base-url URL" in refused.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_fork_whose_recorded_endpoint_is_gone_says_how_to_name_another(tmp_path: Path) -> None:
+    with (
+        ScriptedLlmServer([text_reply("Hello.")]) as gone,
+        Runner(llm=LlmSettings(base_url=gone.base_url, model="m"), trace=tmp_path / "a.jsonl") as each,
+    ):
+        each.run_turn(TurnRequest(user="Hello."))
+    failed = grue("fork", "a.jsonl", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "A fork asks the recorded endpoint." in failed.stderr
+    assert "name another with --base-url URL" in failed.stderr
+    named = grue("fork", "a.jsonl", "--base-url", gone.base_url, cwd=tmp_path)
+    assert "the recorded endpoint" not in named.stderr
 
 
 def test_a_setting_of_the_wrong_type_is_refused(recorded: Path) -> None:

@@ -180,6 +180,8 @@ def _show_notes(envelope: Envelope[Any], line: bytes) -> None:
     del line
     if isinstance(envelope.body, m.ServerNoted):
         say(printable(f"{envelope.body.kind}: {envelope.body.text}", _NOTE_CHARS), err=True)
+    elif isinstance(envelope.body, m.ServerDied) and envelope.body.failure.last_words:
+        say(f"Its last line on stderr: {printable(envelope.body.failure.last_words, _NOTE_CHARS)}", err=True)
 
 
 def _print(options: CallOptions, result: m.ToolCallResult) -> None:

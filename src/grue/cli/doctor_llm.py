@@ -23,7 +23,7 @@ from grue.engine.runner import Runner, TurnRequest
 from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError
 from grue.policies import TurnLimits
 from grue.protocol.answers import has_shape
-from grue.protocol.chat_wire.failures import Fault, fault_of_status, shown_endpoint
+from grue.protocol.chat_wire.failures import DOCTOR_CHECKS, Fault, fault_of_status, shown_endpoint
 from grue.protocol.chat_wire.profiles import find_model, read_models, rule_for
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
@@ -131,7 +131,7 @@ def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
     if isinstance(answer, Fault) and answer.kind in ("unreachable", "refused"):
         failure = endpoint.describe(answer)
         what = "refuses the key" if answer.kind == "refused" else "cannot be reached"
-        advice = f"{failure.remedy}\nUse --no-network to skip this check."
+        advice = f"{failure.remedy.removesuffix(DOCTOR_CHECKS)}\nUse --no-network to skip this check."
         return Finding("WRONG", f"{failure.endpoint} {what}: {failure.message}\n{advice}")
     models = read_models(answer.body) if isinstance(answer, Answered) else None
     if not models:

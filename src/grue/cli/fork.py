@@ -21,7 +21,7 @@ from grue.config.settings import GameConfiguration
 from grue.config.wiring import model_for
 from grue.engine.approval import ask_at_terminal
 from grue.engine.fork import RecordedRun, read_run
-from grue.errors import MCPConfigError, MCPError, TraceError
+from grue.errors import LLMError, MCPConfigError, MCPError, TraceError
 from grue.policies import Misses
 from grue.testing.offline import OFFLINE_URL
 from grue.tool_sessions.host_tools import ToolServer
@@ -82,7 +82,13 @@ def fork_turn(options: ForkOptions) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         outcome = _run(options, change, llm, servers, folder.absolute() / TRACE_FILE)
-    except MCPError:
+    except MCPError as error:
+        if isinstance(error, LLMError) and error.kind == "unreachable" and options.base_url is None:
+            say(
+                "A fork asks the recorded endpoint. If that was in a test or another process, it is gone:"
+                " name another with --base-url URL.",
+                err=True,
+            )
         if _has_begun(folder):
             say(f"To read the fork that failed: {GRUE} trace show {shown_path(folder)}", err=True)
         elif options.run_dir is None:

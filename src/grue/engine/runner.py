@@ -411,6 +411,7 @@ class Runner(AsyncToolAccess, Closing):
         misses: Misses = "fail",
         answer: AnswerSpec[T] | type[T] | None = None,
         on_delta: Callable[[m.TextDelta], None] | None = None,
+        **settings: object,
     ) -> TurnOutcome[T]:
         """Run a recorded turn again from a place in it, with this runner's model, and return the outcome.
 
@@ -432,6 +433,7 @@ class Runner(AsyncToolAccess, Closing):
                 the runner's `approve` whether to call it.
             answer: As in the turn's request; `None`: the answer is text, or JSON if a schema was recorded.
             on_delta: As in the turn's request.
+            settings: Further `changes`, as keywords: `max_result_chars=50_000`.
 
         Raises:
             ForkMissed: It made a call that the record has no result of.
@@ -443,7 +445,7 @@ class Runner(AsyncToolAccess, Closing):
             turn=turn,
             at=at,
             system=system,
-            changes=changes or {},
+            changes={**(changes or {}), **settings},
             tool_results=tool_results or {},
             tools=tools or {},
             misses=misses,

@@ -125,7 +125,12 @@ def needs_longer(place: str) -> str:
 
 
 def remedy_for(
-    command: str, phase: ServerPhase, *, missing: bool = False, slow_place: str | None = None
+    command: str,
+    phase: ServerPhase,
+    *,
+    missing: bool = False,
+    slow_place: str | None = None,
+    wrote: bool = False,
 ) -> str:
     """Return the advice for a failure, in one or two sentences.
 
@@ -134,11 +139,14 @@ def remedy_for(
         phase: The phase in which it failed.
         missing: Whether the program was not found.
         slow_place: If the server runs but did not answer in time: where its start-up limit is written.
+        wrote: Whether it wrote to stderr, which is shown beside the advice.
 
     Source: R14.1, R14.5
     """
     program = PurePath(command).name
     if phase in ("call", "close"):
+        if wrote:
+            return "Its last lines on stderr may say why; if not, run the command in a terminal."
         return "Run the command in a terminal to see why the server ends."
     if program in _NODE:
         check = "Check that Node.js is installed and the package is available."

@@ -3,6 +3,8 @@
 The two versions are two traces, or a trace and its replay. The text is printable, but quotes untrusted text.
 """
 
+import itertools
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -110,17 +112,42 @@ def _chain(because: tuple[EpisodeEnvelope, ...], left_out: int) -> Iterator[str]
 
 
 def _excerpts(left: object, right: object) -> tuple[str, str]:
-    """Return two values as short lines of JSON, from a little before their first difference."""
+    """Return two values as short lines of JSON, from a little before their first difference.
+
+    Between two texts it is the first one that is not only white space, such as the indentation of JSON.
+    """
     texts = [_written(left), _written(right)]
     if all(len(text) <= _VALUE_CHARS for text in texts):
         return texts[0], texts[1]
-    start = max(0, _common(*texts) - _BEFORE_CHARS)
-    one, other = (f"{'…' if start else ''}{printable(text[start:], _VALUE_CHARS)}" for text in texts)
+    if isinstance(left, str) and isinstance(right, str):
+        texts = [left, right]
+    starts = [max(0, at - _BEFORE_CHARS) for at in _first_difference(*texts)]
+    if isinstance(left, str) and isinstance(right, str):
+        texts = [_written(text[start:]) for text, start in zip(texts, starts, strict=True)]
+    else:
+        texts = [text[start:] for text, start in zip(texts, starts, strict=True)]
+    one, other = (
+        f"{'…' if start else ''}{printable(text, _VALUE_CHARS)}"
+        for text, start in zip(texts, starts, strict=True)
+    )
     return one, other
 
 
 def _written(value: object) -> str:
     return "absent" if value is ABSENT else printable(msgspec.json.encode(value).decode())
+
+
+def _first_difference(one: str, other: str) -> tuple[int, int]:
+    """Return where two texts begin to differ, in each of them; white space counts if nothing else differs."""
+    dense = "".join(one.split()), "".join(other.split())
+    same = _common(*(dense if dense[0] != dense[1] else (one, other)))
+    return (same, same) if dense[0] == dense[1] else (_place(one, same), _place(other, same))
+
+
+def _place(text: str, number: int) -> int:
+    """Return where the character with this number is, white space not counted."""
+    found = next(itertools.islice(re.finditer(r"\S", text), number, None), None)
+    return found.start() if found else len(text)
 
 
 def _common(one: str, other: str) -> int:

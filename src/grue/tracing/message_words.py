@@ -358,6 +358,12 @@ def _returned(body: m.ToolReturned) -> str:
     return f"{body.call_id} {took}: {_json(body.result.content)}"
 
 
+def _died(body: m.ServerDied) -> str:
+    words = body.failure.last_words
+    said = f". Its last line on stderr: {words}" if words else ""
+    return f"{body.server} died: {body.failure.cause}{said}"
+
+
 def _supported(body: m.ToolSupportChecked) -> str:
     known_by = {
         "forced": "says the configuration",
@@ -758,9 +764,7 @@ _TABLE: dict[type, _Row] = {
     m.ToolTimedOut: _fail(
         "timeout", lambda body: f"no answer within {body.timeout_s:g} s", _call_id, live=_always
     ),
-    m.ServerDied: _fail(
-        "died", lambda body: f"{body.server} died: {body.failure.cause}", _call_id, live=_always
-    ),
+    m.ServerDied: _fail("died", _died, _call_id, live=_always),
     m.ToolSkipped: _Row(
         lambda body: body.reason,
         subject=_call_id,

@@ -65,6 +65,8 @@ def test_r14_1_a_missing_command_says_what_to_install() -> None:
 def test_timed_out_start_mentions_the_time_limit_and_a_death_does_not() -> None:
     assert "timeout" in remedy_for("foo", "initialize", slow_place="the timeout")
     assert "timeout" not in remedy_for("foo", "initialize")
+    assert remedy_for("foo", "call").startswith("Run the command in a terminal")
+    assert remedy_for("foo", "call", wrote=True).startswith("Its last lines on stderr may say why")
 
 
 def test_p25_a_timeout_is_both_ours_and_a_timeout_error() -> None:

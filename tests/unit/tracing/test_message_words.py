@@ -91,6 +91,15 @@ def test_show_and_the_live_view_use_the_same_words() -> None:
     assert summarize(body) == f"c: {problem_in(body)}"
 
 
+def test_a_server_that_died_has_the_last_word() -> None:
+    failure = m.ServerFailure(
+        server="a", phase="call", command="a", cause="it ended", stderr_tail="starting\nlocked\n"
+    )
+    assert summarize(m.ServerDied(**OF, server="a", failure=failure)) == (
+        "c: a died: it ended. Its last line on stderr: locked"
+    )
+
+
 def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
     history = m.HistoryReference(conversation="c1", length=1, digest="")
     images = (m.Attachment(kind="image", mime="image/png", data="", bytes=0),)

@@ -1,5 +1,6 @@
 """Replay: what was recorded is derived again, what was not is told with its causes."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from grue.messages import (
     SessionOpened,
     ToolCalled,
     ToolReturned,
+    ToolsChanged,
     ToolSkipped,
     TurnCompleted,
     TurnFailed,
@@ -36,6 +38,8 @@ from grue.messages import (
 from grue.protocol.turn.connection import Disabled, Proven, Untried
 from grue.runtime.actor import ActorFailed
 from grue.testing import replay as assert_replays
+from grue.tracing.differences import Difference
+from grue.tracing.divergence import Divergence, derived
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.replay import Changes, TurnReplay, render, replay
@@ -363,3 +367,18 @@ def test_a_session_that_closes_itself_and_one_that_is_told_are_both_closed(tmp_p
     closed = [envelope for envelope in envelopes if isinstance(envelope.body, SessionClosed)]
     assert any(envelope.cause is None for envelope in closed), "one said so unasked"
     assert first(replay(envelopes)) is None
+
+
+def test_a_difference_between_long_texts_is_shown_from_where_more_than_white_space_differs() -> None:
+    said = {"result": " ".join(map(str, range(200)))}
+    recorded = json.dumps(said, indent=1)
+    changed = json.dumps(said, separators=(",", ":")).replace("150", "CUT")
+    envelope = derived(ToolsChanged(server="a", tools=()), sender="a", receiver="b", turn=1, cause=None)
+    for one, other, shown in (
+        (recorded, changed, (" 150 151", " CUT 151")),
+        ([recorded], None, ("[", "null")),
+    ):
+        differences = (Difference("$.content", one, other),)
+        divergence = Divergence(turn=1, left=envelope, right=envelope, differences=differences)
+        lines = [line for line in divergence.lines("recorded", "changed") if line.startswith("    ")]
+        assert [words in line for words, line in zip(shown, lines, strict=True)] == [True, True], lines

@@ -36,6 +36,9 @@ RETRYABLE = frozenset({408, 424, 425, 429, 498, 500, 502, 503, 504, 520, 521, 52
 _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 451})
 """Statuses of errors whose words decide. 200 is that of an error object without a status of its own."""
 
+DOCTOR_CHECKS = " `grue doctor` checks it."
+"""Ends advice; `grue doctor` itself leaves it out."""
+
 
 def says(pattern: str, words: str) -> re.Match[str] | None:
     """Search an endpoint's words for a pattern, in upper or lower case.
@@ -612,7 +615,7 @@ def _remedy(
         case "connection" if fault.kind != "unreachable":
             return "Try again later; if it happens again, check the network and the proxies."
         case "connection" if is_loopback(base_url):
-            return "Is the server running? Start it, or correct the base URL. `grue doctor` checks it."
+            return f"Is the server running? Start it, or correct the base URL.{DOCTOR_CHECKS}"
         case "connection":
             return "Check the base URL, the network and the proxy settings."
         case "timeout":

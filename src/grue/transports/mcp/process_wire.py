@@ -86,7 +86,13 @@ class ProcessWire:
             if boxed:
                 return boxed
         slow_place = self._server.options.startup_timeout_place if timed_out else None
-        advice = remedy_for(self._server.command, phase, missing=missing, slow_place=slow_place)
+        advice = remedy_for(
+            self._server.command,
+            phase,
+            missing=missing,
+            slow_place=slow_place,
+            wrote=bool(self.status.stderr_tail),
+        )
         if phase not in ("initialize", "list"):
             return advice
         broken_cache = npx_cache_broken(self._server) if self._process.exited is not None else None
