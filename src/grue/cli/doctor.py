@@ -24,12 +24,12 @@ from grue.cli.doctor_boxes import boxes
 from grue.cli.doctor_llm import look_at_llm, names_an_endpoint
 from grue.cli.finding import Finding, Verdict
 from grue.cli.login import stored_login
-from grue.cli.project import BUNDLED, PROJECT_FILE, KnownServers, known_servers, project_tables
+from grue.cli.project import BUNDLED, PROJECT_FILE, KnownServers, declines_mcp, known_servers, project_tables
 from grue.cli.saying import say, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.project_tables import ZORKGPT
 from grue.config.settings import GameConfiguration
-from grue.config.wiring import turn_limits
+from grue.config.wiring import takes_servers, turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosts.zork.games.interpreters import choose_interpreter
@@ -126,10 +126,13 @@ def _packages() -> Finding:
 
 
 def _project(config: GameConfiguration) -> Finding:
-    if not project_tables():
+    project = project_tables()
+    if not project:
         return Finding("note", f"No [tool.grue] in {PROJECT_FILE} here; the defaults apply.")
-    mcp = "on" if config.mcp_enabled else "off"
-    return Finding("ok", f"{PROJECT_FILE}: MCP is {mcp}")
+    if takes_servers(config, project):
+        return Finding("ok", f"{PROJECT_FILE}: MCP is on")
+    off = "turned off" if declines_mcp() else f"off, because there is no {config.mcp_config_file}"
+    return Finding("ok", f"{PROJECT_FILE}: MCP is {off}")
 
 
 class _Named(NamedTuple):

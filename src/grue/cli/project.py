@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.project_tables import ProjectTables, read_project_tables
 from grue.config.settings import GameConfiguration
+from grue.config.wiring import takes_servers
 from grue.errors import MCPConfigError
 from grue.hosts.zork.bundled import bundled_server
 from grue.runtime.safe_text import printable
@@ -72,7 +73,8 @@ def known_servers(
         MCPConfigError: The file is missing or invalid. A server that cannot be used raises nothing.
     """
     there = config.mcp_config_path.is_file()
-    if mcp_config is None and not config.mcp_enabled and (declines_mcp() or not (there and unasked)):
+    used = takes_servers(config, project_tables()) if unasked else config.mcp_enabled
+    if mcp_config is None and not used:
         bundled = bundled_server()
         passed_over = config.mcp_config_path if there else None
         return KnownServers(

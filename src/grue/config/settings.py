@@ -239,7 +239,8 @@ class GameConfiguration(_Table):
     Construct it with keywords, assign its attributes, or load it with `from_toml`; each value is checked.
 
     Attributes:
-        mcp_enabled: Offer MCP tools to the agent; off by default.
+        mcp_enabled: Offer MCP tools to the agent; off by default. If the file does not set it,
+            `Runner.from_toml` and the commands offer them if there is a file of servers.
         mcp_config_file: File that names the MCP servers, relative to `project_dir`.
         mcp_max_tool_iterations: Most replies with tool calls in one turn, at least 1.
         mcp_tool_call_timeout_seconds: Time limit of one tool call in seconds, above 0; may be a fraction.

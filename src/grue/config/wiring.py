@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from grue import messages as m
 from grue.config import tool_lock_file
 from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, to_tool_server
+from grue.config.project_tables import ProjectTables, read_project_tables
 from grue.config.settings import GameConfiguration, NextModel, Unwritten
 from grue.errors import MCPConfigError
 from grue.policies import (
@@ -48,7 +50,7 @@ class Configured(Struct, frozen=True):
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
-    """Load a TOML file and, where it enables MCP, the file of servers that it names.
+    """Load a TOML file and, unless it turns MCP off, the file of servers that it names or has beside it.
 
     Args:
         path: The TOML file.
@@ -60,7 +62,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
     config = GameConfiguration.from_toml(path)
     found: dict[str, McpServer] = {}
     lock: ToolLock | None = None
-    if config.mcp_enabled and servers:
+    if servers and takes_servers(config, read_project_tables(Path(path))):
         lock = tool_lock(config)
         found = _servers_of(MCPConfig.from_file(config.mcp_config_path))
     policy = FailurePolicy(on_tool_drift=on_tool_drift(config))
@@ -77,6 +79,17 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
         tool_search=config.tool_search,
         start=config.mcp_start,
     )
+
+
+def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
+    """Return whether the file of servers is used: MCP is turned on, or it is not turned off and there is one.
+
+    Args:
+        config: The settings.
+        project: The file that they are from; `None`: none.
+    """
+    declined = project is not None and project.tables["mcp"].get("enabled") is False
+    return config.mcp_enabled or (not declined and config.mcp_config_path.is_file())
 
 
 def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, McpServer]:

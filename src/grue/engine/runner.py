@@ -196,8 +196,9 @@ class Runner(AsyncToolAccess, Closing):
     ) -> Self:
         """Make a runner from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file.
 
-        With MCP enabled, it has all configured servers. The key comes from the environment: `GRUE_API_KEY`,
-        `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. What outlives a turn is an
+        It has the servers of `mcp_config.json` beside the file, if there is one, unless the file has
+        `enabled = false` under `mcp`; with `enabled = true` there must be one. The key comes from the
+        environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. What outlives a turn is an
         argument, not a setting in the file, because it depends on the program. `start` wins over the file.
 
         Raises:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from grue import LlmSettings
+from grue import LlmSettings, Runner
+from grue.cli.project import known_servers
 from grue.config.settings import BudgetSettings, GameConfiguration
 from grue.config.wiring import from_configuration, llm_settings, turn_limits
 from grue.policies import Budget, TurnLimits
@@ -55,3 +56,22 @@ def test_r12_4_forced_tool_support_reaches_the_model_of_a_runner(
     toml = tmp_path / "pyproject.toml"
     toml.write_text(f"[tool.zorkgpt.mcp]\nforce_tool_support = {str(forced).lower()}\n")
     assert from_configuration(toml).llm.force_tool_support is forced
+
+
+@pytest.mark.parametrize(
+    ("written", "there", "used"),
+    [("", True, True), ("", False, False), ("enabled = false", True, False), ("enabled = true", True, True)],
+)
+def test_a_runner_and_the_commands_use_the_same_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, there: bool, used: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text(
+        f'[tool.grue.llm]\nagent_model = "m"\n[tool.grue.mcp]\n{written}\n'
+    )
+    if there:
+        (tmp_path / "mcp_config.json").write_text('{"mcpServers": {"todo": {"command": "python"}}}')
+    with Runner.from_toml() as runner:
+        assert runner.servers == (("todo",) if used else ())
+    known = known_servers(GameConfiguration.of_project(), None, unasked=True)
+    assert ("todo" in known.servers) is used
