@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from commands import grue
@@ -231,6 +231,26 @@ def test_answers_of_a_person_are_taken_from_the_record(tmp_path: Path, server: S
         assert [call.settlement for call in forked.tool_calls] == [
             call.settlement for call in recorded.tool_calls
         ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply", "forked"),
+    [
+        (Literal["urgent", "spam"], "urgent", "urgent"),
+        (int, '{"value": 7}', 7),
+        (list[int], "[1, 2]", [1, 2]),
+        (dict[str, int], 'Here:\n```json\n{"a": 1}\n```', {"a": 1}),
+    ],
+)
+def test_an_answer_of_any_type_is_read_as_it_was(
+    tmp_path: Path, answer: Any, reply: str, forked: object
+) -> None:
+    """Also one that is no JSON object, or stands in a code fence."""
+    with ScriptedLlmServer([reply] * 2) as server:
+        with Runner(llm=server.settings, trace=tmp_path / "a.jsonl") as each:
+            assert each.run_turn(TurnRequest(user="Sort it.", answer=answer)).response == forked
+        with Runner(llm=server.settings, trace=tmp_path / "b.jsonl") as each:
+            assert each.fork(tmp_path / "a.jsonl").response == forked
 
 
 def test_a_turn_that_nobody_has_answered_is_parked_again_and_its_fork_cannot_be_resumed(

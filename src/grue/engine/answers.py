@@ -147,6 +147,26 @@ def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
     return spec
 
 
+def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> AnswerSpec[Any]:
+    """Describe a recorded answer, whose type is not known: read as that of `AnswerSpec.of`, but as JSON."""
+    properties = form.schema.get("properties")
+    value = properties.get("value") if isinstance(properties, dict) else None
+    bare = value | {"$defs": form.schema.get("$defs", {})} if isinstance(value, dict) else {}
+    was_wrapped = _is_bare(bare) and _wrapped(bare) == {"$defs": {}, **form.schema}
+    schema = bare if was_wrapped else form.schema
+
+    def convert(found: object) -> object:
+        from grue.protocol.tools.json_schema import fault_of  # it brings the validator
+
+        fault = fault_of(schema, found)
+        if fault is not None:
+            raise ValueError(fault)
+        return found
+
+    reader = _Reader(form.name, schema, convert)
+    return AnswerSpec(reader.read, schema=form.schema, name=form.name, fallback=fallback, told=told)
+
+
 def unusable_answer(answer: object) -> str:
     """Return the advice for a wrong `answer`; empty: it may be a type or an `AnswerSpec`."""
     if isinstance(answer, Mapping):
@@ -175,7 +195,7 @@ class _Reader:
     def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:
         self.name = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:64] or "answer"
         self._convert = convert
-        self._bare = schema.get("type") != "object" and "$ref" not in schema
+        self._bare = _is_bare(schema)
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
@@ -201,6 +221,10 @@ class _Reader:
             with suppress(ValueError):
                 yield strict_value(bare)
             yield bare
+
+
+def _is_bare(schema: m.JsonObject) -> bool:
+    return schema.get("type") != "object" and "$ref" not in schema
 
 
 def _wrapped(schema: m.JsonObject) -> m.JsonObject:

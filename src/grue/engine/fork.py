@@ -15,13 +15,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
 from grue.actors.llm import LentConversation
-from grue.engine.answers import AnswerSpec, spec_of
+from grue.engine.answers import AnswerSpec, recorded_spec, spec_of
 from grue.engine.conversations.kept_conversation import EarlierResults
 from grue.engine.conversations.recorded_conversation import RecordedTurn, said_before
 from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
@@ -331,19 +330,7 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:
         return spec
     if run.answer is None:
         return AnswerSpec(str, fallback=run.fallback) if run.fallback is not None else None
-    schema = run.answer.schema
-
-    def parse(text: str) -> object:
-        from grue.protocol.tools.json_schema import fault_of  # it brings the validator
-
-        value: object = msgspec.json.decode(text)
-        fault = fault_of(schema, value)
-        if fault is not None:
-            raise ValueError(fault)
-        return value
-
-    name, told = run.answer.name, not run.states_answer
-    return AnswerSpec(parse, schema=schema, name=name, fallback=run.fallback, told=told)
+    return recorded_spec(run.answer, fallback=run.fallback, told=not run.states_answer)
 
 
 def _said(

@@ -233,7 +233,9 @@ def test_a_script_of_something_else_is_refused_where_it_is_made(script: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "script", [[hang_up] * 6, [hang_up(b"half a reply")] * 6, lambda _: hang_up], ids=str
+    "script",
+    [[hang_up] * 6, [hang_up(b"half a reply")] * 6, lambda _: hang_up],
+    ids=["uncalled", "called", "by a function"],
 )
 def test_a_model_that_hangs_up_costs_no_waits_also_if_it_is_not_called(
     script: Any, capfd: pytest.CaptureFixture[str]
