@@ -294,7 +294,7 @@ def test_the_assertions_name_the_first_difference() -> None:
         assert_answer(made, "north", fallback=True)
 
 
-AGENT = """from grue import FunctionTools
+AGENT = """from grue import FunctionTools, Runner
 
 
 def price(of: str) -> object:
@@ -302,6 +302,11 @@ def price(of: str) -> object:
 
 
 TOOLS = FunctionTools([price])
+
+
+def decide(user, llm):
+    with Runner(llm=llm, servers={{"shop": TOOLS}}) as runner:
+        return runner.run_turn(user)
 """
 
 
@@ -340,3 +345,12 @@ def test_from_a_wrong_answer_to_a_regression_test(tmp_path: Path) -> None:
     assert "its result is 4, not {'euros': 0.04}" in before
     (tmp_path / "my_agent.py").write_text(AGENT.format(result='{"euros": 0.04}'))
     assert "1 passed" in run(tmp_path, tmp_path / "test_price.py").stdout
+    # The user's own function in place of the runner, as the first lines of the file say.
+    source = (tmp_path / "test_price.py").read_text()
+    assert "outcome = my_agent.decide(USER, llm=llm)" in source.partition("import")[0]
+    mine = source.replace("runner.run_turn(request)", "my_agent.decide(USER, llm=llm)", 2)
+    mine = mine.replace("from typing import Any", "import my_agent\nfrom typing import Any")
+    (tmp_path / "test_mine.py").write_text(mine)
+    assert "1 passed" in run(tmp_path, tmp_path / "test_mine.py").stdout
+    (tmp_path / "my_agent.py").write_text(AGENT.format(result="5"))
+    assert "its result is 5, not {'euros': 0.04}" in run(tmp_path, tmp_path / "test_mine.py").stdout
