@@ -78,7 +78,7 @@ def test_two_prompts_are_compared_by_a_sweep_alone(tmp_path: Path) -> None:
 
 
 def test_the_guide_leads_from_nothing_to_an_answer(tmp_path: Path, endpoint: str) -> None:
-    program = block("python", 1)
+    program = block("python", 2)
     lines = [line for line in program.splitlines() if line.strip()]
     assert len(lines) <= 15, "ten, with two imports, the guard and the table"
     (tmp_path / "sums.py").write_text(program.replace("http://127.0.0.1:11434/v1", endpoint))

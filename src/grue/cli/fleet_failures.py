@@ -7,9 +7,12 @@ from pathlib import Path
 import msgspec
 
 from grue.cli.saying import say
+from grue.errors import TraceError
+from grue.fleet.compare import short_words
+from grue.fleet.course import read_said
 from grue.fleet.failures import WORDS, group_failures, passing_score, trace_command
 from grue.fleet.folder import MANIFEST, no_fleet
-from grue.fleet.results import results
+from grue.fleet.results import Result, results
 from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
 
 _MOST_EXAMPLES = 3
@@ -51,10 +54,28 @@ def print_failures(
         say(f"{len(group.episodes):,} x {WORDS[group.kind]}{text}")
         examples = group.episodes if show_all else group.episodes[:_MOST_EXAMPLES]
         for each in examples:
+            for line in _said(found[each.id], directory):
+                say(f"    {line}")
             say(f"    {shlex.join(trace_command(found[each.id], directory))}")
+        if len(examples) < len(group.episodes):
+            say(f"    ... and {len(group.episodes) - len(examples):,} more: --all names them.")
     if least is None and any(score in each.scores for each in found.values()):
         say()
         say(f"What is a low {score}? Say it with --pass, and those below are grouped too.")
+
+
+def _said(result: Result, directory: Path) -> list[str]:
+    """Return the question and the answer of an episode, one line each; empty: its trace does not say."""
+    try:
+        said = read_said(result.run(directory))
+    except TraceError:
+        return []
+    expected = result.settings.get("expected")
+    wanted = "" if expected is None else f"   (expected: {short_words(expected)})"
+    return [
+        *([f"Q: {short_words(said.question)}"] if said.question else ()),
+        *([f"A: {short_words(said.answer)}{wanted}"] if said.answer else ()),
+    ]
 
 
 def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:

@@ -19,6 +19,7 @@ Nothing about an episode is kept in memory after it has ended, so that a fleet o
 one of a hundred.
 """
 
+import itertools
 import queue
 import time
 from collections import deque
@@ -65,7 +66,7 @@ class Tally(Struct):
         given_up: Episodes that failed three times for want of machine, network or server, or whose result
             cannot be read.
         unpaid: Episodes that were not played to their end because the budget has refused a request.
-        running: Episodes under way.
+        running: Episodes under way; those that wait for a worker are not.
         waiting: Episodes that wait for a batch.
         others: Episodes in the folder that are not in the sweep.
         scores: Number and sum of the scores, by name.
@@ -200,7 +201,7 @@ class Driver:
             if self._batches is not None:
                 self._batches.close()
         self.tally.others = self._others()
-        self._watch(self.tally, self._running)
+        self._watch(self.tally, self._playing())
         return self._stop or Finished(reason="finished", tally=self.tally)
 
     def _do(self, jobs: Iterator[Job]) -> None:
@@ -232,7 +233,7 @@ class Driver:
             if job is None:
                 return False
             self._running[job.folder.name] = time.monotonic()
-            self.tally.running = len(self._running)
+            self.tally.running = min(len(self._running), self._engine.slots)
             self._engine.submit(job)
         return True
 
@@ -306,12 +307,16 @@ class Driver:
         if self._stop is None and (self._folder.path / STOP).exists():
             self._end("stopped")
         self._require_folder()
-        self._watch(self.tally, self._running)
+        self._watch(self.tally, self._playing())
+
+    def _playing(self) -> dict[str, float]:
+        """Return the episodes that the workers play: further ones wait for a worker, in this order."""
+        return dict(itertools.islice(self._running.items(), self._engine.slots))
 
     def _ended(self, job: Task, ended: Attempted | Lost) -> None:
         id_ = job.folder.name
         self._running.pop(id_, None)
-        self.tally.running = len(self._running)
+        self.tally.running = min(len(self._running), self._engine.slots)
         folder = EpisodeFolder(job.folder)
         try:
             commit = folder.commit

@@ -5,6 +5,7 @@ prompt are a fleet's work (`fleet.py`, `compare.py`).
 """
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -72,10 +73,12 @@ class PromptTable(Struct, frozen=True, kw_only=True):
     Attributes:
         prompts: The sums of each prompt, by its name.
         cases: The cases, in the order in which they were given.
+        trace: The runner's trace; `None`: it has none.
     """
 
     prompts: dict[str, PromptRow]
     cases: tuple[PromptCase, ...]
+    trace: str | None = None
 
     @property
     def best(self) -> str:
@@ -106,6 +109,11 @@ class PromptTable(Struct, frozen=True, kw_only=True):
             said.append(
                 f"... and {len(differing) - _MOST_CASES} more cases in which the prompts differ (`.cases`)"
             )
+        if equal := len(self.cases) - len(differing):
+            said += ["", f"Not shown: {_cases(equal)} in which the prompts score the same (`.cases`)."]
+        if differing and self.trace is not None:
+            turn = next(iter(differing[0].answers.values())).turn
+            said.append(f"To see a turn: {shlex.join(['grue', 'trace', 'show', self.trace])} --turn {turn}")
         return "\n".join(said)
 
     def _repr_html_(self) -> str:
@@ -129,12 +137,13 @@ class PromptTable(Struct, frozen=True, kw_only=True):
         return f"{counts} {told} (p = {chance:.2g})."
 
     def _heads(self) -> list[str]:
-        return ["case", "expected", *map(_short, self.prompts)]
+        return ["case", "expected", *map(_short, self.prompts), "turns"]
 
     def _row(self, case: PromptCase) -> list[str]:
-        answers = (case.answers[name] for name in self.prompts)
+        answers = [case.answers[name] for name in self.prompts]
+        turns = ", ".join(str(each.turn) for each in answers)
         shown = (f"failed: {each.error}" if each.error else str(each.answer) for each in answers)
-        return [_short(each) for each in (case.question, str(case.expected), *shown)]
+        return [*(_short(each) for each in (case.question, str(case.expected), *shown)), turns]
 
 
 def compare_prompts(
@@ -194,6 +203,7 @@ def compare_prompts(
             )
             for at, (text, expected) in enumerate(pairs)
         ),
+        trace=None if runner.trace is None else str(runner.trace),
     )
 
 

@@ -275,6 +275,7 @@ class ScriptedLlmServer:
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted` and no further fields.
         window: Longest request that it takes, which it then counts in `usage`; `None`: any, not counted.
+        port: Its port; 0: a free one. A program that is started again keeps its `base_url` with a port.
         retry_after: The header `Retry-After` of errors that have none. `"0"`: a client that tries again does
             so at once, and a model that fails costs a test no half minute.
 
@@ -294,6 +295,7 @@ class ScriptedLlmServer:
         models: Sequence[Mapping[str, object]] | LlmReply = _ONE_MODEL,
         window: ContextWindow | None = None,
         retry_after: str | None = None,
+        port: int = 0,
     ) -> None:
         self.requests: list[LlmRequest] = []
         self.listings: list[LlmRequest] = []
@@ -310,7 +312,7 @@ class ScriptedLlmServer:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._connections: set[socket.socket] = set()
-        self._http = _HttpServer(("127.0.0.1", 0), _Handler)
+        self._http = _HttpServer(("127.0.0.1", port), _Handler)
         self._http.owner = self
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), name="scripted-llm")
 

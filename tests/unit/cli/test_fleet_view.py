@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from grue import LlmSettings, Runner
+from grue.cli.fleet_failures import print_failures
 from grue.cli.fleet_view import print_status, print_table
-from grue.fleet.folder import AttemptEnd, CaseFile, FleetFolder, Manifest
+from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, FleetFolder, Manifest
+from grue.testing.llm_server import ScriptedLlmServer
 
 
 @pytest.mark.parametrize("damaged", ["commit.json", "case.json", "attempt-1/attempt.json"])
@@ -94,3 +97,29 @@ def test_what_the_latest_sweep_has_not_is_left_out_and_a_cut_text_says_so(
     assert len(json.loads(capsys.readouterr().out)) == 2
     print_table(tmp_path, None, as_json=True, everything=True)
     assert len(json.loads(capsys.readouterr().out)) == 4
+
+
+def test_failures_come_with_question_and_answer_and_say_how_many_are_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played = tmp_path / "played.jsonl"
+    with ScriptedLlmServer(["It is 32."]) as model:
+        llm = LlmSettings(base_url=model.base_url, model="m")
+        with Runner(llm=llm, trace=played) as runner:
+            runner.run_turn("What is 17 + 25?")
+    fleet = FleetFolder(tmp_path)
+    fleet.write_manifest(Manifest(total=5))
+    for number in range(5):
+        folder = fleet.episode(f"{number:024x}")
+        case = {"question": "What is 17 + 25?", "expected": "42"}
+        attempt = folder.begin(CaseFile(work="m:f", version="1", settings=case))
+        (attempt / TRACE).write_bytes(played.read_bytes() if number else b"{")
+        folder.make_commit(attempt, AttemptEnd(outcome="scored", scores={"score": 0.0}), version="1")
+    print_failures(tmp_path, score="score", passing=None, as_json=False, show_all=False)
+    said = capsys.readouterr().out
+    assert said.count("Q: What is 17 + 25?\n") == 2, "the trace of one cannot be read"
+    assert said.count("A: It is 32.   (expected: 42)\n") == 2
+    assert said.count("grue trace show") == 3
+    assert "... and 2 more: --all names them." in said
+    print_failures(tmp_path, score="score", passing=None, as_json=False, show_all=True)
+    assert "--all" not in capsys.readouterr().out

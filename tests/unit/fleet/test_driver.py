@@ -114,6 +114,22 @@ def test_the_folder_knows_the_episodes_of_a_sweep_that_was_walked_through(tmp_pa
     assert fleet.latest() is None, "further cases of a program are not a sweep"
 
 
+def test_only_what_a_worker_plays_is_running(tmp_path: Path) -> None:
+    """Two workers have four jobs, so that none waits for the driver: two of them run."""
+    seen: list[tuple[int, int]] = []
+
+    def watch(tally: Tally, running: dict[str, float]) -> None:
+        seen.append((tally.running, len(running)))
+        (tmp_path / "stop").touch()
+        engine.cancel()
+
+    engine = TellingEngine(lambda job, tries: None)
+    cases = plan({"n": number} for number in range(8))
+    Driver(FleetFolder(tmp_path), cases, engine, watch).run()
+    assert len(engine.jobs) == 4
+    assert seen[0] == (2, 2)
+
+
 def test_a_failure_of_the_work_is_a_result(tmp_path: Path) -> None:
     failed = AttemptEnd(outcome="failed", kind="ValueError", error="no")
     finished, engine = run(tmp_path, lambda job, tries: failed)

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from grue import LlmSettings, RetryPolicy, Runner
 from grue.errors import LLMError, MCPConfigError
@@ -44,8 +45,9 @@ def test_two_prompts_are_compared_in_one_call_with_a_table_that_prints() -> None
         "careful against plain: better in 1 case, worse in 0, equal in 2. That may be chance (p = 1)."
         in lines
     )
-    assert lines[-2].split() == ["case", "expected", "plain", "careful"]
-    assert lines[-1].split() == ["I", "want", "my", "money.", "True", "False", "True"]
+    assert lines[-4].split() == ["case", "expected", "plain", "careful", "turns"]
+    assert lines[-3].split() == ["I", "want", "my", "money.", "True", "False", "True", "3,", "6"]
+    assert lines[-1] == "Not shown: 2 cases in which the prompts score the same (`.cases`)."
 
 
 def test_texts_agree_if_the_answer_has_what_was_expected_or_as_a_function_says() -> None:
@@ -122,7 +124,10 @@ def test_what_chance_seldom_gives_is_said() -> None:
     shown = str(made([(0, 1)] * 6 + [(1, 1)] * 4))
     assert "better in 6 cases, worse in 0, equal in 4. Chance alone seldom gives that (p = 0.031)." in shown
     assert "worse in 1, equal in 0. That may be chance (p = 0.12)." in str(made([(0, 1)] * 6 + [(1, 0)]))
-    assert str(made([(1, 1)] * 3)).endswith("better in 0 cases, worse in 0, equal in 3.")
+    assert "better in 0 cases, worse in 0, equal in 3.\n\nNot shown: 3 cases" in str(made([(1, 1)] * 3))
+    kept = replace(made([(0, 1)] * 6), trace="my runs/1")
+    assert str(kept).endswith("To see a turn: grue trace show 'my runs/1' --turn 1")
+    assert "Not shown" not in str(kept)
 
 
 def test_a_long_table_is_cut_and_untrusted_text_stays_in_its_cell() -> None:

@@ -220,6 +220,14 @@ def test_errors_ask_to_be_tried_again_at_once_if_the_test_wants_that() -> None:
     assert [reply.headers.get("Retry-After") for reply in replies[:2]] == ["0", "7"]
 
 
+def test_a_server_that_is_started_again_can_keep_its_port() -> None:
+    with ScriptedLlmServer(["one"]) as first:
+        port = int(first.base_url.split(":")[2].removesuffix("/v1"))
+    with ScriptedLlmServer(["two"], port=port) as again:
+        assert again.base_url == first.base_url
+        assert httpx.post(f"{again.base_url}/chat/completions", json=GOOD).status_code == 200
+
+
 def test_a_text_is_a_reply() -> None:
     for script in ("yes", ["yes"], lambda _: "yes"):
         with ScriptedLlmServer(script) as server:
