@@ -22,6 +22,7 @@ In `EncodedMessages` older messages are joined once and stay joined: however lon
 request joins a few parts only. It also moves the cache markers from message to message.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -120,10 +121,20 @@ UNDERSTOOD = "Understood."
 
 _MOST_MARKERS = 4
 
-_MOST_PER_TOKEN, _TOO_MANY_PER_TOKEN = 8, 12
-"""Bytes of encoded texts for a token: what a tokenizer may reach, and what none reaches."""
+_MOST_PER_TOKEN = 8
+"""Bytes of encoded texts for a token that a tokenizer may reach."""
 
-_TELLING_TOOLS = 400
+_PIECE = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
+"""A word with a mark before it, or marks: a token at least, as tokenizers do not join it with others."""
+
+_TOOL_PIECES, _ARGUMENT_PIECES = 5, 3
+"""Fewest tokens of a tool and of an argument besides its name and its description, however a template writes
+them: brackets, a type, separators."""
+
+_MOST_COUNTED = 100_000
+"""Bytes of texts above which the tools are too small a part of the prompt to be told from its tokens."""
+
+_TELLING_TOOLS = 200
 """Fewest bytes of encoded tools by which a count can tell whether it includes them."""
 
 
@@ -133,6 +144,19 @@ class Prompt(NamedTuple):
     tools: bytes
     system: bytes
     messages: bytes
+
+
+def _pieces(text: str) -> int:
+    return len(_PIECE.findall(text))
+
+
+def _least_tokens(tool: m.ToolDefinition) -> int:
+    """Return a number of tokens that a template which shows the tool needs at least."""
+    arguments = tool.input_schema.get("properties")
+    named = arguments if isinstance(arguments, dict) else {}
+    told = (each.get("description") for each in named.values() if isinstance(each, dict))
+    texts = (tool.name, tool.description, *named, *(text for text in told if isinstance(text, str)))
+    return sum(map(_pieces, texts)) + _TOOL_PIECES + _ARGUMENT_PIECES * len(named)
 
 
 def _as_before(tool: m.ToolDefinition, before: m.ToolDefinition | None) -> m.ToolDefinition:
@@ -399,15 +423,19 @@ class EncodedConversation:
     def leaves_tools_out(self, reply: Reply) -> bool:
         """Return whether by the endpoint's count the prompt cannot have had the tools that it was sent.
 
-        There are two signs: the count is too small for the texts with the tools but not for the texts alone,
-        and no reply has called a tool so far. A count that is too small for the texts alone is none: some
-        endpoints always report the same number.
+        There are two signs: the count is smaller than the number of words and marks in the texts and the
+        tools, and no reply has called a tool so far. A count that is too small for the texts alone is no
+        sign: some endpoints always report the same number.
         """
         tools = len(self._encoded_tools) if isinstance(self._mode, m.OfferTools) else 0
         if tools < _TELLING_TOOLS or self._has_calls or reply.tool_calls or reply.written:
             return False
-        texts, count = self._prompt_size - tools, reply.prompt_tokens
-        return texts <= count * _MOST_PER_TOKEN and count * _TOO_MANY_PER_TOKEN < texts + tools
+        size, count = self._prompt_size - tools, reply.prompt_tokens
+        if size > min(count * _MOST_PER_TOKEN, _MOST_COUNTED):
+            return False
+        said = [item for entry in self.history.entries if isinstance(entry, m.Said) for item in entry.items]
+        texts = [item.text for item in said if isinstance(item, m.SystemText | m.UserText)]
+        return count < sum(map(_pieces, texts)) + sum(map(_least_tokens, self.tools))
 
     @property
     def _prompt_size(self) -> int:

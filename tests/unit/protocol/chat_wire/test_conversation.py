@@ -497,6 +497,8 @@ WORDY = ToolDefinition(
 )
 """About 1,100 bytes."""
 
+TASK = "Add the entries 'buy milk' and 'call Anna' to the to-do list. Then say how many entries there are."
+
 
 @pytest.mark.parametrize("profile", [GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES])
 @pytest.mark.parametrize(
@@ -521,6 +523,41 @@ def test_a_count_shows_that_the_prompt_had_no_tools(
     calls = (call("c1"),) if called else ()
     reply = Reply(content="It says hello.", tool_calls=calls, prompt_tokens=tokens)
     assert conversation.leaves_tools_out(reply) is out
+
+
+@pytest.mark.parametrize(
+    ("system", "user", "tokens", "out"),
+    [
+        # As llama.cpp counts them for SmolLM2, whose template has no place for tools.
+        ("You keep a to-do list. Use the tools.", "Hi.", 32, True),
+        ("You keep a to-do list. Use the tools.", TASK, 53, True),
+        ("You keep a to-do list. Use the tools.", TASK, 61, True),
+        ("You keep a to-do list. Use the tools.", TASK, 254, False),  # with a template that has a place
+        (
+            "You keep a to-do list. Use the tools.",
+            TASK,
+            86,
+            False,
+        ),  # one line a tool, as the tersest write it
+        ("", "- " * 60 + "=" * 400, 150, False),  # marks that a tokenizer joins
+        ("", TASK * 1_500, 30_000, False),  # too long a text to tell
+    ],
+)
+def test_the_counts_of_ordinary_questions_with_two_small_tools(
+    system: str, user: str, tokens: int, out: bool
+) -> None:
+    text: JsonObject = {"properties": {"text": {"title": "Text", "type": "string"}}, "required": ["text"]}
+    tools = [
+        ("add", "Add an entry to the to-do list.", text | {"type": "object", "title": "addArguments"}),
+        ("list", "Return all entries of the to-do list.", {"type": "object", "properties": {}}),
+    ]
+    offered = [
+        ToolDefinition(server=ServerName("todo"), tool=name, description=told, input_schema=schema)
+        for name, told, schema in tools
+    ]
+    conversation = EncodedConversation(GENERIC)
+    conversation.ask([SystemText(system), UserText(user)], OfferTools(tuple(offered)))
+    assert conversation.leaves_tools_out(Reply(content="There are 2.", prompt_tokens=tokens)) is out
 
 
 def test_a_count_shows_nothing_of_tools_once_one_was_called_or_an_answer_is_required() -> None:
