@@ -10,7 +10,7 @@ import pytest
 from commands import forked, grue
 from forked_turns import Box, model, records, runner
 
-from grue import FunctionTools, TurnRequest
+from grue import FunctionTools, Runner, TurnLimits, TurnRequest
 from grue.cli.trace_to_test import to_test
 from grue.errors import AnswerError, LLMError, MCPConfigError
 from grue.messages import ToolCallRecord, ToolCallResult, Usage
@@ -354,3 +354,28 @@ def test_from_a_wrong_answer_to_a_regression_test(tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, tmp_path / "test_mine.py").stdout
     (tmp_path / "my_agent.py").write_text(AGENT.format(result="5"))
     assert "its result is 5, not {'euros': 0.04}" in run(tmp_path, tmp_path / "test_mine.py").stdout
+
+
+def test_the_test_of_a_fork_fails_if_the_limit_that_it_changed_is_changed_back(tmp_path: Path) -> None:
+    def price(of: str) -> str:
+        return f"{of}: {'cheap ' * 100} 4 euros"
+
+    def reads(request: LlmRequest) -> LlmReply:
+        said = [str(each["content"]) for each in request.messages if each["role"] == "tool"]
+        if not said:
+            return tool_calls_reply(("shop.price", {"of": "lamp"}), ids=["c1"])
+        return text_reply("cut" if "[cut: " in said[-1] else "whole")
+
+    servers = {"shop": FunctionTools([price])}
+    with ScriptedLlmServer(reads) as server:
+        limits = TurnLimits(max_result_chars=200)
+        llm = server.settings
+        with Runner(llm=llm, servers=servers, limits=limits, trace=tmp_path / "a.jsonl") as each:
+            assert each.run_turn("What is a lamp?").response == "cut"
+        with Runner(llm=llm, trace=tmp_path / "b.jsonl") as each:
+            assert each.fork(tmp_path / "a.jsonl", max_result_chars=2000).response == "whole"
+    path = tmp_path / "test_price.py"
+    to_test(tmp_path / "b.jsonl", None, (), path)
+    assert "1 passed" in run(tmp_path, path).stdout
+    path.write_text(path.read_text().replace("max_result_chars=2000", "max_result_chars=200"))
+    assert "which results the model read cut" in run(tmp_path, path).stdout

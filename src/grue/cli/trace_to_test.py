@@ -446,10 +446,24 @@ def _test(
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
+        yield from _cuts(run, end)
         return
     error = "ApprovalPending" if isinstance(end, m.TurnParked) else "AnswerError"
     yield f"    with runner, pytest.raises({error}):"
     yield "        runner.run_turn(request)"
+
+
+def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
+    """Yield what fails if limits of results that were set for the turn are changed: which were told cut."""
+    usual, limits = TurnLimits(), run.begun.limits
+    if (limits.max_result_chars, limits.long_results) == (usual.max_result_chars, usual.long_results):
+        return
+    asked = [each.body for each in run.envelopes if isinstance(each.body, m.RequestCompletion)]
+    told = [item for each in asked for item in each.new if isinstance(item, m.ToolMessage)]
+    if told and len(told) == len(end.tool_calls):
+        yield "    cut = [each.whole_chars > 0 for each in outcome.said if isinstance(each, ToolMessage)]"
+        cut = [each.whole_chars > 0 for each in told]
+        yield f"    assert cut == {cut!r}, 'which results the model read cut'"
 
 
 def _settings(run: RecordedRun) -> Iterator[str]:
