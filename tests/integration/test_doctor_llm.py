@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from commands import grue
 
+from grue.cli.doctor_llm import look_at_llm
+from grue.config.settings import GameConfiguration, RetrySettings
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.testing.llm_server import (
     LlmReply,
@@ -106,7 +108,9 @@ def test_doctor_says_what_an_endpoint_cannot_do(
 def test_doctor_does_not_call_it_a_refusal_that_a_reply_takes_too_long(tmp_path: Path) -> None:
     with ScriptedLlmServer(endless_with_tools) as llm:
         _, told = examine(tmp_path, llm.base_url, tables="[tool.zorkgpt.retry]\ntimeout_seconds = 8\n")
-    assert "note   Tools: unknown, since the reply took too long." in told
+    assert "open   Tools: unknown, since the reply took too long." in told
+    assert "Not all is known" in told
+    assert "Everything is in order" not in told
     assert "no complete reply within 8 s" in told
     assert "Structured output: held to a JSON schema" in told
 
@@ -206,3 +210,16 @@ def test_doctor_compares_a_prompt_with_a_tool_and_without(
     assert status == 0, told
     assert words in told
     assert ("--chat-template-file" in told) == ("leaves them out" in words)
+
+
+@pytest.mark.parametrize(("written", "wrong"), [(None, True), (50, False)])
+def test_a_limit_that_the_user_has_written_is_kept_by_doctor(
+    monkeypatch: pytest.MonkeyPatch, written: float | None, wrong: bool
+) -> None:
+    monkeypatch.setattr("grue.cli.doctor_llm._PATIENCE_S", 1e-6)
+    with ScriptedLlmServer(lambda _request: text_reply("ok")) as llm:
+        config = GameConfiguration(client_base_url=llm.base_url, agent_model="m")
+        if written is not None:
+            config.retry = RetrySettings(timeout_seconds=written)
+        found = list(look_at_llm(config, network=True, named=True))
+    assert any(each.verdict == "WRONG" for each in found) is wrong, found

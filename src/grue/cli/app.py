@@ -215,7 +215,8 @@ def add(
 ) -> None:
     """Add an MCP server to mcp_config.json: shows what would run, asks, and approves its tools.
 
-    Keys are written as ${VARIABLE}, never as values. A program gets a box, where this machine has boxes.
+    Keys are written as ${VARIABLE}, never as values. A program that is not your own gets a box, if this
+    machine has boxes.
     """
     with plain_errors():
         from grue.cli.add import Adding, add_server

@@ -74,8 +74,9 @@ def examine(
             say(f"       {line}")
     notes = f"; {counted(counts['note'], 'note')} to read" if counts["note"] else ""
     wrong = counts["WRONG"]
+    in_order = "Not all is known: see what is open above" if counts["open"] else "Everything is in order"
     is_wrong = f"{counted(wrong, 'thing')} {'is' if wrong == 1 else 'are'} wrong: see what to do above"
-    say(f"\n{is_wrong if wrong else 'Everything is in order'}{notes}.")
+    say(f"\n{is_wrong if wrong else in_order}{notes}.")
     return not wrong
 
 

@@ -25,6 +25,7 @@ from grue.policies import TurnLimits
 from grue.protocol.answers import has_shape
 from grue.protocol.chat_wire.failures import DOCTOR_CHECKS, Fault, fault_of_status, shown_endpoint
 from grue.protocol.chat_wire.profiles import find_model, read_models, rule_for
+from grue.protocol.retry import RetryPolicy
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.function_tools import FunctionTools
@@ -95,10 +96,15 @@ def names_an_endpoint(config: GameConfiguration) -> bool:
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    """Return settings with which a check ends soon: no retries, and no second request for a cut reply."""
-    limit = min(settings.retry.timeout_s, _PATIENCE_S)
+    """Return settings with which a check ends soon: no retries, and no second request for a cut reply.
+
+    A limit that the user has written is kept, also if it is longer than a check otherwise takes.
+    """
+    written = settings.retry.timeout_s != RetryPolicy().timeout_s
+    limit = settings.retry.timeout_s if written else _PATIENCE_S
     retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)
-    return structs.replace(settings, retry=retry, max_tokens=_ROOM)
+    room = min(settings.max_tokens or _ROOM, _ROOM)
+    return structs.replace(settings, retry=retry, max_tokens=room)
 
 
 def _asked(endpoint: LlmEndpoint) -> Iterator[Finding]:
@@ -166,10 +172,9 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
     if tried.support is not None and not tried.support.supported:
         return Finding("note", f"Tools: no, {tried.support.reason}.\nTurns of this model go without tools.")
     if tried.failure is not None:
-        return Finding("note", f"Tools: {_in_a_word(tried.failure)}.\n{tried.failure}")
+        return _open_tools(endpoint, spoken, tried.failure)
     if not tried.replies[0].tool_calls and (counts := _left_out(endpoint, tried, spoken)):
-        said = f"The prompt has {counts[0]} tokens with a tool, and {counts[1]} without"
-        return Finding("note", f"Tools: the chat template leaves them out. {said}.\n{_TEMPLATE}")
+        return _not_shown(counts)
     called = "it called one" if tried.replies[0].tool_calls else "they were accepted, but it did not call one"
     rule = rule_for(endpoint.settings.model)
     doubt = (
@@ -178,6 +183,21 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
         else ""
     )
     return Finding("note" if doubt else "ok", f"Tools: {called}{doubt}")
+
+
+def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
+    """Return what is known of tools if the model has not ended its reply: a short one has a count too."""
+    open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
+    brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None
+    counts = _left_out(endpoint, brief, spoken) if brief is not None and brief.replies else None
+    if counts is not None:
+        return _not_shown(counts)
+    return Finding("open" if open_question else "note", f"Tools: {_in_a_word(failure)}.\n{failure}")
+
+
+def _not_shown(counts: tuple[int, int]) -> Finding:
+    said = f"The prompt has {counts[0]} tokens with a tool, and {counts[1]} without"
+    return Finding("note", f"Tools: the chat template leaves them out. {said}.\n{_TEMPLATE}")
 
 
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
@@ -227,7 +247,8 @@ class _Tried:
         recorder = Recorder()
         recorder.add(self._keep)
         servers = {"doctor": FunctionTools({"thermometer": _thermometer})} if tool else {}
-        limits = TurnLimits(max_tool_iterations=1, turn_timeout_s=2 * _PATIENCE_S)
+        patience_s = max(_PATIENCE_S, endpoint.settings.retry.timeout_s)
+        limits = TurnLimits(max_tool_iterations=1, turn_timeout_s=2 * patience_s)
         with Runner(llm=endpoint, servers=servers, limits=limits, recorder=recorder) as runner:
             try:
                 runner.run_turn(TurnRequest(system=_SYSTEM, user=user, answer=answer))
