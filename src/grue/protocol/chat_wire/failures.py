@@ -620,8 +620,8 @@ def _remedy(
             return "Check the base URL, the network and the proxy settings."
         case "timeout":
             return (
-                "Raise the limit of a request (timeout_seconds under retry; in code"
-                " RetryPolicy(timeout_s=...)), set max_tokens, or choose a faster model."
+                "Raise timeout_seconds under retry (in code RetryPolicy(timeout_s=...)), set max_tokens, or"
+                " choose a faster model."
             )
         # Groq, for one, checks the calls of the model itself, and answers a malformed one with a 400.
         case "reply" if fault.status not in (None, 200):
