@@ -32,7 +32,7 @@ def test_locking_lists_what_is_approved_and_says_what_has_changed(tmp_path: Path
     assert first.returncode == 0, first.stderr
     assert "  box.echo\n" in first.stdout
     assert "+ box.echo  The tool echo.\n" in first.stdout
-    assert first.stdout.endswith("mcp_tools.lock: 3 tools approved, 3 changed\n")
+    assert first.stdout.endswith("mcp_tools.lock: 3 tools approved, 3 new\n")
     assert set(locked(tmp_path)["box"]) == {"echo", "fail", "environ"}
     listing = json.loads((tmp_path / "mcp_tools.listing.json").read_text())["servers"]["box"]
     assert [tool["name"] for tool in listing] == ["echo", "fail", "environ"]
@@ -46,7 +46,7 @@ def test_locking_lists_what_is_approved_and_says_what_has_changed(tmp_path: Path
         "~ box.echo  description",
         "+ box.fail  The tool fail.",
         "- box.gone",
-        "mcp_tools.lock: 3 tools approved, 3 changed",
+        "mcp_tools.lock: 3 tools approved, 1 new, 1 removed, 1 changed",
     ]
 
 
@@ -74,7 +74,7 @@ def test_servers_that_are_not_asked_or_do_not_answer_keep_their_pins(tmp_path: P
     write_servers(tmp_path / "mcp.json", one=faulty("--exit-at", "start"), two=faulty("--pages", "2"))
     both = grue("tools", "--lock", *MCP, cwd=tmp_path)
     assert both.returncode == 1
-    assert "mcp_tools.lock: 4 tools approved, 1 changed\n" in both.stdout
+    assert "mcp_tools.lock: 4 tools approved, 1 new\n" in both.stdout
     assert locked(tmp_path)["one"] == before["one"]
     assert set(locked(tmp_path)["two"]) == {*before["two"], "page_2"}
     write_servers(tmp_path / "mcp.json", one=faulty("--pages", "2"), two=faulty())

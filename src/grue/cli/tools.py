@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ Listings = Mapping[str, tuple[m.ToolDefinition, ...]]
 """The tools that each reachable server lists."""
 
 _MARKS = {"added": "+", "removed": "-", "changed": "~"}
+_WORDS = {"added": "new", "removed": "removed", "changed": "changed"}
 
 
 def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -> Iterator[str]:
@@ -78,7 +80,9 @@ def approve(known: KnownServers, listings: Listings, secret: Collection[str] = (
     for change in changes:
         yield _line(change, approved.get(change.server, {}).get(change.tool))
     count = sum(map(len, approved.values()))
-    state = f"{len(changes)} changed" if changes else "nothing has changed"
+    numbers = Counter(change.change for change in changes)
+    told = [f"{numbers[kind]} {word}" for kind, word in _WORDS.items() if numbers[kind]]
+    state = ", ".join(told) or "nothing has changed"
     yield f"{shown_path(path)}: {counted(count, 'tool')} approved, {state}"
 
 
