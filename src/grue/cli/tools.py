@@ -80,7 +80,7 @@ def approve(known: KnownServers, listings: Listings, secret: Collection[str] = (
     for change in changes:
         yield _line(change, approved.get(change.server, {}).get(change.tool))
     count = sum(map(len, approved.values()))
-    numbers = Counter(change.change for change in changes)
+    numbers: Counter[str] = Counter(change.change for change in changes)
     told = [f"{numbers[kind]} {word}" for kind, word in _WORDS.items() if numbers[kind]]
     state = ", ".join(told) or "nothing has changed"
     yield f"{shown_path(path)}: {counted(count, 'tool')} approved, {state}"
