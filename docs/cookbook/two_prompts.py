@@ -15,7 +15,7 @@ PROMPTS = {
 }
 
 llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
-with Runner(llm=llm, trace="prompts.jsonl") as runner:
+with Runner(llm=llm, trace="prompts") as runner:
     found = compare_prompts(runner, PROMPTS, CASES, concurrency=3, progress=True)
 print(found)
 print(f"better: {found.best}")

@@ -229,6 +229,8 @@ _ABOUT = (
     "too, let your function take the model's settings, and call it in place of `runner.run_turn(request)`:",
     "",
     "    outcome = my_agent.decide(USER, llm=llm)",
+    "",
+    "A scripted model says the same whatever it is asked, so for your prompt look at what it was sent, too.",
 )
 
 

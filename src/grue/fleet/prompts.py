@@ -163,7 +163,7 @@ def compare_prompts(
         prompts: The system texts, by a name of your own; two or more.
         cases: Pairs of the user's text and what is expected.
         score: Gets the answer and what was expected, and returns a number. `None`: 1 if they are equal; for
-            texts, if the answer contains what was expected, whatever its capital letters.
+            an answer that is a text, if it contains what was expected, whatever its capital letters.
         answer: The type of the answers, as in a `TurnRequest`; `None`: that of what the cases expect, if all
             expect a `bool`, `int` or `float`, else text.
         concurrency: Turns that run in parallel.
@@ -223,8 +223,8 @@ def _pairs(cases: object) -> list[tuple[str, Any]]:
 
 
 def _agrees(answer: object, expected: object) -> bool:
-    if isinstance(answer, str) and isinstance(expected, str):
-        return expected.strip().casefold() in answer.casefold()
+    if isinstance(answer, str) and isinstance(expected, str | int | float):
+        return str(expected).strip().casefold() in answer.casefold()
     return bool(answer == expected)
 
 

@@ -64,7 +64,10 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
 
     Raises:
         AssertionError: It gave another one, or the fallback instead of an answer of the model, or vice versa.
+        TypeError: That is no outcome of a turn.
     """
+    if not hasattr(outcome, "kind"):
+        raise TypeError(f"assert_answer wants the TurnOutcome of a turn, not {type(outcome).__name__}")
     if fallback and outcome.kind != "fallback":
         raise AssertionError(f"the model gave an answer, {outcome.response!r}, and not the fallback")
     if not fallback and outcome.kind == "fallback":

@@ -61,7 +61,14 @@ def text_reply(content: str | None, *, finish_reason: str = "stop", **message: o
         content: The text.
         finish_reason: Such as `length` or `content_filter`.
         message: Further fields of the assistant's message, such as `reasoning_content`.
+
+    Raises:
+        TypeError: The content is no text.
     """
+    if not isinstance(content, str | None):
+        raise TypeError(
+            f"text_reply wants a text, not {type(content).__name__}; for a structured answer: json.dumps(...)"
+        )
     return completion({"role": "assistant", "content": content, **message}, finish_reason=finish_reason)
 
 

@@ -53,6 +53,8 @@ def test_two_prompts_are_compared_in_one_call_with_a_table_that_prints() -> None
 def test_texts_agree_if_the_answer_has_what_was_expected_or_as_a_function_says() -> None:
     cases = [("It never came!", "it is true"), ("Thank you.", "false")]
     assert [row.score for row in compare_prompts(runner(), PROMPTS, cases).prompts.values()] == [1, 1]
+    mixed = [("It never came!", "true"), ("Thank you.", False)]
+    assert [row.score for row in compare_prompts(runner(), PROMPTS, mixed).prompts.values()] == [1, 1]
     short = compare_prompts(runner(), PROMPTS, cases, score=lambda answer, _: len(answer) < 12)
     assert [row.score for row in short.prompts.values()] == [0.5, 0.5]
     typed = compare_prompts(runner(), PROMPTS, [("It never came!", None)], answer=bool, score=lambda a, _: a)

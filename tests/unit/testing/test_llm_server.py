@@ -14,6 +14,7 @@ from grue import LlmSettings, RetryPolicy, Runner
 from grue.errors import LLMError
 from grue.messages import LlmFailure
 from grue.protocol.retry import next_delay
+from grue.testing.decisions import assert_answer
 from grue.testing.llm_server import (
     LlmReply,
     ScriptedLlmServer,
@@ -282,3 +283,10 @@ def test_a_fault_of_the_script_asks_for_another_script_and_not_for_another_model
         ):
             Runner(llm=LlmSettings(base_url=server.base_url, model="m")).run_turn("Hello.")
         assert str(failed.value).endswith("\nCorrect the script of the test.")
+
+
+def test_a_text_reply_of_a_value_and_an_answer_without_its_turn_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"text_reply wants a text, not dict; .*json\.dumps"):
+        text_reply({"total": 3})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="assert_answer wants the TurnOutcome of a turn, not str"):
+        assert_answer("urgent", "urgent")  # type: ignore[arg-type]
