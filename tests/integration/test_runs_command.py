@@ -79,6 +79,18 @@ def test_runs_of_a_program_of_ones_own_say_how_they_ended(tmp_path: Path) -> Non
     assert " failed: 1 turn, 1 without an answer, 0 tool calls, " in failed
 
 
+def test_trace_files_of_the_working_directory_are_listed_beside_runs(tmp_path: Path) -> None:
+    with ScriptedLlmServer(["one", "two"]) as server:
+        llm = LlmSettings(base_url=server.base_url, model="m")
+        for trace in (tmp_path / "shop.jsonl", tmp_path / "runs"):
+            with Runner(llm=llm, trace=trace) as runner:
+                runner.run_turn("How many?")
+            listed = grue("runs", cwd=tmp_path).stdout
+            assert "shop.jsonl" in listed
+    assert len(listed.splitlines()) == 3
+    assert listed.startswith("runs/")
+
+
 def test_a_trace_file_makes_its_folder(tmp_path: Path) -> None:
     trace = tmp_path / "of" / "today" / "bot.jsonl"
     with ScriptedLlmServer(["three"]) as server:

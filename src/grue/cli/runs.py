@@ -37,12 +37,14 @@ class _Result(Struct):
 
 
 def list_runs(folder: Path) -> None:
-    """Print the episodes of a folder, the latest first.
+    """Print the episodes of a folder, the latest first; with `runs`, also the traces in this folder.
 
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.
     """
-    found = _episodes(folder)
+    here = list(traces_in(Path())) if folder == RUNS else []
+    in_folder = [] if here and not folder.is_dir() else _episodes(folder)
+    found = sorted([*in_folder, *here], key=_written, reverse=True)
     width = max(len(shown_path(path)) for path in found)
     readable = _MOST_READ_BYTES
     for path in found:
