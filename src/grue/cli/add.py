@@ -44,13 +44,13 @@ _FETCH_S = 20.0
 _MOST_REDIRECTS = 5
 _PACKAGES = ("npm", "pypi", "oci")
 _CACHES = {"npx": ("npm_config_cache",), "uvx": ("UV_CACHE_DIR", "UV_TOOL_DIR", "UV_PYTHON_INSTALL_DIR")}
+_CACHES["uv"] = _CACHES["uvx"]
+"""The variables that say where a launcher keeps what it downloads."""
 _OWN = "own"
 _SCRIPTS = dict.fromkeys((".js", ".mjs", ".cjs"), "node")
 _INSTEAD = {"npx": "npm:PACKAGE", "uvx": "pypi:PACKAGE", "docker": "oci:IMAGE"}
 _INSTEAD |= dict.fromkeys(("python", "python3", "node"), "the program's file")
-"""What is written in place of a command."""
-_CACHES["uv"] = _CACHES["uvx"]
-"""The variables that say where a launcher keeps what it downloads."""
+"""What to give `grue add` in place of these commands."""
 
 
 class Adding(Struct, frozen=True, kw_only=True):

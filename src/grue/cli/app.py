@@ -391,7 +391,7 @@ def fork(
         ),
     ] = None,
     misses: Annotated[
-        Misses, typer.Option(help="What becomes of calls that the record has no result of.")
+        Misses, typer.Option(help="What to do with a call whose result is not in the recorded turn.")
     ] = "fail",
     mcp_config: _McpConfig = None,
     run_dir: Annotated[

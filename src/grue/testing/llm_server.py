@@ -240,7 +240,7 @@ _OURS = "grue.testing: "
 
 
 def _reply(given: object) -> LlmReply | None:
-    """Return a reply of the script; `None`: it is none. `hang_up` and `silence` may be given uncalled."""
+    """Return a reply of the script, or `None` if the object is no reply. `hang_up` means `hang_up()`."""
     if given is hang_up or given is silence:
         return given()
     if isinstance(given, str):

@@ -44,7 +44,7 @@ from grue.tracing.message_words import problem_in
 from grue.tracing.observers.run_folder import RunFolder, new_run_path
 
 _TOLD = (m.ServerNoted, m.ToolDrifted, m.ToolsUnseen, m.ModelPassedOver, m.CompletionRetried, m.CostUncounted)
-"""What a chat says of its turns, beside their calls and answers."""
+"""Notes that a chat prints while a turn runs, such as a retry or a tool that has changed."""
 
 
 def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:
