@@ -75,7 +75,9 @@ def test_the_commands_to_go_on_with_work_from_the_new_folder(tmp_path: Path, hom
     """Also if grue is not on the PATH, and was called by a path from the folder above."""
     program = tmp_path / "v" / "bin" / "grue"
     program.parent.mkdir(parents=True)
-    program.write_text(f"#!{sys.executable}\nfrom grue.cli.main import main\nmain()\n")
+    # As pip writes it where the path of the Python holds a space: the first line cannot name it.
+    start = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
+    program.write_text(start + "from grue.cli.main import main\nmain()\n")
     program.chmod(0o755)
     env = environment(HOME=str(home), PATH="/usr/bin:/bin")
     called = way.replace("ABSOLUTE", str(program))
