@@ -35,7 +35,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 import anyio
-import jsonschema_rs as jsonschema_rs  # here, so that the first check does not wait for it
 from msgspec.structs import replace
 
 from grue import messages as m

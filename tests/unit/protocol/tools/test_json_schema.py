@@ -1,7 +1,9 @@
 """A value is compared with a schema as another validator does it, and no hostile pair of them takes long."""
 
+import sys
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,8 @@ from grue.protocol.tools.json_schema import (
     MAX_SCHEMA_BYTES,
     MAX_VALUE_BYTES,
     NotCheckedError,
+    _fits_plainly,
+    _is_plain,
     check_of,
     fault_of,
     reason,
@@ -217,3 +221,85 @@ def test_another_validator_agrees(schema: Any, value: Any) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="it comes with the extra: pip install 'grue[mcp]'")
     agreed = jsonschema.Draft202012Validator(schema).is_valid(value)
     assert (check_of(schema)(value) is None) == agreed
+
+
+PLAIN = st.recursive(
+    st.fixed_dictionaries(
+        {"type": TYPES},
+        optional={"title": NAMES, "description": NAMES, "additionalProperties": st.booleans()},
+    ),
+    lambda inner: st.fixed_dictionaries(
+        {"type": st.just("object"), "properties": st.dictionaries(NAMES, inner, max_size=3)},
+        optional={"required": st.lists(NAMES, max_size=3, unique=True)},
+    ),
+    max_leaves=4,
+)
+
+
+@given(schema=PLAIN, value=VALUES)
+def test_what_is_let_through_without_the_validator_fits(schema: Any, value: Any) -> None:
+    if _is_plain(schema) and _fits_plainly(schema, value):
+        assert jsonschema_rs.Draft202012Validator(schema).is_valid(value)
+
+
+TITLE = "The validator is not loaded"
+ARGUMENTS = {
+    "text": {"type": "string", "title": "Text"},
+    "times": {"type": "integer", "description": "How often"},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "object"}, {}),
+        ({"type": "object", "properties": {}, "additionalProperties": False}, {}),
+        ({"type": "object", "properties": ARGUMENTS, "required": ["text"]}, {"text": "a", "times": 2}),
+        ({"type": "object", "properties": {"in": {"type": "object", "properties": ARGUMENTS}}}, {"in": {}}),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "number"}, 0.5),
+        ({"type": "array"}, [1]),
+    ],
+)
+def test_what_fits_a_plain_schema_does_not_load_the_validator(
+    schema: Any, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
+    assert check_of({**schema, "title": TITLE})(value) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"text": 1},
+        {"text": "a", "times": True},
+        {"text": "a", "more": 1},
+        {"text": "a", "times": 1.5},
+        [],
+        None,
+    ],
+)
+def test_what_does_not_fit_plainly_is_left_to_the_validator(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
+    check = check_of({"type": "object", "properties": ARGUMENTS, "required": ["text"], "title": TITLE})
+    with pytest.raises(ImportError):
+        check(value)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"type": "strin"},
+        {"required": "text"},
+        {"required": ["text", "text"]},
+        {"required": [1]},
+        {"properties": {"text": {"type": "strin"}}},
+        {"title": 1},
+        {"additionalProperties": 1},
+    ],
+)
+def test_a_schema_that_is_not_valid_is_refused_before_it_is_used(fault: Any) -> None:
+    with pytest.raises(jsonschema_rs.ValidationError):
+        check_of({"type": "object", **fault})
