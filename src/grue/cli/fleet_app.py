@@ -260,7 +260,10 @@ def failures(
     every: Annotated[bool, typer.Option("--all", help="Name every episode of a group.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Group the episodes that failed by what went wrong, with the commands that open their traces there."""
+    """Group the failed episodes by what went wrong, with the commands that open their traces there.
+
+    If the folder also has episodes of earlier sweeps, these do not count, and are told.
+    """
     with plain_errors():
         from grue.cli.fleet_failures import print_failures
 
@@ -286,7 +289,7 @@ def report(
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Write one HTML page of a fleet that works offline: cells, costs, cases, failures, every episode."""
+    """Write one HTML page of the latest sweep that works offline: cells, costs, cases, failures, episodes."""
     with plain_errors():
         from grue.cli.saying import say_page
         from grue.fleet.report import REPORT, write_report

@@ -12,10 +12,12 @@ from grue.fleet.compare import short_words
 from grue.fleet.course import read_said
 from grue.fleet.failures import WORDS, group_failures, passing_score, trace_command
 from grue.fleet.folder import MANIFEST, no_fleet
-from grue.fleet.results import Result, results
+from grue.fleet.results import Result, latest_results
 from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
+from grue.runtime.safe_text import shortened
 
 _MOST_EXAMPLES = 3
+_MOST_TEXT = 240
 
 
 def print_failures(
@@ -27,7 +29,8 @@ def print_failures(
         FleetError: There is no fleet.
     """
     require_fleet(directory)
-    found = {each.id: each for each in results(directory)}
+    latest, earlier = latest_results(directory)
+    found = {each.id: each for each in latest}
     least = passing_score(found.values(), score) if passing is None else passing
     groups = group_failures(found.values(), score, least)
     if as_json:
@@ -47,13 +50,19 @@ def print_failures(
         return
     count = sum(len(group.episodes) for group in groups)
     below = "" if least is None else f" or have a {score} below {least:g}"
-    say(f"{count:,} of {len(found):,} episodes failed, are missing{below}.")
+    failed = f"failed, are missing{below}" if below else "failed or are missing"
+    say(f"{count:,} of {len(found):,} episodes {failed}.")
+    if earlier:
+        say(f"{earlier:,} other episodes in the folder are not in the latest sweep and not counted.")
     for group in groups:
         say()
         text = f": {group.text}" if group.text else ""
         say(f"{len(group.episodes):,} x {WORDS[group.kind]}{text}")
-        examples = group.episodes if show_all else group.episodes[:_MOST_EXAMPLES]
+        examples = group.episodes if show_all else group.examples(_MOST_EXAMPLES)
+        differ = len({each.text for each in group.episodes}) > 1
         for each in examples:
+            if differ:
+                say(f"    {shortened(' '.join(each.text.split()), _MOST_TEXT)}")
             for line in _said(found[each.id], directory):
                 say(f"    {line}")
             say(f"    {shlex.join(trace_command(found[each.id], directory))}")

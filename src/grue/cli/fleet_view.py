@@ -14,7 +14,7 @@ from grue.cli.saying import say, shown_path
 from grue.fleet.accounts import read_ledger
 from grue.fleet.compare import cell_axes, in_order, setting_word
 from grue.fleet.folder import TRACE, FleetFolder, Manifest, no_fleet
-from grue.fleet.results import of_latest_sweep, results
+from grue.fleet.results import latest_results, results
 from grue.runtime.safe_text import printable
 
 _OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}
@@ -32,16 +32,18 @@ def print_status(directory: Path, *, as_json: bool) -> None:
     outcomes: Counter[str] = Counter()
     versions: Counter[str] = Counter()
     models: Counter[str] = Counter()
-    for result in results(directory):
+    found, earlier = latest_results(directory)
+    for result in found:
         outcome = result.outcome if result.end is None else result.end.outcome
         outcomes[_OUTCOMES.get(outcome, outcome)] += 1
         if outcome in ("scored", "failed") and result.end is not None:
             versions[result.grue] += 1
             models[result.end.model] += 1
     spent = read_ledger(folder)
-    found = {
+    counts = {
         "work": manifest.work,
         "total": manifest.total,
+        "earlier": earlier,
         "scored": outcomes["scored"],
         "failed": outcomes["failed"],
         "not_played": outcomes["not played"],
@@ -54,20 +56,26 @@ def print_status(directory: Path, *, as_json: bool) -> None:
         "models": {name or "unknown": count for name, count in models.items()},
     }
     if as_json:
-        say(msgspec.json.encode(found).decode())
+        say(msgspec.json.encode(counts).decode())
         return
     _say_outcomes(directory, manifest, outcomes)
+    if earlier:
+        say(f"  {earlier:,} other episodes in the folder are not in the latest sweep and not counted")
     if spent.requests:
         say(f"  spent {spent.requests:,} requests, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
-    for name, counts in (("versions of grue", versions), ("answering models", models)):
-        if len(counts) > 1:
-            mixed = ", ".join(f"{value or 'unknown'} ({count:,})" for value, count in counts.most_common())
+    for name, several in (("versions of grue", versions), ("answering models", models)):
+        if len(several) > 1:
+            mixed = ", ".join(f"{value or 'unknown'} ({count:,})" for value, count in several.most_common())
             say(f"  several {name}: {mixed}")
 
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    say(f"{shown_path(directory)}: {done:,} of {manifest.total:,} episodes of {manifest.work} are done.")
+    if outcomes.total() > manifest.total:  # a program has added cases: nobody can say which are the latest
+        said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
+    else:
+        said = f"{done:,} of {manifest.total:,} episodes of {manifest.work} are done."
+    say(f"{shown_path(directory)}: {said}")
     say(f"  scored {outcomes['scored']:,}, failed {outcomes['failed']:,}")
     if outcomes["not played"] or outcomes["interrupted"]:
         say(f"  not played {outcomes['not played']:,}, interrupted or running {outcomes['interrupted']:,}")
@@ -91,8 +99,7 @@ def print_table(
         FleetError: There is no fleet, or a file of it is damaged.
     """
     _, manifest = _opened(directory)
-    found = list(results(directory))
-    found, earlier = (found, 0) if everything else of_latest_sweep(directory, found)
+    found, earlier = (list(results(directory)), 0) if everything else latest_results(directory)
     done = [each for each in found if each.outcome == "scored"]
     failed = sum(each.outcome == "failed" for each in found)
     damaged = [each.error for each in found if each.outcome == "damaged"]

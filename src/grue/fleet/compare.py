@@ -18,7 +18,9 @@ With fewer than 15 cases, or without numpy and scipy, there is no interval, and 
 
 import json
 import math
+import os
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -46,12 +48,16 @@ from grue.fleet.statistics import (
     smallest_detectable,
     times_more,
 )
+from grue.runtime.safe_text import shortened, written_out
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.secret_forms import secrets_in
 
 Verdict: TypeAlias = Literal["better", "worse", "cannot be told"]
 
 _SELECTED = re.compile(r"(.*?)(?::([A-Za-z_][\w.-]*=.*))?", re.DOTALL)
 _NEXT_SETTING = re.compile(r",(?=[A-Za-z_][\w.-]*=)")
 _MOST_NAMED = 8
+_MOST_CASES = 5
 _NO_CELL = frozenset({"seed"})
 """Settings by which episodes of one cell differ: another seed is a repetition, not a cell of its own."""
 
@@ -163,6 +169,7 @@ class Side(Struct, frozen=True, kw_only=True):
 
     Attributes:
         label: The cell as it was written.
+        fleet: The fleet's folder; empty if the episodes are of no folder that was named.
         episodes: Episodes that count.
         failed: Those of them that failed.
         missing: Episodes that do not count, by outcome; `unscored`: the score is not there; `earlier`: the
@@ -171,6 +178,7 @@ class Side(Struct, frozen=True, kw_only=True):
     """
 
     label: str
+    fleet: str = ""
     episodes: int
     failed: int
     missing: dict[str, int]
@@ -255,6 +263,15 @@ class Comparison(Struct, frozen=True, kw_only=True):
     changes: list[CaseChange] = field(default_factory=list)
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, commands: bool = False, everything: bool = False) -> str:
+        """Return the findings and the cases that differ; of many cases, those that differ most.
+
+        Args:
+            commands: Add the commands that show the episodes of each case.
+            everything: List all cases that differ.
+        """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
         if self.why:
@@ -265,7 +282,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
             "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         )
-        return "\n".join([*self._sides(), "", *table, "", *verdict_of(self)])
+        said = [*self._sides(), "", *table, "", *verdict_of(self)]
+        return written_out("\n".join([*said, *_case_lines(self, commands=commands, everything=everything)]))
 
     def _sides(self) -> Iterable[str]:
         for name, side in (("A", self.a), ("B", self.b)):
@@ -326,6 +344,58 @@ def _by_signs(found: Comparison) -> Iterable[str]:
         yield f"B is {found.verdict} in {found.score}: chance alone seldom gives that {by}."
 
 
+def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Iterable[str]:
+    changed = [each for each in found.changes if each.difference]
+    few = found.cases < LEAST_CASES  # each of these is shown: nobody has to add up what they say
+    names = _telling(found.changes)
+    if not changed:
+        yield "No case has another mean score in B than in A."
+        return
+    lost = [each for each in changed if each.difference < 0]
+    gained = [each for each in reversed(changed) if each.difference > 0]
+    yield ""
+    yield f"{len(lost):,} cases lost, {len(gained):,} gained, {found.cases - len(changed):,} are equal."
+    for what, cases in (("lost", lost), ("gained", gained)):
+        shown = cases if everything or few else cases[:_MOST_CASES]
+        if shown:
+            yield f"Those that {what} most:" if len(shown) < len(cases) else f"Those that {what}:"
+        for case in shown:
+            yield f"  {case.a:.3g} -> {case.b:.3g}  {_words(case, names)}"
+            if commands:
+                yield f"      A: {_command(found.a, case.a_ids)}"
+                yield f"      B: {_command(found.b, case.b_ids)}"
+        if len(shown) < len(cases):
+            where = "--all shows them" if commands else "`changes` has them"
+            yield f"  ... and {len(cases) - len(shown):,} more: {where}."
+    if few and (equal := [each for each in found.changes if not each.difference]):
+        yield "Those that are equal:"
+        yield from (f"  {case.a:.3g}  {_words(case, names)}" for case in equal)
+
+
+def _telling(cases: Sequence[CaseChange]) -> list[str]:
+    """Return the settings by which cases differ: those with the most values, such as a question, first."""
+    values: dict[str, set[str]] = {}
+    for case in cases:
+        for name, value in case.case.items():
+            values.setdefault(name, set()).add(setting_word(value))
+    differing = [name for name in values if len(values[name]) > 1] or list(values)
+    return sorted(differing, key=lambda name: -len(values[name]))
+
+
+def _words(case: CaseChange, names: Sequence[str]) -> str:
+    return ", ".join(f"{name}: {short_words(_bare(case.case.get(name)))}" for name in names)
+
+
+def _bare(value: object) -> object:
+    """Return the only text of a list, such as the one input of a conversation; else the value."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _command(side: Side, ids: Sequence[str]) -> str:
+    others = f"   (and {', '.join(each[:10] for each in ids[1:4])}{' ...' if len(ids) > 4 else ''})"
+    return f"grue fleet show {shlex.quote(side.fleet)} {ids[0][:10]}{others if len(ids) > 1 else ''}"
+
+
 def _row(measure: Measure, score: str) -> list[str]:
     found: Interval = measure.difference
     name = score if measure.name == "score" else measure.name
@@ -343,10 +413,10 @@ def _signed(value: float) -> str:
 
 
 def short_words(value: object) -> str:
-    """Return a value as one short line."""
+    """Return a value as one short line. Of a long one the end is kept too: two may begin in the same way."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}…"
+    line = " ".join(Redaction(secrets_in(os.environ)).redact_text(text).split())
+    return shortened(line, _WIDEST)
 
 
 def compare(a: Cell, b: Cell, options: Options) -> Comparison:
@@ -354,15 +424,16 @@ def compare(a: Cell, b: Cell, options: Options) -> Comparison:
 
     Raises:
         FleetError: A cell has no episodes, no case in common with the other one, or not the score.
-        MissingDependencyError: There is a margin, and numpy or scipy is not installed.
+        MissingDependencyError: There is a margin, there are cases enough for an interval, and numpy or scipy
+            is not installed.
     """
-    if options.margin is not None:
-        require_libraries()
     everything = list(results(a.fleet))
     others = everything if b.fleet == a.fleet else list(results(b.fleet))
     first, before = of_latest_sweep(a.fleet, a.of_these(everything))
     second, before_too = of_latest_sweep(b.fleet, b.of_these(others))
-    return compare_results(first, second, options, labels=(a.label, b.label), left_out=(before, before_too))
+    found = compare_results(first, second, options, labels=(a.label, b.label), left_out=(before, before_too))
+    places = (replace(side, fleet=str(cell.fleet)) for side, cell in ((found.a, a), (found.b, b)))
+    return replace(found, **dict(zip("ab", places, strict=True)))
 
 
 def compare_results(
@@ -480,6 +551,8 @@ def _no_interval(count: int, options: Options) -> str:
     try:
         require_libraries()
     except MissingDependencyError as error:
+        if options.margin is not None:  # without an interval nobody can say whether the loss is as large
+            raise
         return str(error)
     return ""
 

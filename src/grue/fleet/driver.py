@@ -239,15 +239,13 @@ class Driver:
 
     def _jobs(self) -> Iterator[Job]:
         """Yield the attempts to make; count what is done."""
-        work, digests, ids = self._plan.work, FileDigests(), bytearray()
-        self._folder.write_latest(None)
+        work, digests = self._plan.work, FileDigests()
+        # Before the first one is played: what is shown meanwhile, or after a kill, is about this sweep too.
+        self._folder.write_latest(self._ids(digests) if self._plan.whole else None)
         for number, planned in enumerate(self._plan.cases()):
             if number % 500 == 0:
                 self._require_space()
-            case = work.completed(planned)
-            files = digests.of(case, work.files)
-            id_ = episode_id(work.name, self._plan.version, case, files)
-            ids += bytes.fromhex(id_)
+            case, files, id_ = self._identified(planned, digests)
             folder = self._folder.episode(id_)
             try:
                 commit = self._commit_of(folder)
@@ -276,8 +274,16 @@ class Driver:
                 files=files,
                 batch=self._batches is not None,
             )
-        if self._plan.whole:
-            self._folder.write_latest(bytes(ids))
+
+    def _ids(self, digests: FileDigests) -> bytes:
+        return b"".join(bytes.fromhex(self._identified(each, digests)[2]) for each in self._plan.cases())
+
+    def _identified(self, planned: Case, digests: FileDigests) -> tuple[Case, dict[str, str], str]:
+        """Return the case as the work completes it, the digests of its files, and the episode's id."""
+        work = self._plan.work
+        case = work.completed(planned)
+        files = digests.of(case, work.files)
+        return case, files, episode_id(work.name, self._plan.version, case, files)
 
     def _commit_of(self, folder: EpisodeFolder) -> Commit | None:
         try:

@@ -13,17 +13,23 @@
 | `low_score` | likewise, and nothing is known to have gone wrong |
 
 The first row that fits counts. Within a kind, episodes are in one group if they say the same apart from
-numbers, ids and what stands in quotes.
+numbers, ids and what stands in quotes. The group's line shows these too: the value that all have, or the most
+frequent ones (`'a'|'b'|…`).
 """
 
+import os
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from grue.fleet.results import Result, has_trace
+from grue.runtime.safe_text import shortened
+from grue.runtime.secrets.redaction import Redaction
+from grue.runtime.secrets.secret_forms import secrets_in
 
 FailureKind: TypeAlias = Literal[
     "damaged",
@@ -58,10 +64,13 @@ WORDS: dict[FailureKind, str] = {
 _REFUSED = frozenset({"ToolRejected", "ToolDenied", "ToolSkipped"})
 _CALLED = frozenset({"ToolReturned", "ToolTimedOut", "ServerDied"})
 _MOST_TEXT = 160
-_VARIES = (
-    (re.compile(r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,200}`"), "'…'"),
-    (re.compile(r"\b[0-9a-f]{8,}\b|\b0x[0-9a-f]+\b", re.IGNORECASE), "#"),
-    (re.compile(r"\d+(?:[.,]\d+)*"), "#"),
+_MOST_VALUES = 3
+_MOST_VALUE = 40
+_VARIES = re.compile(
+    r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,200}`"  # what stands in quotes
+    r"|\b[0-9a-f]{8,}\b|\b0x[0-9a-f]+\b"  # ids
+    r"|\d+(?:[.,]\d+)*",  # numbers
+    re.IGNORECASE,
 )
 
 
@@ -85,13 +94,22 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: The kind.
-        text: What they say, with placeholders for what differs.
+        text: What they say. Where they differ it has the most frequent values, `'a'|'b'|…`.
         episodes: The episodes, by id.
     """
 
     kind: FailureKind
     text: str
     episodes: list[FailedEpisode]
+
+    def examples(self, most: int) -> list[FailedEpisode]:
+        """Return some episodes, as many as possible that say different things."""
+        seen: Counter[str] = Counter()
+        order = []
+        for each in self.episodes:
+            order.append((seen[each.text], each.id, each))
+            seen[each.text] += 1
+        return [each for *_, each in sorted(order, key=lambda row: row[:2])[:most]]
 
 
 def failure_of(result: Result, score: str = "score", passing: float | None = 1.0) -> Failure | None:
@@ -132,26 +150,51 @@ def passing_score(found: Iterable[Result], score: str) -> float | None:
 
 
 def group_failures(found: Iterable[Result], score: str, passing: float | None) -> list[FailureGroup]:
-    """Return the groups, the largest first."""
-    groups: dict[tuple[FailureKind, str], list[FailedEpisode]] = {}
+    """Return the groups, the largest first. Their texts are redacted, so that they can be cut anywhere."""
+    redact = Redaction(secrets_in(os.environ)).redact_text
+    groups: dict[tuple[FailureKind, tuple[str, ...]], list[FailedEpisode]] = {}
     for result in found:
         failure = failure_of(result, score, passing)
         if failure is None:
             continue
-        course = None if result.end is None else result.end.course
-        episode = FailedEpisode(
-            id=result.id, text=failure.text, message=0 if course is None else course.message
-        )
-        groups.setdefault((failure.kind, _pattern(failure.text)), []).append(episode)
-    made = (FailureGroup(kind=kind, text=text, episodes=each) for (kind, text), each in groups.items())
+        course, text = None if result.end is None else result.end.course, redact(failure.text)
+        episode = FailedEpisode(id=result.id, text=text, message=0 if course is None else course.message)
+        groups.setdefault((failure.kind, _fixed(text)), []).append(episode)
+    made = (
+        FailureGroup(kind=kind, text=_shared([each.text for each in episodes], fixed), episodes=episodes)
+        for (kind, fixed), episodes in groups.items()
+    )
     return sorted(made, key=lambda group: (-len(group.episodes), group.kind, group.text))
 
 
-def _pattern(text: str) -> str:
-    line = " ".join(text[: 4 * _MOST_TEXT].split())
-    for varies, placeholder in _VARIES:
-        line = varies.sub(placeholder, line)
-    return line[:_MOST_TEXT]
+def _line(text: str) -> str:
+    return " ".join(text[: 4 * _MOST_TEXT].split())
+
+
+def _fixed(text: str) -> tuple[str, ...]:
+    """Return the pieces of a line between the values in it: what the texts of a group have in common."""
+    pieces, room = [], _MOST_TEXT
+    for piece in _VARIES.split(_line(text)):
+        if room <= 0:
+            break
+        pieces.append(piece[:room])
+        room -= len(piece) + 1
+    return tuple(pieces)
+
+
+def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
+    """Return the line of a group, with the values at each place where its texts may differ."""
+    if len(set(texts)) == 1:
+        return shortened(_line(texts[0]), 2 * _MOST_TEXT)
+    values = [Counter[str]() for _ in fixed[1:]]
+    for text in texts:
+        for counter, value in zip(values, _VARIES.findall(_line(text)), strict=False):
+            counter[value] += 1
+    said = [fixed[0]]
+    for counter, piece in zip(values, fixed[1:], strict=True):
+        shown = [shortened(value, _MOST_VALUE) for value, _ in counter.most_common(_MOST_VALUES)]
+        said += ["|".join([*shown, "…"] if len(counter) > _MOST_VALUES else shown), piece]
+    return shortened("".join(said), 2 * _MOST_TEXT)
 
 
 def trace_command(result: Result, fleet: Path) -> list[str]:

@@ -196,10 +196,10 @@ class Fleet:
     ) -> Comparison:
         """Compare the episodes that have the settings `a` with those that have `b`, case by case.
 
-        `print` shows the result: the mean scores, their difference with its interval, and whether B is
-        better. With fewer than 15 cases, or without numpy and scipy, the sign test says so, without an
-        interval. Nothing is played. Episodes that the latest `sweep` has not are left out and counted, if it
-        has others with these settings. The commands of `grue fleet` say more about single cases.
+        `print` shows the result: the mean scores, their difference with its interval, whether B is better,
+        and the cases that lost and gained most; `changes` has all of them. With fewer than 15 cases, or
+        without numpy and scipy, the sign test says so, without an interval. Nothing is played. Episodes that
+        the latest `sweep` has not are left out and counted, if it has others with these settings.
 
         Args:
             a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.

@@ -15,7 +15,7 @@ from grue.errors import FleetError
 from grue.fleet.compare import Options, cell_axes, compare_results, in_order, setting_word
 from grue.fleet.failures import WORDS, around, group_failures, passing_score
 from grue.fleet.folder import MANIFEST, FleetFolder, Manifest, no_fleet
-from grue.fleet.results import Result, results
+from grue.fleet.results import Result, latest_results
 from grue.fleet.statistics import LEAST_CASES, mean_interval
 from grue.runtime.files import replacing
 from grue.runtime.safe_text import printable
@@ -53,6 +53,7 @@ class _Report(Struct, kw_only=True):
     cases: list[str]
     groups: list[dict[str, Any]]
     episodes: dict[str, list[Any]] = field(default_factory=dict)
+    earlier: int = 0
 
 
 def write_report(
@@ -63,7 +64,9 @@ def write_report(
     passing: float | None = None,
     by: Sequence[str] | None = None,
 ) -> int:
-    """Write the page, and return how many episodes it holds. An existing report is replaced.
+    """Write the page, and return how many episodes it holds: those of the latest sweep.
+
+    An existing report is replaced.
 
     Args:
         fleet: The fleet's folder.
@@ -79,11 +82,16 @@ def write_report(
     if not (fleet / MANIFEST).is_file():
         raise no_fleet(fleet)
     refuse_foreign(target, "report")
-    found = list(results(fleet))
+    found, earlier = latest_results(fleet)
+    if not found and earlier:
+        raise FleetError(
+            f"No episode of the latest sweep in {fleet} has begun; {earlier:,} others are there."
+        )
     if not found:
         raise FleetError(f"No episode of {fleet} has begun.")
     manifest = FleetFolder(fleet).read_manifest(Manifest)
     report = _report(found, fleet, score, passing, by, [] if manifest is None else manifest.axes)
+    report.earlier = earlier
     before, after = page_parts("report", report.title, style=("viewer", "report"), scripts=("dom", "report"))
     try:
         with replacing(target) as page:
@@ -119,7 +127,7 @@ def _report(
         verdicts=_verdicts(names, cells, score, passing),
         cases=[],
         groups=[
-            {"what": WORDS[group.kind], "text": printable(group.text, _MOST_LABEL) if group.text else ""}
+            {"what": WORDS[group.kind], "text": printable(group.text, 2 * _MOST_LABEL) if group.text else ""}
             for group in groups[:_MOST_GROUPS]
         ],
     )

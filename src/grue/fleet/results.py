@@ -129,9 +129,23 @@ def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int
 
     If it has none of them, they were asked for on purpose, and all are returned.
     """
-    latest = FleetFolder(fleet).latest()
-    ours = [] if latest is None else [each for each in found if each.id in latest]
+    ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
+
+
+def latest_results(fleet: Path) -> tuple[list[Result], int]:
+    """Return the episodes of the latest sweep, and how many others the folder has.
+
+    What shows a whole folder asks here. If nobody can say what the latest sweep was, all episodes count.
+    """
+    found = list(results(fleet))
+    ours = _latest_of(fleet, found)
+    return ours, len(found) - len(ours)
+
+
+def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
+    latest = FleetFolder(fleet).latest()
+    return found if latest is None else [each for each in found if each.id in latest]
 
 
 def note_result(fleet: Path, episode: Path) -> None:

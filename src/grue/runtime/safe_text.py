@@ -56,6 +56,17 @@ def beginning(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[:limit] + ELLIPSIS
 
 
+def shortened(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters: of a longer one its beginning, an ellipsis and its end.
+
+    The text has to be redacted already: nobody recognises the end of a secret.
+    """
+    if len(text) <= limit:
+        return text
+    end = limit // 3
+    return f"{text[: limit - 1 - end]}{ELLIPSIS}{text[len(text) - end :]}"
+
+
 def plain_text(text: str) -> str:
     r"""Return `text` without terminal escape sequences and with its other control characters escaped.
 

@@ -1,6 +1,7 @@
 """`grue fleet compare`: what it prints, and the status for CI."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from made_fleets import add_episode, make_fleet
 from typer.testing import CliRunner
 
 from grue.cli.app import app
+from grue.fleet import Fleet
 
 
 def compared(fleet: Path, *words: str, status: int = 0) -> str:
@@ -33,7 +35,7 @@ def test_the_verdict_stands_with_its_interval_and_the_cases(better: Path) -> Non
     assert (found["verdict"], found["worse"], len(found["changes"])) == ("better", None, 30)
 
 
-def test_the_status_is_for_ci(better: Path, tmp_path: Path) -> None:
+def test_the_status_is_for_ci(better: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared(better, "--fail-if-worse", "0.05")
     assert "Worse" in compared(better, "--fail-if-worse", "0.05", "--lower-is-better", status=1)
     assert "give a loss above 0" in compared(better, "--fail-if-worse", "0", status=2)
@@ -45,7 +47,9 @@ def test_the_status_is_for_ci(better: Path, tmp_path: Path) -> None:
     assert "An interval needs 15 cases." in said
     assert said.count("grue fleet show") == 2 * 8, "each is named"
     assert "  1  question: Question 5" in said
-    assert "Too few" in compared(few, "--fail-if-worse", "0.05", status=2)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "numpy", None)
+        assert "Too few" in compared(few, "--fail-if-worse", "0.05", status=2)
     assert json.loads(compared(few, "--json"))["measures"][0]["difference"]["low"] is None
     equal = tmp_path / "equal"
     make_fleet(equal, lambda *_: 1.0, questions=15)
@@ -71,3 +75,20 @@ def test_what_a_case_says_cannot_drive_the_terminal(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["fleet", "compare", f"{tmp_path}:prompt=s", ":prompt=\x1b[2Jlong"])
     assert "B is better by 1" in done.output
     assert "\x1b" not in done.output
+    found = Fleet(tmp_path).compare({"prompt": "s"}, {"prompt": "\x1b[2Jlong"})
+    assert "\x1b" not in str(found)
+    assert "\\u001b[2Jlong in B" in str(found)
+
+
+def test_two_long_questions_that_begin_in_the_same_way_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_TOKEN", "k3y-that-nobody-may-see")
+    fleet = make_fleet(tmp_path, lambda *_: 1.0, questions=0)
+    for number in range(4):
+        asked = f"{'Read the ticket and say what it is about. ' * 3}k3y-that-nobody-may-see {number // 2}"
+        planned = {"prompt": ("short", "long")[number % 2], "question": asked}
+        add_episode(fleet.episode(f"{number:024x}"), planned, 0, float(number % 2))
+    for said in (compared(tmp_path), str(Fleet(tmp_path).compare({"prompt": "short"}, {"prompt": "long"}))):
+        assert {line[-2:] for line in said.splitlines() if " -> " in line} == {" 0", " 1"}
+        assert "may-see" not in said

@@ -8,7 +8,9 @@ import pytest
 from grue import LlmSettings, Runner
 from grue.cli.fleet_failures import print_failures
 from grue.cli.fleet_view import print_status, print_table
+from grue.errors import FleetError
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, FleetFolder, Manifest
+from grue.fleet.report import write_report
 from grue.testing.llm_server import ScriptedLlmServer
 
 
@@ -97,6 +99,60 @@ def test_what_the_latest_sweep_has_not_is_left_out_and_a_cut_text_says_so(
     assert len(json.loads(capsys.readouterr().out)) == 2
     print_table(tmp_path, None, as_json=True, everything=True)
     assert len(json.loads(capsys.readouterr().out)) == 4
+
+
+def test_status_failures_and_report_are_about_the_latest_sweep_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = FleetFolder(tmp_path)
+    fleet.write_manifest(Manifest(work="m:f", total=2))
+    for number in range(3):
+        folder = fleet.episode(f"{number:024x}")
+        attempt = folder.begin(CaseFile(work="m:f", version="1", settings={"n": number}))
+        folder.make_commit(attempt, AttemptEnd(outcome="scored", scores={"score": 0.0}), version="1")
+
+    def status() -> list[str]:
+        print_status(tmp_path, as_json=False)
+        return capsys.readouterr().out.splitlines()
+
+    assert status()[0] == f"{tmp_path}: 3 episodes of m:f are done; the latest run was about 2."
+    fleet.write_latest(bytes.fromhex(f"{2:024x}{3:024x}"))
+    assert status() == [
+        f"{tmp_path}: 1 of 2 episodes of m:f are done.",
+        "  scored 1, failed 0",
+        "  2 other episodes in the folder are not in the latest sweep and not counted",
+    ]
+    print_failures(tmp_path, score="score", passing=1.0, as_json=False, show_all=False)
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [
+        "1 of 1 episodes failed, are missing or have a score below 1.",
+        "2 other episodes in the folder are not in the latest sweep and not counted.",
+    ]
+    print_failures(tmp_path, score="no such", passing=None, as_json=False, show_all=False)
+    assert capsys.readouterr().out.startswith("0 of 1 episodes failed or are missing.\n")
+    assert write_report(tmp_path, tmp_path / "report.html") == 1
+    assert '"earlier":2' in (tmp_path / "report.html").read_text()
+    fleet.write_latest(bytes.fromhex(f"{3:024x}"))
+    assert status()[0] == f"{tmp_path}: 0 of 2 episodes of m:f are done."
+    with pytest.raises(FleetError, match=r"No episode of the latest sweep .* has begun; 3 others are there"):
+        write_report(tmp_path, tmp_path / "report.html")
+
+
+def test_failures_that_differ_in_a_value_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = FleetFolder(tmp_path)
+    fleet.write_manifest(Manifest(work="m:f", total=4))
+    for number, name in enumerate(["\x1b[2Jname", "\x1b[2Jname", "\x1b[2Jname", "price"]):
+        folder = fleet.episode(f"{number:024x}")
+        attempt = folder.begin(CaseFile(work="m:f", version="1", settings={"n": number}))
+        end = AttemptEnd(outcome="failed", kind="KeyError", error=f"KeyError: '{name}'")
+        folder.make_commit(attempt, end, version="1")
+    print_failures(tmp_path, score="score", passing=None, as_json=False, show_all=False)
+    said = capsys.readouterr().out
+    assert "4 x the work failed: KeyError: '\\u001b[2Jname'|'price'\n" in said
+    assert "\n    KeyError: 'price'\n" in said, "one of each is shown before a second one"
+    assert "\x1b" not in said
 
 
 def test_failures_come_with_question_and_answer_and_say_how_many_are_not_shown(

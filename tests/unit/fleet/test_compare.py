@@ -120,8 +120,8 @@ def test_of_fewer_than_15_cases_the_sign_test_decides_however_often_they_are_rep
     assert "interval" not in said.split("An interval")[0]
     assert found.is_worse(0.1) is None
     assert by_prompt(tmp_path, Options(lower_is_better=True)).verdict == "worse"
-    with pytest.raises(MissingDependencyError, match="pip install"):
-        by_prompt(tmp_path, Options(margin=0.1))
+    asked = by_prompt(tmp_path, Options(margin=0.1))
+    assert "An interval needs 15 cases." in asked.why, "too few is said first, and that needs no scipy"
 
 
 def test_five_better_cases_of_five_may_be_chance_and_six_are_seldom(tmp_path: Path) -> None:
@@ -137,7 +137,9 @@ def test_without_numpy_and_scipy_the_sign_test_decides(
     monkeypatch.setitem(sys.modules, "numpy", None)
     found = by_prompt(tmp_path)
     assert (found.verdict, found.better) == ("better", 28)
-    assert str(found).endswith("Intervals need numpy and scipy: pip install 'numpy>=1.26' 'scipy>=1.13'")
+    assert "\nIntervals need numpy and scipy: pip install 'numpy>=1.26' 'scipy>=1.13'\n" in str(found)
+    with pytest.raises(MissingDependencyError, match="pip install"):
+        by_prompt(tmp_path, Options(margin=0.1))
 
 
 def again(fleet: FleetFolder, *, url: str, right: float = 1.0, **more: object) -> list[str]:

@@ -95,11 +95,11 @@ def test_each_case_is_played_once_and_not_again_by_the_same_command(tmp_path: Pa
     assert (finished.tally.before, finished.tally.done, len(engine.jobs)) == (5, 7, 2)
 
 
-def test_the_folder_knows_the_episodes_of_a_sweep_that_was_walked_through(tmp_path: Path) -> None:
+def test_the_folder_knows_the_episodes_of_the_latest_sweep(tmp_path: Path) -> None:
     fleet = FleetFolder(tmp_path)
 
-    def play(count: int, *, whole: bool = True, ends: bool = True) -> None:
-        known = replace(plan({"n": number} for number in range(count)), whole=whole)
+    def play(count: int, *, whole: bool = True, ends: bool = True, version: str = "1") -> None:
+        known = replace(plan({"n": number} for number in range(count)), whole=whole, version=version)
         engine = TellingEngine(lambda job, tries: SCORED)
         Driver(fleet, known, engine, lambda tally, _: None if ends else stop(tmp_path)).run()
 
@@ -107,9 +107,10 @@ def test_the_folder_knows_the_episodes_of_a_sweep_that_was_walked_through(tmp_pa
     assert fleet.latest() == {each.id for each in fleet.episodes()}
     play(3)
     assert len(fleet.latest() or ()) == 3
-    play(20, ends=False)
-    assert fleet.latest() is None, "what was not walked through is not known"
-    play(20)
+    before = {each.id for each in fleet.episodes()}
+    play(20, ends=False, version="2")
+    latest = fleet.latest() or frozenset()
+    assert len(latest - before) == 20, "they are known before the first is played, so also after a stop"
     play(20, whole=False)
     assert fleet.latest() is None, "further cases of a program are not a sweep"
 

@@ -21,6 +21,7 @@ def failed(kind: str, error: str) -> AttemptEnd:
     return AttemptEnd(outcome="failed", kind=kind, error=error)
 
 
+SECRET = "k3y-that-nobody-may-see"
 REASON = Mark(scorer="style", score=0.0, reason="too long")
 
 
@@ -56,10 +57,32 @@ def test_episodes_that_say_the_same_apart_from_numbers_are_one_group(tmp_path: P
     texts = iter([f"KeyError: no 'room{n}' in deadbeef{n:02}, line {n}" for n in range(5)] + ["Timeout"])
     make_fleet(tmp_path, lambda *_: failed("KeyError", next(texts)), questions=3, repetitions=1)
     groups = group_failures(results(tmp_path), "score", 1.0)
-    assert [(group.text, len(group.episodes)) for group in groups] == [
-        ("KeyError: no '…' in #, line #", 5),
-        ("Timeout", 1),
-    ]
+    first, other = groups
+    assert (len(first.episodes), other.text, len(other.episodes)) == (5, "Timeout", 1)
+    assert first.text.startswith("KeyError: no 'room"), "the values are not hidden"
+    assert first.text.count("'room") == 3
+    assert "|… in deadbeef" in first.text
+
+
+def test_the_line_of_a_group_shows_the_value_that_all_have_and_each_one_that_differs(tmp_path: Path) -> None:
+    texts = iter(["KeyError: 'a' in 'case' 7"] * 3 + ["KeyError: 'b' in 'case' 7"] * 2 + ["HTTP 404"])
+    make_fleet(tmp_path, lambda *_: failed("E", next(texts)), questions=3, repetitions=1)
+    first, other = group_failures(results(tmp_path), "score", 1.0)
+    assert (first.text, other.text) == ("KeyError: 'a'|'b' in 'case' 7", "HTTP 404")
+    assert {each.text for each in first.examples(2)} == {
+        "KeyError: 'a' in 'case' 7",
+        "KeyError: 'b' in 'case' 7",
+    }
+
+
+def test_a_long_failure_keeps_its_end_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", SECRET)
+    text = f"E: {'word ' * 100}{SECRET}"
+    make_fleet(tmp_path, lambda *_: failed("E", text), questions=1, repetitions=1)
+    (group,) = group_failures(results(tmp_path), "score", 1.0)
+    assert group.text.startswith("E: word")
+    assert group.text.endswith("A_TOKEN]")
+    assert SECRET[-6:] not in group.text
 
 
 def test_the_command_opens_the_trace_at_the_message(tmp_path: Path) -> None:

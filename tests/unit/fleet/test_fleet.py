@@ -84,7 +84,15 @@ def test_a_program_compares_two_cells_and_prints_what_was_found(tmp_path: Path) 
         f"B: {tmp_path}:prompt=long: 150 episodes",
     ]
     assert said[2:4] == ["prompt: short in A, long in B", "30 cases were played on both sides."]
-    assert said[-1].startswith(f"B is {found.verdict} by 0.")
+    verdict = next(at for at, line in enumerate(said) if line.startswith(f"B is {found.verdict} by 0."))
+    assert said[verdict + 1] == ""
+    assert said[verdict + 2].endswith("equal.")
+    cases = [line for line in said if " -> " in line]
+    assert len(cases) == 5 + sum(each.difference < 0 for each in found.changes), "bounded"
+    assert (
+        said[-1] == f"  ... and {sum(c.difference > 0 for c in found.changes) - 5} more: `changes` has them."
+    )
+    assert "grue fleet show" not in str(found)
     with pytest.raises(FleetError, match=r"no setting 'promt'\. Did you mean 'prompt'"):
         Fleet(tmp_path).compare({"promt": "short"}, {"prompt": "long"})
     with pytest.raises(FleetError, match="a= wants settings by name"):

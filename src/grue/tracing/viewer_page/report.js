@@ -128,7 +128,8 @@ class Report {
     this.words = this.cases.map((text) => text.toLowerCase());
     byId("title").textContent = this.title;
     const played = this.all.filter(({ outcome }) => outcome === "scored" || outcome === "failed").length;
-    byId("facts").textContent = `${many(this.all.length, "episode")}, ${(this.all.length - played).toLocaleString("en")} without a result`;
+    const earlier = this.earlier ? `, ${this.earlier.toLocaleString("en")} not in the latest sweep and left out` : "";
+    byId("facts").textContent = `${many(this.all.length, "episode")}, ${(this.all.length - played).toLocaleString("en")} without a result${earlier}`;
     this.costs = new Points(byId("costs"), (episode) => this.open(episode));
     this.changes = new Points(byId("cases"), ({ title, episodes }) => this.list(title, episodes));
     this.choices();
