@@ -300,7 +300,8 @@ def test_what_cannot_be_forked_is_refused_before_anything_starts(
         ({"tool_results": {"zz": 1}}, "has no result of a call 'zz'. It has: a1, b1, c1"),
         ({"tool_results": {"a1": 1}, "at": end}, "was settled by message .*, before the fork"),
         ({"tools": {"attic": []}}, "has no server 'attic'"),
-        ({"changes": {"speed": 1}}, "there is no field speed"),
+        ({"changes": {"speed": 1}}, "no field speed; the fields are, of FailurePolicy: .*; of TurnLimits: "),
+        ({"changes": {"temperature": 1}}, r"a setting of the model: --set llm\.temperature=\.\.\."),
         ({"misses": "maybe"}, "misses= wants one of 'fail', 'call', 'ask'"),
         ({"answer": int}, "another form of answer"),
     ]

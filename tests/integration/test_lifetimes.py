@@ -161,7 +161,11 @@ def test_a_dead_server_forces_the_final_or_is_connected_once_more(
     policy = FailurePolicy(after_death=after)
     with episode(mode, tmp_path, *script, *ONCE, servers=servers, policy=policy) as played:
         first, second = played.turn(), played.turn()
-    assert first.kind == ("forced" if after == "force" else "answered")
+    again = "the server died during faulty.echo, and was started again"
+    assert (first.kind, first.reason) == (
+        ("forced", "server_died") if after == "force" else ("answered", again)
+    )
+    assert (second.kind, second.reason) == ("answered", "")
     assert settlements(first) == ["died"] if after == "force" else ["died", "returned"]
     assert settlements(second) == ["returned"]
     assert len(played.said(ServerDied)) == 1

@@ -16,7 +16,7 @@ from case_tables import each_case
 
 from grue import ServerOptions, TurnOutcome
 from grue.messages import OutcomeKind, ToolCallRecord, ToolCallResult
-from grue.policies import FailureKind, FailureReason, ForceReason, SettlementKind, TurnLimits
+from grue.policies import FailureKind, FailurePolicy, FailureReason, ForceReason, SettlementKind, TurnLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -226,6 +226,8 @@ def test_the_words_why_an_answer_was_forced_are_in_the_row_of_the_reason() -> No
 def test_every_limit_of_a_turn_has_a_row() -> None:
     rows = _rows(ROOT / "docs/guides/configuration.md", "`TurnLimits` | default")
     assert rows == sorted(TurnLimits.__struct_fields__)
+    rows = _rows(ROOT / "docs/guides/configuration.md", "`FailurePolicy` | default")
+    assert rows == sorted(FailurePolicy.__struct_fields__)
 
 
 def test_every_option_of_a_server_is_in_the_guide_to_servers() -> None:

@@ -23,6 +23,7 @@ from grue.engine.approval import ask_at_terminal
 from grue.engine.fork import RecordedRun, read_run
 from grue.errors import LLMError, MCPConfigError, MCPError, TraceError
 from grue.policies import Misses
+from grue.runtime.safe_text import printable
 from grue.testing.offline import OFFLINE_URL
 from grue.tool_sessions.host_tools import ToolServer
 from grue.tracing.facts import counted
@@ -101,7 +102,8 @@ def fork_turn(options: ForkOptions) -> None:
     )
     calls = counted(len(outcome.tool_calls), "tool call")
     mine, yours = shown_path(options.trace), shown_path(folder)
-    say(f"\n{outcome.kind}; {counted(outcome.requests, 'request')}, {calls}, {llm.model}", err=True)
+    kind = f"{outcome.kind} ({printable(outcome.reason)})" if outcome.reason else outcome.kind
+    say(f"\n{kind}; {counted(outcome.requests, 'request')}, {calls}, {llm.model}", err=True)
     say(f"To compare: {GRUE} trace diff {mine} {yours}", err=True)
     say(f"In a browser: {GRUE} trace html {mine} {yours} --open", err=True)
 

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
 from grue.cli.saying import say
 from grue.errors import MCPConfigError
-from grue.policies import FailurePolicy
-from grue.tracing.changes import Changes
+from grue.tracing.changes import Changes, parted
 from grue.tracing.reading import open_episode
 from grue.tracing.replay import TurnReplay, render
 from grue.tracing.replay import replay as replay_turns
@@ -59,16 +57,8 @@ def changes_from(
         values["max_tool_iterations"] = max_iterations
     if after_timeout is not None:
         values["after_timeout"] = after_timeout
-    policy = {key: value for key, value in values.items() if key in FailurePolicy.__struct_fields__}
-    limits: dict[str, object] = {}
-    for key, value in values.items():
-        if key not in policy:
-            outer, _, inner = key.partition(".")
-            if inner:
-                cast("dict[str, object]", limits.setdefault(outer, {}))[inner] = value
-            else:
-                limits[key] = value
     try:
+        policy, limits = parted(values)
         return Changes(policy=policy, limits=limits, system=text_of(system))
     except ValueError as error:
         raise MCPConfigError(f"The replay cannot use these changes: {error}.") from error

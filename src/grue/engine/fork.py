@@ -30,7 +30,7 @@ from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.turn_request import TurnOutcome, TurnRequest
 from grue.engine.wiring import Wiring
 from grue.errors import ActorCrashed, ForkMissed, MCPConfigError, MCPError, TraceError
-from grue.policies import FailurePolicy, Misses
+from grue.policies import Misses
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.context.history import History
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
@@ -40,8 +40,9 @@ from grue.protocol.turn.resuming import can_fork_at
 from grue.protocol.turn.states import Idle, LiveState, TurnState
 from grue.runtime.actor import Note
 from grue.tool_sessions.connection import ToolConnection
-from grue.tracing.changes import merged
+from grue.tracing.changes import merged, parted
 from grue.tracing.reading import EpisodeEnvelope, open_episode
+from grue.transports.llm.endpoint import LlmSettings
 
 T = TypeVar("T")
 
@@ -301,13 +302,8 @@ def _result(value: object) -> m.ToolCallResult:
 
 def _changed(asked: ForkRequest, begun: m.RunTurn) -> m.RunTurn:
     """Return the turn with the changes of the fork."""
-    policy = {key: value for key, value in asked.changes.items() if key in FailurePolicy.__struct_fields__}
-    limits: dict[str, Any] = {}
-    for key, value in asked.changes.items():
-        outer, _, inner = key.partition(".")
-        if key not in policy:
-            limits[outer] = {**limits.get(outer, {}), inner: value} if inner else value
     try:
+        policy, limits = parted(asked.changes)
         return replace(
             begun,
             system=begun.system if asked.system is None else asked.system,
@@ -315,7 +311,13 @@ def _changed(asked: ForkRequest, begun: m.RunTurn) -> m.RunTurn:
             limits=merged(begun.limits, limits),
         )
     except ValueError as error:
-        raise MCPConfigError(f"The fork cannot use these changes: {error}.") from error
+        named = next((name for name in asked.changes if name in LlmSettings.__struct_fields__), "")
+        model = (
+            f" {named} is a setting of the model: --set llm.{named}=..., or llm= of the Runner."
+            if named
+            else ""
+        )
+        raise MCPConfigError(f"The fork cannot use these changes: {error}.{model}") from error
 
 
 def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any] | None:

@@ -38,7 +38,7 @@ from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnHandle, Turn
 from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_request import TurnOutcome, TurnRequest, as_request, outcome_of
 from grue.engine.waiting_turns import WaitingBatch, run_waiting
-from grue.engine.wiring import OwnTrace, wire
+from grue.engine.wiring import OwnTrace, recorder_that_tells, wire
 from grue.errors import MCPConfigError
 from grue.field_checks import own_keywords
 from grue.policies import (
@@ -94,7 +94,7 @@ class Runner(AsyncToolAccess, Closing):
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
-        recorder: Records all messages; `None`: a new one without observers.
+        recorder: Records all messages; `None`: a new one, and the logger `grue` tells what has no effect.
         trace: Where to write the trace until `close`: a file that ends in `.jsonl`, or a folder in which each
             runner creates a run folder of its own. Missing folders are made. `None`: it is not written.
         process_limits: How server processes are ended.
@@ -152,7 +152,7 @@ class Runner(AsyncToolAccess, Closing):
             process_limits=process_limits,
             tool_lock=tool_lock,
         )
-        self.recorder = recorder or Recorder()
+        self.recorder = recorder or recorder_that_tells()
         self.limits = settings_or_default("limits", limits, TurnLimits())
         self.policy = settings_or_default("policy", policy, FailurePolicy())
         self.context = None if context is None else settings_or_default("context", context, ContextPolicy())

@@ -120,7 +120,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         kind: `answered`; `forced` (the model was told to finish); `degraded` (configured tools were not
             available); `fallback` (the host's own value, because the model gave no acceptable answer).
         response: The answer.
-        reason: Why the kind is not `answered`; empty otherwise.
+        reason: Why the kind is not `answered`. Empty otherwise, unless a server died and was started again.
         raw_response: The text that the answer was parsed from, or the last one that was refused.
         tool_calls: All tool calls, in order, with their results.
         iterations: Replies with tool calls.
@@ -242,7 +242,7 @@ def outcome_of(
         turn=end.turn,
         kind=end.kind,
         response=response,
-        reason=end.reason,
+        reason=end.reason or _reconnected(end.tool_calls),
         raw_response=end.raw_response,
         tool_calls=end.tool_calls,
         iterations=end.iterations,
@@ -251,6 +251,12 @@ def outcome_of(
         duration_s=duration_s,
         said=said,
     )
+
+
+def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
+    """Return what an answered turn has met: with `after_death="reconnect"` it goes on after a server died."""
+    died = ", ".join(dict.fromkeys(call.name for call in calls if call.settlement == "died"))
+    return f"the server died during {died}, and was started again" if died else ""
 
 
 async def images_for(request: TurnRequest[Any], limits: TurnLimits) -> tuple[m.Attachment, ...]:

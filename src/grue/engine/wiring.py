@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import logging
 import os
 import threading
 from collections import Counter
@@ -33,6 +34,7 @@ from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.protocol.tools.lock import ToolLock
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.safe_text import printable
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.file import TraceOptions, TraceWriter
 from grue.runtime.trace.recorder import Envelope, Recorder
@@ -257,6 +259,36 @@ def _endpoint(llm: object) -> LlmEndpoint:
 def _flat(settings: LlmSettings) -> tuple[LlmSettings, ...]:
     """Return the settings of a model without `then`, and those of `then` behind them."""
     return (replace(settings, then=()), *settings.then)
+
+
+_MOST_TOLD = 100
+_told: set[str] = set()
+
+
+def recorder_that_tells() -> Recorder:
+    """Return a recorder for a program that watches none: what has no effect is told by the logger `grue`.
+
+    Python writes its warnings to standard error unless the program has configured logging. Each is written
+    once in a process.
+    """
+    recorder = Recorder()
+    kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut)
+    recorder.watch(dict.fromkeys(kinds, partial(_tell, recorder)))
+    return recorder
+
+
+def _tell(recorder: Recorder, body: Struct) -> None:
+    # Few programs have something to be told.
+    from grue.tracing.message_words import log_lines
+    from grue.tracing.observers.events import LoggerObserver
+
+    if any(isinstance(each, LoggerObserver) for each in recorder.observers):
+        return  # the program gets it there
+    for line in log_lines(body):
+        text = printable(recorder.redacted_text(line.message))
+        if text not in _told and len(_told) < _MOST_TOLD:
+            _told.add(text)
+            logging.getLogger("grue").warning("grue: %s", text)
 
 
 class OwnTrace:

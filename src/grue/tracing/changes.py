@@ -86,6 +86,33 @@ class Changes(Struct, frozen=True, kw_only=True):
         return late or _call_time(envelope.body, old, new) or _start_time(envelope.body, old, new)
 
 
+def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """Return settings in two parts: fields of `FailurePolicy`, and those of `TurnLimits`.
+
+    Args:
+        changed: By name. The fields of the budget are `budget.requests` and so on.
+
+    Raises:
+        ValueError: A name is neither's. The text has all that there are.
+    """
+    policy: dict[str, object] = {}
+    limits: dict[str, Any] = {}
+    for name, value in changed.items():
+        outer, _, inner = name.partition(".")
+        if name in FailurePolicy.__struct_fields__:
+            policy[name] = value
+        elif outer not in TurnLimits.__struct_fields__ or (inner and outer != "budget"):
+            kinds = {FailurePolicy: "FailurePolicy", TurnLimits: "TurnLimits"}
+            known = "; of ".join(
+                f"{kind}: {', '.join(each for each in fields.__struct_fields__ if each not in NOT_REPLAYED)}"
+                for fields, kind in kinds.items()
+            )
+            raise ValueError(f"there is no field {name}; the fields are, of {known}")
+        else:
+            limits[outer] = {**limits.get(outer, {}), inner: value} if inner else value
+    return policy, limits
+
+
 def merged(fields: Any, changed: Mapping[str, object]) -> Any:
     """Return a Struct with some of its fields changed.
 

@@ -43,7 +43,16 @@ from grue.tracing.facts import ConditionChanged, EpisodeEnded, EpisodeResumed, c
 from grue.tracing.message_words import problem_in
 from grue.tracing.observers.run_folder import RunFolder, new_run_path
 
-_TOLD = (m.ServerNoted, m.ToolDrifted, m.ToolsUnseen, m.ModelPassedOver, m.CompletionRetried, m.CostUncounted)
+_TOLD = (
+    m.ServerNoted,
+    m.ToolDrifted,
+    m.ToolsUnseen,
+    m.ModelPassedOver,
+    m.CompletionRetried,
+    m.CostUncounted,
+    m.FinalForced,
+    m.McpDisabled,
+)
 """Notes that a chat prints while a turn runs, such as a retry or a tool that has changed."""
 
 
@@ -358,7 +367,8 @@ class Talk:
         """Remember which tools a turn has called, and report a problem once; an observer."""
         del line
         problem = problem_in(envelope.body) if isinstance(envelope.body, _TOLD) else ""
-        if problem and envelope.turn and problem not in self._told:
+        of_this_turn = isinstance(envelope.body, m.FinalForced)
+        if problem and envelope.turn and (of_this_turn or problem not in self._told):
             self._told.add(problem)
             self._loop.report(Noticed(text=problem))
         if envelope.turn:

@@ -105,6 +105,7 @@ class McpManager:
         self._recorder = recorder or Recorder()
         self._max_reconnects = 1 if reconnect else 0
         self._connected: _Connected | None = None
+        self._absent: dict[m.ServerName, str] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -192,14 +193,14 @@ class McpManager:
         routes = connected.routes
         tool = routes.called.get(tool_name)
         if tool is None:
-            return _unknown(tool_name, routes)
+            return _unknown(tool_name, routes, self._absent)
         limit_s = self.tool_call_timeout_s if timeout is None else timeout
         try:
             result = connected.client.call(
                 _full_name(tool), arguments, limit_s, check=True, turn=turn, definition=definition or tool
             )
         except ToolNotFound:  # the server has removed it since
-            return _unknown(tool_name, self._listed_again(connected))
+            return _unknown(tool_name, self._listed_again(connected), self._absent)
         except MCPToolCallError as failed:
             if isinstance(failed, ToolChanged):
                 self._listed_again(connected)
@@ -254,6 +255,7 @@ class McpManager:
             max_reconnects=self._max_reconnects,
         )
         client.__enter__()
+        self._absent = {}
         try:
             outcomes = client.connect()
             opened = {name: each for name, each in outcomes.items() if isinstance(each, m.SessionOpened)}
@@ -270,6 +272,7 @@ class McpManager:
 
     def _refuse_or_skip(self, server: str, failure: m.ServerFailure, others: tuple[str, ...]) -> None:
         error = error_for(m.TurnFailed(turn=0, failure=failure))
+        self._absent[m.ServerName(server)] = failure.cause
         if server in self._optional:
             self._note(McpServerAbsent(server_name=server, error=str(error), goes_on_with=others))
         elif self.on_connect_failure == "raise":
@@ -285,9 +288,9 @@ def _full_name(tool: m.ToolDefinition) -> str:
     return f"{tool.server}.{tool.tool}"
 
 
-def _unknown(name: str, routes: ToolRoutes) -> McpCallResult:
+def _unknown(name: str, routes: ToolRoutes, absent: Mapping[m.ServerName, str]) -> McpCallResult:
     known = ", ".join(routes.listed) or "none"
-    text = f"Unknown MCP tool: {name}. Available tools: {known}"
+    text = f"Unknown MCP tool: {name}{tool_results.why_unknown(name, absent)}. Available tools: {known}"
     return McpCallResult("", name, [{"type": "text", "text": text}], True, text)
 
 

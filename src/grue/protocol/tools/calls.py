@@ -24,7 +24,6 @@ recorded settlements and compares. Its rules:
 Source: R5.2, R6.3, P17, P24
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias, assert_never
 
@@ -41,10 +40,10 @@ from grue.protocol.tools.names import read_arguments, split_name, split_unlisted
 from grue.protocol.tools.policy import CallTerms, definition_digest
 from grue.protocol.tools.results import MediaRoom
 
-_SEPARATORS = re.compile(r"[./:]|__")
 _LONGEST_NAME = 200
 _MOST_MEANT = 3
 _ALIKE = 0.8
+_NONE_MISSING: Mapping[m.ServerName, str] = {}
 
 
 class Rejected(Struct, frozen=True):
@@ -168,6 +167,7 @@ def read_calls(
     serving_unlisted: tuple[m.ServerName, ...] = (),
     *,
     offered: Iterable[m.ToolDefinition] | None = None,
+    missing: Mapping[m.ServerName, str] = _NONE_MISSING,
 ) -> tuple[tuple[ValidCall, ...], tuple[Rejected, ...]]:
     """Return the valid calls in order, and those that name an unknown tool or have unreadable arguments.
 
@@ -176,6 +176,7 @@ def read_calls(
         tools: The tools of all open sessions.
         serving_unlisted: The servers whose tools need not be listed.
         offered: The tools that the model was offered; `None`: all.
+        missing: Servers that could not be used, with the reason.
 
     Source: R5.3, R6.4, R8.3
     """
@@ -187,7 +188,7 @@ def read_calls(
     for call in calls:
         tool = tool_of(call.name, listed, serving_unlisted)
         if tool is None:
-            error = _unknown(call.name)
+            error = f"{_unknown(call.name)}{tool_results.why_unknown(call.name, missing)}"
             error += f". Available tools: {known}{_meant(call.name, listed)}"
             rejected.append(Rejected(call, error))
             continue
@@ -203,7 +204,7 @@ def read_calls(
 def _meant(name: str, listed: Mapping[str, m.ToolDefinition]) -> str:
     """Return a question that names the tools which a wrong name may stand for; empty: there are none."""
     name = name[:_LONGEST_NAME].lower()
-    bare = _SEPARATORS.split(name)[-1]
+    bare = tool_results.NAME_SEPARATORS.split(name)[-1]
     near = [each for each, tool in listed.items() if bare and bare in (tool.tool.lower(), each.lower())]
     if not near:
         import difflib  # few names need it

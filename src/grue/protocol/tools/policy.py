@@ -231,6 +231,9 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+UNMATCHED = ", which matches no tool"
+
+
 def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
     """Return the patterns that match none of the names, as one with a slip of the pen does; each once.
 

@@ -39,6 +39,7 @@ import bisect
 import json
 import re
 import string
+from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -229,6 +230,9 @@ NOT_AS_DECIDED = (
     " still offered, read its description and parameters before you call it again"
 )
 NOT_STARTED = "not called: the server '{server}' did not start: {reason}"
+NAME_SEPARATORS = re.compile(r"[./:]|__")
+"""What models write between the name of a server and that of its tool."""
+NOT_USED = "The server '{server}' could not be used: {reason}"
 SKIPPED_TOO_LATE = "Skipped: no more tools may be called; give the final answer"
 INTERRUPTED = "interrupted; it may have taken effect"
 """Answers a call that was sent, in a turn that ended before the result arrived."""
@@ -239,6 +243,17 @@ class JsonText(str):
     """The JSON text of a value that was not decoded because it contains too many values."""
 
     __slots__ = ()
+
+
+def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
+    """Return the end of a sentence about an unknown tool that one of the missing servers may have."""
+    bare = not NAME_SEPARATORS.search(name)
+    reasons = [
+        f". {NOT_USED.format(server=server, reason=reason)}"
+        for server, reason in missing.items()
+        if bare or NAME_SEPARATORS.match(name.removeprefix(server))
+    ]
+    return "".join(reasons).rstrip(".")
 
 
 def success(content: object) -> m.ToolCallResult:

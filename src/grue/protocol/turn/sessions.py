@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.protocol.tools.built_in import named_call
 from grue.protocol.tools.calls import tool_of, without_doubles
-from grue.protocol.tools.policy import unmatched_patterns
+from grue.protocol.tools.policy import UNMATCHED, unmatched_patterns
 from grue.protocol.turn.asking import ask, begun, force, heard, refused
 from grue.protocol.turn.end import fail
 from grue.protocol.turn.states import (
@@ -168,9 +168,7 @@ def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
         patterns = tuple(pattern for rule in run.tool_policy.rules for pattern in rule.tools)
     names = tuple(tool.name for tool in turn.tools)
     return tuple(
-        m.ServerNoted(
-            server=run.servers[0], kind="bad_tool", text=f"{where} has {pattern!r}, which matches no tool"
-        )
+        m.ServerNoted(server=run.servers[0], kind="bad_tool", text=f"{where} has {pattern!r}{UNMATCHED}")
         for pattern in unmatched_patterns(patterns, names)
     )
 

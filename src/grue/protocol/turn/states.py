@@ -113,6 +113,7 @@ class Turn(Struct, frozen=True, kw_only=True):
         media_bytes: Decoded size of the images, audio and files attached to tool messages so far.
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why tools that were wanted are missing; empty if none are.
+        missing: The servers that were given up in this turn, with the reason.
         reconnected: Whether the one reconnect of the turn has been used.
         ledger: The sizes of the conversation's parts; `None`: the turn has no `ContextPolicy`.
         window: The model's context window in tokens, as far as it is known.
@@ -139,6 +140,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     media_bytes: int = 0
     forced: str = ""
     degraded: str = ""
+    missing: Mapping[m.ServerName, str] = {}
     reconnected: bool = False
     ledger: ContextLedger | None = None
     window: int | None = None

@@ -328,7 +328,7 @@ def call(
     unlisted = turn.unlisted
     tasks = turn.open_tasks
     left = tuple(call for call in calls if call.call_id not in done and call.call_id not in tasks)
-    valid, rejected = read_calls(left, turn.callable, unlisted, offered=turn.offered)
+    valid, rejected = read_calls(left, turn.callable, unlisted, offered=turn.offered, missing=turn.missing)
     before = turn.used
     turn, judged = _judged(turn, valid)
     if tasks:
@@ -590,9 +590,11 @@ def _has_text(content: str | None) -> bool:
 def _refuse_calls(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
     """Answer the tool calls of a reply to a request that offered no tools, without making the calls."""
     batch = m.BatchId(turn.batches + 1)
-    notes, records = skip(reply.tool_calls, turn.iterations, batch, tool_results.SKIPPED_TOO_LATE)
+    answer, why = tool_results.SKIPPED_TOO_LATE, "it calls tools, which are no longer available"
+    if turn.missing and phase == "only":
+        answer, why = f"not called: {turn.degraded}", f"it calls tools, and there are none: {turn.degraded}"
+    notes, records = skip(reply.tool_calls, turn.iterations, batch, answer)
     turn, new = replace(turn, batches=batch).tell(records)
-    why = "it calls tools, which are no longer available"
     return refuse(turn, phase, m.NoAnswer(reason=why, raw=reply.content), new=new, notes=notes)
 
 
@@ -670,7 +672,11 @@ def without_tools_of(turn: Turn, event: m.McpDisabled) -> Turn:
     """Return the turn without the tools of a server that was given up."""
     turn = turn.relist(event.server, ())
     missing = f"no tools from '{event.server}': {event.why}"
-    return replace(turn, degraded=f"{turn.degraded}; {missing}" if turn.degraded else missing)
+    return replace(
+        turn,
+        degraded=f"{turn.degraded}; {missing}" if turn.degraded else missing,
+        missing={**turn.missing, event.server: event.why},
+    )
 
 
 def changed_tools(offered: Iterable[m.ToolDefinition], listed: Iterable[m.ToolDefinition]) -> tuple[str, ...]:

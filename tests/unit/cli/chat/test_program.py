@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from chats import ASKING, KeptScreen, ScriptedReader, cave, run_program
 
+from grue import ServerOptions, StdioServer
 from grue.cli.chat import lines, program
 from grue.cli.chat.options import ChatOptions
 from grue.cli.chat.person import NOBODY, LineReader
@@ -120,6 +121,7 @@ def test_a_server_that_dies_is_told_and_the_chat_goes_on(tmp_path: Path) -> None
     server.dies("look")
     program, screen = run_program(tmp_path / "run", ScriptedReader([CALL, "hello"]), server=server)
     assert "failed: " in screen.text
+    assert "asked for the final answer after 1 iteration (server died)" in screen.text
     assert "script" in screen.lines[-1]
     assert not program.failed, "the model has answered"
 
@@ -151,3 +153,9 @@ def test_an_error_of_several_lines_is_one_line_without_escapes() -> None:
     assert lines.complaint("It failed.\nStart it.").lead + lines.complaint("It failed.\nStart it.").text == (
         "! It failed. Start it."
     )
+
+
+def test_a_server_that_is_missing_is_told_once(tmp_path: Path) -> None:
+    server = StdioServer(command="no-such-program-of-grue", options=ServerOptions(required=False))
+    _, screen = run_program(tmp_path / "run", ScriptedReader(["hello", "hello"]), server=server)
+    assert screen.text.count("mcp.cave is disabled until it is tried again after 30 s: ") == 1

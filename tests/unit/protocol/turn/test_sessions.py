@@ -4,9 +4,18 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from turns import Walk, calls, changed, opened, returned, run
+from turns import Walk, calls, changed, disabled, opened, returned, run
 
-from grue.messages import OfferTools, RequestCompletion, RunTurn, ServerNoted, SessionOpened
+from grue.messages import (
+    OfferTools,
+    RepairRequested,
+    RequestCompletion,
+    RunTurn,
+    ServerNoted,
+    SessionOpened,
+    ToolRejected,
+    ToolSkipped,
+)
 from grue.policies import ToolPolicy, ToolRule
 
 
@@ -56,3 +65,34 @@ def test_a_list_that_comes_in_another_order_is_not_offered_again(sorts: bool) ->
     assert offers(walk)[1] == (None if sorts else ["a.take", "a.look"])
     walk = Walk(*begun, changed("a", "take"), returned(1))
     assert offers(walk)[1] == ["a.take"]
+
+
+def test_a_call_of_a_server_that_could_not_be_started_is_answered_with_the_reason() -> None:
+    walk = Walk(run("a", "b"), opened("a"), disabled("b", "it ended with status 1"), calls("b.look"))
+    (answer,) = walk.of(ToolRejected)
+    says = "Unknown MCP tool: b.look. The server 'b' could not be used: it ended with status 1. Available "
+    assert answer.error.startswith(says)
+    (told,) = (
+        item for request in walk.of(RequestCompletion) for item in request.new if hasattr(item, "call_id")
+    )
+    assert says in told.content
+
+
+@pytest.mark.parametrize("name", ["a.lok", "c__look", "bb.look"])
+def test_a_call_that_cannot_be_of_the_missing_server_is_answered_as_ever(name: str) -> None:
+    walk = Walk(run("a", "b"), opened("a"), disabled("b"), calls(name))
+    assert "could not be used" not in walk.of(ToolRejected)[0].error
+
+
+@pytest.mark.parametrize("name", ["b__look", "b/look", "look"])
+def test_a_name_in_another_form_is_answered_with_the_reason_too(name: str) -> None:
+    walk = Walk(run("a", "b"), opened("a", "think"), disabled("b"), calls(name))
+    assert "The server 'b' could not be used: it ended" in walk.of(ToolRejected)[0].error
+
+
+def test_calls_in_a_turn_whose_only_server_is_missing_are_answered_with_the_reason() -> None:
+    walk = Walk(run("b"), disabled("b", "no such file"), calls("b.look"))
+    (skipped,) = walk.of(ToolSkipped)
+    assert skipped.reason == "not called: no tools from 'b': no such file"
+    (repair,) = walk.of(RepairRequested)
+    assert repair.reason == "it calls tools, and there are none: no tools from 'b': no such file"

@@ -1,0 +1,94 @@
+"""What has no effect is told to a program that watches no trace, once, where it is seen."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from grue import FunctionTools, LlmSettings, Recorder, Runner, ToolPolicy, ToolRule, TurnRequest
+from grue.engine import wiring
+from grue.testing.llm_server import ScriptedLlmServer
+from grue.tracing.observers.events import LoggerObserver
+
+SHOP = {"shop": FunctionTools({"price": lambda article: 21})}
+PATTERN = TurnRequest("How much?", tools=("shop.prise",))
+SAYS = "grue: tools= of the request has 'shop.prise', which matches no tool"
+PROGRAM = """
+from grue import FunctionTools, LlmSettings, Runner, TurnRequest
+from grue.testing.llm_server import ScriptedLlmServer, completion
+
+usage = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+reply = completion({"role": "assistant", "content": "I cannot know."}, usage=usage)
+def price(article: str, currency: str = "euro") -> int:
+    '''Return the price of an article of the shop, in a currency, without the costs of its transport.'''
+    return 21
+with ScriptedLlmServer([reply] * 2) as model:
+    llm = LlmSettings(base_url=model.base_url, model="small")
+    for _ in range(2):
+        with Runner(llm=llm, servers={"shop": FunctionTools([price])}) as runner:
+            print(runner.run_turn("How much?").response)
+"""
+
+
+@pytest.fixture(autouse=True)
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "_told", set())
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.name == "grue"]
+
+
+def ask(
+    request: TurnRequest[str], recorder: Recorder | None = None, policy: ToolPolicy | None = None
+) -> Runner:
+    with ScriptedLlmServer(["I do not know."] * 2) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with Runner(llm=settings, servers=SHOP, recorder=recorder, tool_policy=policy) as runner:
+            runner.run_turn(request)
+            runner.run_turn(request)
+    return runner
+
+
+def test_a_pattern_that_matches_nothing_is_told_once_in_a_process(caplog: pytest.LogCaptureFixture) -> None:
+    ask(PATTERN)
+    ask(PATTERN)
+    assert told(caplog) == [SAYS]
+
+
+def test_a_rule_that_matches_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    ask(TurnRequest("How much?"), policy=ToolPolicy(rules=(ToolRule(tools=("shop.pay",), verdict="deny"),)))
+    assert told(caplog) == ["grue: the tool policy has 'shop.pay', which matches no tool"]
+
+
+def settings(llm: ScriptedLlmServer) -> LlmSettings:
+    return LlmSettings(base_url=llm.base_url, model="m")
+
+
+def test_a_program_with_a_recorder_or_a_log_of_its_own_is_not_told_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ask(PATTERN, recorder=Recorder())
+    assert told(caplog) == []
+    with ScriptedLlmServer(["I do not know."]) as llm, Runner(llm=settings(llm), servers=SHOP) as runner:
+        runner.recorder.add(LoggerObserver(logging.getLogger("shop")))
+        runner.run_turn(PATTERN)
+    assert told(caplog) == []
+    assert SAYS.removeprefix("grue: ") in [each.getMessage() for each in caplog.records]
+
+
+def test_a_secret_in_what_is_told_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    with ScriptedLlmServer(["I do not know."]) as llm, Runner(llm=settings(llm), servers=SHOP) as runner:
+        runner.recorder.hide("SHOP_KEY", "prise")
+        runner.run_turn(PATTERN)
+    (line,) = told(caplog)
+    assert "prise" not in line
+
+
+def test_a_plain_program_reads_on_stderr_that_its_model_was_not_shown_the_tools() -> None:
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert ran.stdout == "I cannot know.\n" * 2
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("grue: LLM small (")
+    assert "9 tokens for a prompt with 1 tool and called none: its chat template" in line
