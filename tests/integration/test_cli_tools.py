@@ -187,6 +187,41 @@ def test_doctor_finds_each_fault_and_says_what_to_do(tmp_path: Path) -> None:
     assert found.stdout.count("WRONG") == 3
 
 
+def test_doctor_names_the_tools_that_are_left_out_and_fails_only_where_the_lock_refuses(
+    tmp_path: Path,
+) -> None:
+    servers = tmp_path / "mcp_config.json"
+
+    def doctor() -> tuple[int, str, str]:
+        found = grue("doctor", "--no-network", cwd=tmp_path)
+        return found.returncode, found.stdout, found.stdout.splitlines()[-1]
+
+    write_servers(servers, box=faulty("--malformed-tool", "--double-tool"))
+    code, said, last = doctor()
+    assert code == 0, "the server's own mistake: its other tools work"
+    assert "note   box (mcp_config.json): not all of its tools can be used as they are\n" in said
+    assert "       bad schema: inputSchema is not the schema of an object\n" in said
+    assert "       echo: listed twice, the first one counts\n" in said
+    assert "Everything is in order, except for tools of box: see above; " in last
+    listed = grue("tools", cwd=tmp_path)
+    assert "grue: box: bad schema: inputSchema is not the schema of an object\n" in listed.stderr
+    write_servers(servers, box=faulty())
+    grue("tools", "--lock", cwd=tmp_path)
+    assert "except" not in doctor()[2]
+    write_servers(servers, box=faulty("--pages", "9"))
+    code, said, last = doctor()
+    assert (code, "except for tools of box" in last) == (0, True)
+    assert "       ... and 3 more: grue tools\n       If that is what you want: grue tools --lock\n" in said
+    table(tmp_path, "[tool.grue.mcp]\ntool_lock = 'refuse'\n")
+    code, said, last = doctor()
+    assert (code, last.split(":")[0]) == (1, "1 thing is wrong")
+    assert "       box.page_2 is not among the approved tools, so it is not offered\n" in said
+    (tmp_path / "mcp_tools.lock").unlink()
+    code, said, _ = doctor()
+    assert code == 1, "no turn would start"
+    assert "grue tools --lock" in said
+
+
 def test_doctor_asks_a_server_at_a_url_unless_told_not_to(tmp_path: Path) -> None:
     write_servers(tmp_path / "mcp.json", far={"url": "http://127.0.0.1:9/mcp"})
     asked = grue("doctor", "--mcp-config", "mcp.json", cwd=tmp_path)

@@ -26,14 +26,16 @@ from grue.cli.finding import Finding, Verdict
 from grue.cli.login import stored_login
 from grue.cli.project import BUNDLED, PROJECT_FILE, KnownServers, declines_mcp, known_servers, project_tables
 from grue.cli.saying import say, shown_path
+from grue.cli.tools import ListingNotices, drifts
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.project_tables import ZORKGPT
 from grue.config.settings import GameConfiguration
-from grue.config.wiring import takes_servers, turn_limits
+from grue.config.wiring import takes_servers, tool_lock, turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosts.zork.games.interpreters import choose_interpreter
 from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.protocol.tools.lock import drift_text
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
 from grue.tool_sessions.failures import INSTALL_NODE, failure_text
@@ -66,8 +68,10 @@ def examine(
         model: The model to check; `None`: the project's.
     """
     counts: Counter[Verdict] = Counter()
+    lacking = []
     for finding in _findings(mcp_config, network=network, base_url=base_url, model=model):
         counts[finding.verdict] += 1
+        lacking += [finding.lacking] if finding.lacking else []
         first, *more = finding.text.splitlines()
         say(f"{finding.verdict:<6} {first}")
         for line in more:
@@ -75,6 +79,8 @@ def examine(
     notes = f"; {counted(counts['note'], 'note')} to read" if counts["note"] else ""
     wrong = counts["WRONG"]
     in_order = "Not all is known: see what is open above" if counts["open"] else "Everything is in order"
+    if lacking and not wrong:
+        in_order += f", except for tools of {', '.join(lacking)}: see above"
     is_wrong = f"{counted(wrong, 'thing')} {'is' if wrong == 1 else 'are'} wrong: see what to do above"
     say(f"\n{is_wrong if wrong else in_order}{notes}.")
     return not wrong
@@ -100,6 +106,7 @@ def _findings(
         yield Finding("WRONG", str(error))
         return
     yield from _server_file(known, mcp_config)
+    yield from _lock(known, config, mcp_config)
     yield from _keys(known)
     yield from boxes(known.servers, known.source)
     yield from _logins(known)
@@ -193,6 +200,16 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
         yield Finding("note", warning)
 
 
+def _lock(known: KnownServers, config: GameConfiguration, mcp_config: Path | None) -> Iterator[Finding]:
+    """Say why no turn would start: the tool lock cannot be read, or is wanted and not there."""
+    try:
+        list(drifts(known, {}, config))
+        if mcp_config is None and known.source != BUNDLED:
+            tool_lock(config)
+    except MCPConfigError as error:
+        yield Finding("WRONG", str(error))
+
+
 def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -> Iterator[Finding]:
     for why in known.unusable.values():
         yield Finding("WRONG", why)
@@ -207,7 +224,10 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
     launches = {name: before_start(server) for name, server in asked.items()}
     try:
         with ToolClient(asked, limits=limits) as client:
+            notices = ListingNotices()
+            client.recorder.add(notices)
             outcomes = client.connect()
+        client.recorder.settle()
     except MissingDependencyError:
         return  # `_packages` has reported it
     for name, outcome in outcomes.items():
@@ -219,6 +239,30 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             lines = () if launch is None else boot_lines(launch, outcome, limits)
             saved = () if known.source == BUNDLED else saved_when_called(asked[name], outcome)
             yield Finding(found.verdict, "\n".join([found.text, *lines, *saved]))
+            yield from _tools(known, config, outcome, notices.of[name])
+
+
+def _tools(
+    known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
+) -> Iterator[Finding]:
+    """Say which tools of a server the model does not get, or not as they were approved.
+
+    A tool that is refused because it has changed is wrong, because one command mends it. What the server
+    itself does wrong is a note: its other tools work.
+    """
+    name = opened.server
+    drifted: list[m.ToolDrifted] = []
+    with suppress(MCPConfigError):  # `_lock` has reported it
+        drifted += drifts(known, {name: opened.tools}, config)
+    said = [*map(drift_text, drifted), *notices]
+    if not said:
+        return
+    shown = [printable(each) for each in said[:_MOST_FAULTS]]
+    more = [f"... and {len(said) - len(shown)} more: grue tools"] if len(shown) < len(said) else []
+    how = ["If that is what you want: grue tools --lock"] if drifted else []
+    verdict: Verdict = "WRONG" if any(each.refused for each in drifted) else "note"
+    heading = f"{name} ({known.source}): not all of its tools can be used as they are"
+    yield Finding(verdict, "\n".join([heading, *shown, *more, *how]), lacking=name)
 
 
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:

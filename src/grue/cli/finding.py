@@ -8,7 +8,14 @@ Verdict = Literal["ok", "note", "open", "WRONG"]
 
 
 class Finding(Struct, frozen=True):
-    """The result of one check; the text's further lines say what to do. `open`: it could not be found out."""
+    """The result of one check.
+
+    Attributes:
+        verdict: `open`: it could not be found out.
+        text: Its further lines say what to do.
+        lacking: The server some of whose tools are not as they should be; empty: none.
+    """
 
     verdict: Verdict
     text: str
+    lacking: str = ""

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,36 @@ from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError
 from grue.protocol.tools.lock import ToolPin, drift_text, lock_of, screen
 from grue.runtime.safe_text import plain_text, printable
-from grue.runtime.trace.recorder import Recorder
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.failures import failure_text
 from grue.tracing.facts import counted
 
 Listings = Mapping[str, tuple[m.ToolDefinition, ...]]
 """The tools that each reachable server lists."""
 
+_MOST_NOTICE = 300
 _MARKS = {"added": "+", "removed": "-", "changed": "~"}
 _WORDS = {"added": "new", "removed": "removed", "changed": "changed"}
 
 
-def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -> Iterator[str]:
-    """Yield one sentence for each tool that differs from the lock.
+class ListingNotices:
+    """An observer that collects what is wrong with the tools that servers list; `of` has it by server."""
+
+    def __init__(self) -> None:
+        self.of: defaultdict[str, list[str]] = defaultdict(list)
+
+    def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
+        """Take in a message."""
+        match envelope.body:
+            case m.ServerNoted(kind="bad_tool" | "bad_schema" as kind, server=server, text=text):
+                effect = "" if kind == "bad_tool" else " (its results are not checked)"
+                self.of[server].append(printable(text, _MOST_NOTICE) + effect)
+            case _:
+                pass
+
+
+def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -> Iterator[m.ToolDrifted]:
+    """Yield each tool that differs from the lock; `drift_text` makes a sentence of it.
 
     Raises:
         MCPConfigError: The lock cannot be used.
@@ -50,8 +67,7 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
         return
     for name, tools in listings.items():
         _, notes = screen(lock.pins(name), m.ServerName(name), tools, on_tool_drift(config))
-        for note in notes:
-            yield printable(drift_text(note))
+        yield from notes
 
 
 def approve(known: KnownServers, listings: Listings, secret: Collection[str] = ()) -> Iterator[str]:
@@ -119,19 +135,25 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
     everything = known_servers(config, mcp_config, unasked=True)
     known = _chosen(everything, server)
     with ToolClient(known.servers, limits=turn_limits(config)) as client:
+        notices = ListingNotices()
+        client.recorder.add(notices)
         outcomes: dict[str, Outcome] = {**client.connect(), **known.unusable}
+    client.recorder.settle()
     shown = {name: _shown(outcome, client.recorder) for name, outcome in outcomes.items()}
     if as_json:
         say(json.dumps({"servers": [_as_json(name, each) for name, each in shown.items()]}))
     else:
         _print(shown, known)
+    for name, said in notices.of.items():
+        for notice in said:
+            say(f"grue: {name}: {notice}", err=True)
     listed = {name: each.tools for name, each in outcomes.items() if isinstance(each, m.SessionOpened)}
     if lock:
         secret = [name for name in listed if shown[name] != outcomes[name]]
         say("\n".join(approve(everything, listed, secret)), err=as_json)
     else:
-        for sentence in drifts(everything, listed, config):
-            say(f"grue: {sentence}", err=True)
+        for note in drifts(everything, listed, config):
+            say(f"grue: {printable(drift_text(note))}", err=True)
     return all(isinstance(outcome, m.SessionOpened) for outcome in outcomes.values())
 
 
