@@ -16,16 +16,16 @@ def stock(article: str) -> int:
 
 
 llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
-with Runner(llm=llm, servers={"pantry": FunctionTools([stock])}, trace="record.jsonl") as runner:
+with Runner(llm=llm, servers={"pantry": FunctionTools([stock])}, trace="runs") as runner:
     wrong = runner.run_turn(TurnRequest(system="Guess.", user="How many eggs are left?", answer=int))
 
-for envelope in read_episode("record.jsonl").envelopes:
+for envelope in read_episode(str(runner.trace)).envelopes:
     match envelope.body:
         case CompletionReceived(content=content, tool_calls=calls):
             print(f"{envelope.seq}: the model said {content!r}, and called {[call.name for call in calls]}")
         case ToolReturned(result=result):
             print(f"{envelope.seq}: the tool returned {result.content!r}")
 
-with Runner(llm=llm, trace="fork.jsonl") as runner:
-    again = runner.fork("record.jsonl", system="Look it up with the tool.", answer=int, misses="fail")
+with Runner(llm=llm, trace="runs") as other:
+    again = other.fork(str(runner.trace), system="Look it up with the tool.", answer=int, misses="fail")
 print(f"{wrong.response} became {again.response}")

@@ -24,7 +24,7 @@ def customer_level(name: str) -> str:
 
 # It was Agent(...) in pydantic-ai and openai-agents, create_react_agent(...), CodeAgent(...).
 llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
-with Runner(llm=llm, servers={"crm": FunctionTools([customer_level])}, trace="ported.jsonl") as runner:
+with Runner(llm=llm, servers={"crm": FunctionTools([customer_level])}, trace="runs") as runner:
     # It was agent.run_sync, Runner.run_sync, graph.invoke, and agent.run of smolagents.
     request = TurnRequest(
         system="Mails of gold customers are urgent.",

@@ -18,10 +18,10 @@ def read_log(day: int) -> str:
 llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
 window = ContextPolicy(window_tokens=8_000, reply_tokens=500)
 logs = FunctionTools([read_log])
-with Runner(llm=llm, servers={"logs": logs}, context=window, trace="window.jsonl") as runner:
+with Runner(llm=llm, servers={"logs": logs}, context=window, trace="runs") as runner:
     talk = runner.conversation("You look after a pump. Be brief.")
     for day in range(1, 5):
         print(talk.ask(f"Read the log of day {day}. Did the pump run?").response)
 
-rewrites = [e for e in read_episode("window.jsonl").envelopes if isinstance(e.body, RewriteHistory)]
+rewrites = [e for e in read_episode(str(runner.trace)).envelopes if isinstance(e.body, RewriteHistory)]
 print(f"made room {len(rewrites)} times")

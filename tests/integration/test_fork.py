@@ -13,6 +13,7 @@ from grue import (
     FunctionTools,
     LlmSettings,
     MCPError,
+    RetryPolicy,
     Runner,
     ToolAnnotations,
     ToolPolicy,
@@ -20,7 +21,7 @@ from grue import (
     TurnRequest,
     tool,
 )
-from grue.errors import ApprovalPending, ForkMissed, MCPConfigError, NothingToResume, TraceError
+from grue.errors import ApprovalPending, ForkMissed, LLMError, MCPConfigError, NothingToResume, TraceError
 from grue.messages import ModelAsked, SessionOpened, ToolCallResult, ToolDefinition, TurnForked, TurnParked
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import diff
@@ -404,6 +405,12 @@ def test_a_fork_whose_recorded_endpoint_is_gone_says_how_to_name_another(tmp_pat
     assert failed.returncode == 1
     assert "A fork asks the recorded endpoint." in failed.stderr
     assert "name another with --base-url URL" in failed.stderr
+    with (
+        Runner(llm=LlmSettings(base_url=gone.base_url, model="m", retry=RetryPolicy(max_retries=0))) as other,
+        pytest.raises(LLMError) as unreachable,
+    ):
+        other.fork(tmp_path / "a.jsonl")
+    assert "call fork inside `with ScriptedLlmServer(replies) as model`" in unreachable.value.__notes__[0]
     named = grue("fork", "a.jsonl", "--base-url", gone.base_url, cwd=tmp_path)
     assert "the recorded endpoint" not in named.stderr
 

@@ -87,7 +87,7 @@ def fork_turn(options: ForkOptions) -> None:
         if isinstance(error, LLMError) and error.kind == "unreachable" and options.base_url is None:
             say(
                 "A fork asks the recorded endpoint. If that was in a test or another process, it is gone:"
-                " name another with --base-url URL.",
+                " name another with --base-url URL; for a script that of ScriptedLlmServer(replies, port=…).",
                 err=True,
             )
         if _has_begun(folder):

@@ -29,7 +29,7 @@ from grue.engine.turn import EpisodeMemory, HostTurn, TurnSettings
 from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.turn_request import TurnOutcome, TurnRequest
 from grue.engine.wiring import Wiring
-from grue.errors import ActorCrashed, ForkMissed, MCPConfigError, MCPError, TraceError
+from grue.errors import ActorCrashed, ForkMissed, LLMError, MCPConfigError, MCPError, TraceError
 from grue.policies import Misses
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.context.history import History
@@ -45,6 +45,11 @@ from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.transports.llm.endpoint import LlmSettings
 
 T = TypeVar("T")
+
+_GONE = (
+    "A fork asks the model of its runner. If the recorded one was a script, it has ended: call fork inside"
+    " `with ScriptedLlmServer(replies) as model`, with model.base_url."
+)
 
 _MESSAGES = tuple(kind for kind in get_args(m.AnyMessage) if kind is not m.TextDelta)
 
@@ -257,6 +262,10 @@ class ForkedRun(HostTurn[T]):
         """
         try:
             return await super().run(resources)
+        except LLMError as error:
+            if error.kind == "unreachable":
+                error.add_note(_GONE)
+            raise
         except ActorCrashed as crashed:
             if isinstance(crashed.__cause__, ForkMissed):
                 raise crashed.__cause__ from None

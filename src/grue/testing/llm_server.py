@@ -235,6 +235,8 @@ _FIRST_ERROR = 400
 
 Script: TypeAlias = Sequence[LlmReply | str] | Callable[[LlmRequest], LlmReply | str]
 
+_SHOWN = 300
+
 _OURS = "grue.testing: "
 """What the script's own faults begin with, so that the advice is about the script and not about a model."""
 
@@ -246,6 +248,19 @@ def _reply(given: object) -> LlmReply | None:
     if isinstance(given, str):
         return text_reply(given)
     return given if isinstance(given, LlmReply) else None
+
+
+def _last_of(request: LlmRequest) -> str:
+    """Return a sentence about why the request was made: its last message, as far as it is a text."""
+    from grue.messages import REPAIR_REQUEST  # few scripts are too short
+    from grue.runtime.safe_text import printable
+
+    last = request.messages[-1] if request.messages else {}
+    text = last.get("content")
+    if not isinstance(text, str):
+        return ""
+    refused = " The reply before it was refused." if text.startswith(REPAIR_REQUEST.partition("{")[0]) else ""
+    return f"{refused} Its last message ({last.get('role')}) is: {printable(text, _SHOWN)}"
 
 
 def _replies(script: Sequence[LlmReply | str]) -> list[LlmReply]:
@@ -437,7 +452,8 @@ class ScriptedLlmServer:
             self._served += 1
             if self._served > len(self._script):
                 asked = f"the agent has asked once more than there are replies ({len(self._script)})."
-                return error_reply(400, f"{_OURS}the script has no reply number {self._served}: {asked}")
+                text = f"{_OURS}the script has no reply number {self._served}: {asked}{_last_of(request)}"
+                return error_reply(400, text)
             return self._script[self._served - 1]
 
     def _connected(self, connection: socket.socket) -> None:

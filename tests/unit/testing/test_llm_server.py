@@ -10,7 +10,7 @@ import pytest
 from case_tables import each_case
 from msgspec.structs import replace
 
-from grue import LlmSettings, RetryPolicy, Runner
+from grue import FunctionTools, LlmSettings, RetryPolicy, Runner, TurnRequest
 from grue.errors import LLMError
 from grue.messages import LlmFailure
 from grue.protocol.retry import next_delay
@@ -283,6 +283,21 @@ def test_a_fault_of_the_script_asks_for_another_script_and_not_for_another_model
         ):
             Runner(llm=LlmSettings(base_url=server.base_url, model="m")).run_turn("Hello.")
         assert str(failed.value).endswith("\nCorrect the script of the test.")
+
+
+def test_a_script_without_a_further_reply_says_what_the_request_was_for() -> None:
+    with ScriptedLlmServer(["ten"]) as server:
+        runner = Runner(llm=LlmSettings(base_url=server.base_url, model="m"))
+        with pytest.raises(LLMError) as failed:
+            runner.run_turn(TurnRequest("How many?", answer=int))
+    says = "no reply number 2: the agent has asked once more than there are replies (1). The reply before it"
+    assert f"{says} was refused. Its last message (user) is: That reply cannot be used: " in str(failed.value)
+    tool = {"shop": FunctionTools({"price": lambda: 21})}
+    with ScriptedLlmServer([tool_calls_reply(("shop.price", {}))]) as server:
+        runner = Runner(llm=LlmSettings(base_url=server.base_url, model="m"), servers=tool)
+        with pytest.raises(LLMError) as failed:
+            runner.run_turn("How much?")
+    assert "than there are replies (1). Its last message (tool) is: 21" in str(failed.value)
 
 
 def test_a_text_reply_of_a_value_and_an_answer_without_its_turn_are_refused() -> None:
