@@ -56,8 +56,15 @@ def says(played: object, status: int, *texts: str) -> None:
 
 def test_the_bundled_server_is_named_with_the_way_to_have_none(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--turns", "1", cwd=tmp_path)
-    says(played, 0, "the bundled one, 'mind', is used. For none: --no-mcp")
+    says(
+        played, 0, "no MCP servers are configured, so the bundled server, 'mind', is used. For none: --no-mcp"
+    )
     assert "For none" not in grue("play", "--offline", "--turns", "1", "--no-mcp", cwd=tmp_path).stderr
+    (tmp_path / "mcp_config.json").write_text('{"mcpServers": {"todo": {"command": "no-such-program"}}}')
+    told = grue("play", "--offline", "--turns", "1", cwd=tmp_path)
+    says(
+        told, 0, "mcp_config.json is not used without --mcp-config, or enabled = true, so the bundled server"
+    )
 
 
 def test_r14_4_without_mcp_the_install_command_is_named(tmp_path: Path) -> None:

@@ -202,8 +202,11 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
         return config, None
     config.mcp_enabled = True
     if options.output not in ("json", "quiet"):
+        why = "no MCP servers are configured"
+        if (file := config.mcp_config_path).is_file():  # other commands take it unasked
+            why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
         say(
-            f"grue: no MCP servers are configured, so the bundled one, {BUNDLED_NAME!r}, is used. For none:"
+            f"grue: {why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none:"
             " --no-mcp, or enabled = false under [tool.grue.mcp] in pyproject.toml.",
             err=True,
         )

@@ -58,16 +58,17 @@ def test_r12_4_forced_tool_support_reaches_the_model_of_a_runner(
     assert from_configuration(toml).llm.force_tool_support is forced
 
 
+@pytest.mark.parametrize("root", ["grue", "zorkgpt"])
 @pytest.mark.parametrize(
     ("written", "there", "used"),
     [("", True, True), ("", False, False), ("enabled = false", True, False), ("enabled = true", True, True)],
 )
 def test_a_runner_and_the_commands_use_the_same_servers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, there: bool, used: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, written: str, there: bool, used: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text(
-        f'[tool.grue.llm]\nagent_model = "m"\n[tool.grue.mcp]\n{written}\n'
+        f'[tool.{root}.llm]\nagent_model = "m"\n[tool.{root}.mcp]\n{written}\n'
     )
     if there:
         (tmp_path / "mcp_config.json").write_text('{"mcpServers": {"todo": {"command": "python"}}}')
