@@ -308,6 +308,7 @@ def test_a_program_of_ones_own_is_added_by_its_file_and_called_by_example(tmp_pa
     assert added.returncode == 0, added.stdout + added.stderr
     entry = servers(tmp_path)["my_mind"]
     assert entry["args"] == ["${workspaceFolder}/my_mind.py"]
+    assert "its tools are called my_mind.TOOL; --name gives it another name" in added.stdout
     assert entry.keys() == {"command", "args"}, "it is the user's own, and needs what the user has"
     assert "box      none: it is your own program." in added.stdout
     assert "my_mind.think" in added.stdout

@@ -84,7 +84,8 @@ def test_another_model_another_system_text_and_other_limits(
     assert [message["role"] for message in request.messages].count("tool") == 2
     assert "tools" not in request.body, "one iteration is over"
     (forked,) = bodies(tmp_path / "b.jsonl", TurnForked)
-    assert forked.changed == ("system", "max_tool_iterations", "after_timeout")
+    changed = ("system", "max_tool_iterations", "after_timeout", "model other", "temperature")
+    assert forked.changed == changed
     assert isinstance(forked.asks, ModelAsked)
     assert forked.asks.model == "other"
     sound(tmp_path / "b.jsonl")
@@ -372,7 +373,7 @@ def test_the_latest_episode_is_forked_and_a_fork_that_failed_is_not_the_latest(
     assert "The latest: runs/tidy" in done.stderr
     listed = grue("runs", cwd=tmp_path).stdout.splitlines()
     assert "answered: a fork of turn 2 of tidy, " in listed[0]
-    assert "failed: a fork of turn 2 of tidy, " in listed[1]
+    assert "failed: a fork of turn 2 of tidy: base_url http://127.0.0.1:9/v1, " in listed[1]
     assert "answered: 2 turns, " in listed[2]
     newest = Path(listed[0].split()[0])
     header = open_episode(tmp_path / newest).header

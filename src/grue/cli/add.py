@@ -202,6 +202,8 @@ def _add(
 
     edit_servers(path, put)
     say(f"written  {printable(name)} to {shown_path(path)}")
+    if not adding.name:
+        say(f"         its tools are called {printable(name)}.TOOL; --name gives it another name")
     missing = [each for each in server.variables if not os.environ.get(each)]
     if missing:
         say(f"set      {', '.join(missing)} in the environment; then approve its tools:")

@@ -192,7 +192,8 @@ def add(
         typer.Argument(help="Its arguments, after --.", show_default="those of a package are asked for"),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="The server's name in the file.", show_default="its own")
+        str | None,
+        typer.Option(help="The server's name in the file.", show_default="that of the file"),
     ] = None,
     values: Annotated[
         list[str] | None,

@@ -428,7 +428,7 @@ def _past(
         turn=changed.turn,
         at=seq,
         misses=asked.misses,
-        changed=tuple(_names(asked)),
+        changed=(*_names(asked), *_other_model(run.asks, None if endpoint is None else endpoint.asked())),
         limits=None if changed.limits == begun.limits else changed.limits,
         policy=None if changed.policy == begun.policy else changed.policy,
         listings=listings,
@@ -469,6 +469,19 @@ def _names(asked: ForkRequest) -> Iterator[str]:
     yield from asked.changes
     yield from (f"result of {name}" for name in asked.tool_results)
     yield from (f"tools of {name}" for name in asked.tools)
+
+
+def _other_model(recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> Iterator[str]:
+    """Yield what is different in the model that is asked, for people."""
+    if recorded is None or asks is None:
+        return
+    if recorded.model != asks.model:
+        yield f"model {asks.model}"
+    if recorded.address != asks.address:
+        yield f"base_url {asks.address}"
+    for name in dict.fromkeys((*recorded.sampling, *asks.sampling)):
+        if recorded.sampling.get(name) != asks.sampling.get(name):
+            yield name
 
 
 def _new_system(asked: ForkRequest, run: m.RunTurn, history: History) -> tuple[m.HistoryRewritten, ...]:

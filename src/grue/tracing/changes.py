@@ -101,7 +101,7 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
         outer, _, inner = name.partition(".")
         if name in FailurePolicy.__struct_fields__:
             policy[name] = value
-        elif outer not in TurnLimits.__struct_fields__ or (inner and outer != "budget"):
+        elif outer not in TurnLimits.__struct_fields__:
             kinds = {FailurePolicy: "FailurePolicy", TurnLimits: "TurnLimits"}
             known = "; of ".join(
                 f"{kind}: {', '.join(each for each in fields.__struct_fields__ if each not in NOT_REPLAYED)}"

@@ -102,7 +102,7 @@ def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterato
     if not count:
         yield "The traces are identical, except for numbers, times and ids."
     elif count > 1 and not every:
-        yield f"{count - 1} more {'difference' if count == 2 else 'differences'}."
+        yield f"{count - 1} more {'difference' if count == 2 else 'differences'}. --all describes each."
 
 
 def _aligned(

@@ -203,7 +203,7 @@ def _listed(counts: Mapping[str, int], opening: str = ": ") -> str:
 
 
 def _ending(stats: EpisodeStats) -> str:
-    after = f"after {stats.wall_s:.1f} s" if stats.messages else "at once"
+    after = f"after {duration(stats.wall_s)}" if stats.messages else "at once"
     if stats.ending is not None:
         end = stats.ending
         result = f", {printable(end.result, _LONGEST_DETAIL)}" if end.result else ""
@@ -211,7 +211,9 @@ def _ending(stats: EpisodeStats) -> str:
         return f"{reason}{result}, {after}: {detail}"
     if stats.hosted:
         return f"{after}; its host recorded no end: it was killed, or is still running"
-    return f"{after}; no host recorded an episode"
+    if stats.turns.outcomes.get("unfinished"):
+        return f"{after}, in the middle of a turn: its program was killed, or is still running"
+    return after if stats.messages else f"{after}; nothing was recorded"
 
 
 def _labelled(label: str, text: str) -> str:

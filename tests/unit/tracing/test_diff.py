@@ -86,7 +86,7 @@ def test_differences_are_in_the_order_of_the_first_trace(tmp_path: Path) -> None
     assert [divergence.left.seq for divergence in told if divergence.left] == sorted(
         left[place].seq for place in places
     )
-    assert list(render(told))[-1] == "2 more differences."
+    assert list(render(told))[-1] == "2 more differences. --all describes each."
     every = list(render(told, every=True))
     assert every.count("And in turn 1:") == 2
     assert {"  $.attempt", "  $.result.content", "  $.reason"} <= set(every)

@@ -57,7 +57,7 @@ def test_a_summary_counts_turns_requests_calls_and_outcomes(file: TraceFile) -> 
         "requests    6: 60 tokens in, 12 out",
         "tool calls  4: 1 returned, 1 returned an error, 1 timed out, 1 lost with the server;"
         " never sent: 1 skipped, 1 rejected",
-        "ended       won, score 90 of 100, after 0.8 s: lamp\\u001b[2J on",
+        "ended       won, score 90 of 100, after 800 ms: lamp\\u001b[2J on",
     )
 
 
@@ -71,7 +71,7 @@ def test_a_summary_goes_on_below_where_the_terminal_is_narrow(file: TraceFile) -
 
 def test_an_episode_without_an_end_was_killed_or_still_plays(file: TraceFile) -> None:
     told = summary(played(file, end=False))[-1]
-    assert told == "ended       after 0.8 s; its host recorded no end: it was killed, or is still running"
+    assert told == "ended       after 800 ms; its host recorded no end: it was killed, or is still running"
 
 
 def test_an_empty_trace_has_a_summary_and_no_tables(file: TraceFile) -> None:
@@ -80,7 +80,7 @@ def test_an_empty_trace_has_a_summary_and_no_tables(file: TraceFile) -> None:
         "turns       0",
         "requests    0: 0 tokens in, 0 out",
         "tool calls  0",
-        "ended       at once; no host recorded an episode",
+        "ended       at once; nothing was recorded",
     )
     assert "" not in list(render(stats))
 
