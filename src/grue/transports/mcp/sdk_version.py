@@ -1,5 +1,6 @@
 """Check for the MCP SDK without importing it, which is slow."""
 
+import contextlib
 import functools
 import re
 import sys
@@ -34,13 +35,9 @@ def _version_by_folder() -> str:
     `importlib.metadata` finds the same folder, but its import takes longer than all the rest of this check.
     """
     for place in sys.path:
-        try:
-            names = [path.name for path in Path(place).iterdir()]
-        except OSError:  # a missing folder, or a zip file
-            continue
-        for name in names:
-            if match := re.fullmatch(r"mcp-(\d[^-]*)\.dist-info", name):
-                return match[1]
+        with contextlib.suppress(OSError):  # a place that this user may not look at
+            for folder in Path(place).glob("mcp-*.dist-info"):
+                return folder.name.removeprefix("mcp-").removesuffix(".dist-info")
     return ""
 
 

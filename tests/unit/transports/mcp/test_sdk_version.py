@@ -42,6 +42,16 @@ def test_newer_ones_pass(version: str, tmp_path: Path, monkeypatch: pytest.Monke
     require_mcp()
 
 
+def test_places_that_cannot_be_looked_at_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "lib.zip"
+    archive.touch()
+    put_on_path(tmp_path, "2.10.1", monkeypatch)
+    monkeypatch.setattr(sys, "path", ["x" * 5000, str(tmp_path / "missing"), str(archive), str(tmp_path)])
+    require_mcp()
+
+
 def test_r14_4_without_it_the_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(importlib.metadata.PackageNotFoundError):
