@@ -22,9 +22,7 @@ from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.batch import Batch, BatchItem, CompletedTurns, run_batch, with_bar
 from grue.engine.conversations.conversation import Conversation
 from grue.engine.conversations.kept_conversation import KeptConversation
-from grue.engine.conversations.resume import ResumeRequest, resumed_run
 from grue.engine.current_episode import CurrentEpisode, Episode, starts_of, with_default
-from grue.engine.fork import ForkedRun, ForkRequest
 from grue.engine.outside_turns.server_sessions import AsyncToolAccess, OutsideTurns, SessionWork
 from grue.engine.tool_servers import (
     PresumedListings,
@@ -37,7 +35,6 @@ from grue.engine.tool_servers import (
 from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnHandle, TurnSettings
 from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_request import TurnOutcome, TurnRequest, as_request, outcome_of
-from grue.engine.waiting_turns import WaitingBatch, run_waiting
 from grue.engine.wiring import OwnTrace, recorder_that_tells, wire
 from grue.errors import MCPConfigError
 from grue.field_checks import own_keywords
@@ -441,6 +438,8 @@ class Runner(AsyncToolAccess, Closing):
             TraceError: The trace cannot be read, or a secret was removed from the turn before the fork.
             MCPError: As `run_turn`; or there is no such turn, message or call.
         """
+        from grue.engine.fork import ForkedRun, ForkRequest  # few programs need it
+
         asked = ForkRequest(
             trace=trace,
             turn=turn,
@@ -459,6 +458,8 @@ class Runner(AsyncToolAccess, Closing):
     def _resumed(
         self, trace: str | PathLike[str], decisions: Iterable[ApprovalDecision], asked: dict[str, Any]
     ) -> AbstractContextManager[HostTurn[Any]]:
+        from grue.engine.conversations.resume import ResumeRequest, resumed_run  # few programs need it
+
         request = ResumeRequest(trace=trace, decisions=tuple(decisions), **asked)
         return resumed_run(request, self._settings(), self._memory, self._traces)
 
@@ -539,6 +540,8 @@ class Runner(AsyncToolAccess, Closing):
             return episode
 
         if batch is not None:
+            from grue.engine.waiting_turns import WaitingBatch, run_waiting  # few programs need it
+
             if resume_from is not None:
                 raise ValueError("batch= goes on by its folder: leave resume_from= out")
             batching = batch if isinstance(batch, Batching) else Batching(folder=str(batch))
