@@ -26,7 +26,7 @@ from grue import (
 from grue.errors import ApprovalPending
 from grue.messages import RequestCompletion, ToolCalled, ToolMessage, ToolReturned, TurnCompleted
 from grue.protocol.chat_wire.formats import WireName
-from grue.protocol.tools.built_in import SERVER
+from grue.protocol.tools.names import SERVER
 from grue.runtime.actor import Actor, Supervisor
 from grue.testing import replay
 from grue.testing.llm_server import (

@@ -38,7 +38,7 @@ from grue.protocol.turn.states import (
     progress_of,
 )
 from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note, reply
-from grue.runtime.loops.beside_loop import Pace, aside, now
+from grue.runtime.loops.beside_loop import Pace, aside
 from grue.runtime.trace.recorder import Envelope
 
 _MANY = 50
@@ -231,9 +231,9 @@ class AgentActor(Actor[m.TurnEvent]):
     async def _wind_up(self) -> None:
         if self._asked is None or not isinstance(self._asked.body, m.RunTurn):
             return
-        bound = now() + _closing_s(self._asked.body.limits)
+        bound = anyio.current_time() + _closing_s(self._asked.body.limits)
         with anyio.CancelScope(shield=True, deadline=bound):
-            if now() < self._deadline:
+            if anyio.current_time() < self._deadline:
                 interrupted = m.TurnInterrupted(reason="cancelled")
                 await self.receive(self._happened(interrupted, sender="supervisor"))
             else:

@@ -21,7 +21,6 @@ from grue.protocol.tools.calls import (
     batch_step,
 )
 from grue.runtime.actor import Actor, Mailbox, Note
-from grue.runtime.loops.beside_loop import now
 from grue.runtime.trace.recorder import Envelope
 
 AnswersCall: TypeAlias = Callable[[m.JsonObject], m.ToolCallResult]
@@ -71,14 +70,14 @@ class BuiltInTools(Actor[m.SessionCommand]):
             state, commands = batch_step(state, settlement)
 
     async def _call(self, call: m.ToolCalled, timeout_s: float) -> CallSettled:
-        started, answer = now(), self._answers.get(call.tool)
+        started, answer = anyio.current_time(), self._answers.get(call.tool)
         result: m.ToolCallResult | None = tool_results.call_failed("there is no such tool")
         if answer is not None:
             result = None
             with anyio.move_on_after(timeout_s):
                 # Abandoned, because it may read a trace on a file system that does not answer.
                 result = await anyio.to_thread.run_sync(answer, call.arguments, abandon_on_cancel=True)
-        lasted = now() - started
+        lasted = anyio.current_time() - started
         if result is None:
             return m.ToolTimedOut(
                 batch=call.batch, call_id=call.call_id, timeout_s=timeout_s, duration_s=lasted

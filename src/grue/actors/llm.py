@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.policies import ContextPolicy, SupportCheck
+from grue.policies import SupportCheck
 from grue.protocol.answers import has_shape
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
@@ -31,6 +31,7 @@ from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Choice, Delta
 from grue.protocol.chat_wire.written_calls import Part, ThoughtSplitter
+from grue.protocol.context.fit import TEXT_BYTES_PER_TOKEN
 from grue.protocol.context.history import History
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import (
@@ -56,7 +57,6 @@ from grue.protocol.turn.completion_attempts import (
 from grue.protocol.turn.prices import most_usage, with_cost
 from grue.runtime.actor import Actor, Mailbox, Note, reply
 from grue.runtime.large_data import JOINED_AT_ONCE, LONG
-from grue.runtime.loops.beside_loop import now
 from grue.runtime.trace.recorder import Envelope
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, RequestPostponed, current_room
 from grue.transports.llm.exchange import (
@@ -122,6 +122,7 @@ class Asking:
         if self._room is not None:
             # The reply is on file. Asking for it again would give the same one.
             self._retry = replace(self._retry, max_retries=0)
+        self._price = endpoint.price
         self._thoughts: ThoughtSplitter
         self.unreported = self._lost
 
@@ -196,13 +197,14 @@ class Asking:
 
     async def _exchange(self, settings: ModelSettings) -> ReplyRead | RequestFailed:
         self._shown = False
-        self._thoughts = ThoughtSplitter()
         profile = self._conversation.profile
         self._report_left_out(profile)
         must_stream = self._endpoint.profile.must_stream and self._room is None
         streams = self._endpoint.profile.streams or must_stream
         shown = self._command.stream and streams and self._room is None
         stream = shown or must_stream
+        if shown:
+            self._thoughts = ThoughtSplitter()
         write = functools.partial(self._conversation.body, settings, choice=self._choice, stream=stream)
         long = self._conversation.size >= JOINED_AT_ONCE
         body = await anyio.to_thread.run_sync(write) if long else write()
@@ -211,19 +213,20 @@ class Asking:
         permit = await self._permit(len(body), settings.max_tokens)
         if isinstance(permit, str):
             return self._refused(permit, profile)
-        per_token = self._conversation.bytes_per_token or ContextPolicy().bytes_per_token
+        per_token = self._conversation.bytes_per_token or TEXT_BYTES_PER_TOKEN
         limit = profile.limit(settings)
-        self.unreported = (
-            self._cut + self._lost + most_usage(len(body), per_token, limit, self._endpoint.price)
-        )
+        before = self._cut + self._lost
+        self.unreported = before + most_usage(len(body), per_token, limit, self._price)
         reply = await self._posted(body, streamed, permit)
+        self.unreported = before
         if isinstance(reply, Fault) and reply.received:
             # It broke off, or did not end in time. What had come by then is paid for, and nobody counts it.
             tokens = math.ceil(reply.received / per_token)
-            self._lost += most_usage(len(body), per_token, tokens, self._endpoint.price)
-        self.unreported = self._cut + self._lost
-        for part, text in self._thoughts.flush():
-            self._say_delta(text, part)
+            lost = most_usage(len(body), per_token, tokens, self._price)
+            self._lost, self.unreported = self._lost + lost, before + lost
+        if shown:
+            for part, text in self._thoughts.flush():
+                self._say_delta(text, part)
         if isinstance(reply, Reply):
             return ReplyRead(reply, profile, self._shown)
         return RequestFailed(
@@ -266,7 +269,7 @@ class Asking:
             reply = await self._read(answer)
             if isinstance(reply, Reply):
                 reported = answer.cost_usd if isinstance(answer, Answered) else None
-                usage = with_cost(reply.usage, reported, self._endpoint.price)
+                usage = with_cost(reply.usage, reported, self._price)
                 facts = reply.facts
                 if isinstance(answer, Answered) and answer.first_chunk_s is not None:
                     facts = replace(facts, first_chunk_s=answer.first_chunk_s)
@@ -522,10 +525,10 @@ class LlmActor(Actor[m.LlmCommand]):
             asked.failures = (*asked.failures, outcome)
             if len(self._chain.chain) == 1 or not moves_on(outcome):
                 return after_all(asked.failures)
-            self._endpoint.breaker = self._endpoint.breaker.failed(outcome, now())
+            self._endpoint.breaker = self._endpoint.breaker.failed(outcome, anyio.current_time())
             tried.append(self._endpoint)
             offers = isinstance(asked.command.mode, m.OfferTools)
-            following = self._chain.after(tried, now(), tools=offers)
+            following = self._chain.after(tried, anyio.current_time(), tools=offers)
             if following is None:
                 return after_all(asked.failures)
             await self._move(asked, following, outcome)
@@ -606,7 +609,7 @@ class LlmActor(Actor[m.LlmCommand]):
 
     async def _ask(self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]) -> _Asked:
         """Add what a request says to its conversation; nothing is sent yet."""
-        begun = now()
+        begun = anyio.current_time()
         if not self._has_chosen:
             self._endpoint, self._has_chosen = self._chain.first(begun), True
         lent = self._conversation(command.conversation)
@@ -640,7 +643,8 @@ class LlmActor(Actor[m.LlmCommand]):
         if not command.aside:
             texts = (reply.content or "", *(call.arguments for call in reply.tool_calls))
             self._long_reply = sum(map(len, texts)) >= LONG
-        return await asked.lent.answered(command, asked.conversation, reply, now() - asked.begun)
+        elapsed_s = anyio.current_time() - asked.begun
+        return await asked.lent.answered(command, asked.conversation, reply, elapsed_s)
 
     def _conversation(self, name: m.ConversationId) -> LentConversation:
         if name not in self._conversations:

@@ -45,7 +45,6 @@ from grue.protocol.turn.connection import (
     connection_step,
 )
 from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note
-from grue.runtime.loops.beside_loop import now
 from grue.runtime.loops.host_code import calling
 from grue.runtime.trace.recorder import Envelope
 from grue.tool_sessions.connection import (
@@ -132,7 +131,8 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _open(self, command: m.OpenSession, cause: int | None) -> None:
         self._closed_reported = False
         before = self.connection
-        order: ConnectionCommand | None = self._connection_step(ConnectRequested(command.policy, now()))
+        requested = ConnectRequested(command.policy, anyio.current_time())
+        order: ConnectionCommand | None = self._connection_step(requested)
         while isinstance(order, Attempt):
             order = await self._attempt(order, command, cause)
         match order:
@@ -158,7 +158,7 @@ class SessionActor(Actor[m.SessionCommand]):
         Returns:
             The next command of the connection's state machine; `None` if the turn's deadline has passed.
         """
-        started = now()
+        started = anyio.current_time()
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
@@ -172,7 +172,7 @@ class SessionActor(Actor[m.SessionCommand]):
                     attempt=attempt.number,
                     protocol_version=listing.protocol_version,
                     pid=connection.status.pid,
-                    elapsed_s=now() - started,
+                    elapsed_s=anyio.current_time() - started,
                     serves_unlisted=listing.serves_unlisted,
                     address=connection.status.address,
                     box=connection.status.box,
@@ -184,19 +184,19 @@ class SessionActor(Actor[m.SessionCommand]):
                 else:
                     await self._report(opened, cause)
                 cause = await self._serve(connection) or cause
-                closing = now()
+                closing = anyio.current_time()
         except ServerFailed as failed:
             self._connected = None
-            if now() >= self._deadline:
+            if anyio.current_time() >= self._deadline:
                 return None
             return self._connect_failed(failed, attempt, cause)
         finally:
             if closing is not None:
-                await self._report_closed(cause, elapsed_s=now() - closing)
+                await self._report_closed(cause, elapsed_s=anyio.current_time() - closing)
         return order
 
     def _connect_failed(self, failed: ServerFailed, attempt: Attempt, cause: int | None) -> ConnectionCommand:
-        order = self._connection_step(AttemptFailed(failed.failure, now()))
+        order = self._connection_step(AttemptFailed(failed.failure, anyio.current_time()))
         then: AfterFailedConnect = "disable"
         if isinstance(order, Attempt):
             then = "retry"
@@ -218,7 +218,7 @@ class SessionActor(Actor[m.SessionCommand]):
             elapsed_s=elapsed_s,
         )
         self._closed_reported = True
-        bound = now() + _CLOSE_REPORT_S
+        bound = anyio.current_time() + _CLOSE_REPORT_S
         with anyio.CancelScope(shield=True, deadline=bound), contextlib.suppress(MailboxClosed):
             await self._report(closed, cause)
 
@@ -295,10 +295,10 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _call(
         self, connection: ToolConnection, batch: m.CallTools, call: m.ToolCalled, message: int
     ) -> CallSettled:
-        started = now()
+        started = anyio.current_time()
 
         def lasted() -> float:
-            return now() - started
+            return anyio.current_time() - started
 
         number, call_id, error_code = batch.batch, call.call_id, None
         try:
@@ -352,4 +352,4 @@ class SessionActor(Actor[m.SessionCommand]):
         return order
 
     def _within(self, timeout_s: float) -> float:
-        return max(0.0, min(timeout_s, self._deadline - now()))
+        return max(0.0, min(timeout_s, self._deadline - anyio.current_time()))

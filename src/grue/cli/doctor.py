@@ -34,7 +34,7 @@ from grue.config.wiring import takes_servers, tool_lock, turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosts.zork.games.interpreters import choose_interpreter
-from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.tools.lock import drift_text
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable

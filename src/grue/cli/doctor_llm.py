@@ -23,7 +23,8 @@ from grue.engine.runner import Runner, TurnRequest
 from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError
 from grue.policies import TurnLimits
 from grue.protocol.answers import has_shape
-from grue.protocol.chat_wire.failures import DOCTOR_CHECKS, Fault, fault_of_status, shown_endpoint
+from grue.protocol.chat_wire.failures import DOCTOR_CHECKS, Fault, fault_of_status
+from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.chat_wire.profiles import find_model, read_models, rule_for
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.safe_text import printable

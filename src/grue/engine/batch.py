@@ -24,8 +24,15 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.engine.answers import AnswerCheck, AnswerSpec
 from grue.engine.current_episode import Episode
-from grue.engine.turn import EpisodeMemory, HostTurn, TurnSettings
-from grue.engine.turn_request import TurnOutcome, TurnRequest, as_request, outcome_of
+from grue.engine.turn import (
+    EpisodeMemory,
+    HostTurn,
+    TurnOutcome,
+    TurnRequest,
+    TurnSettings,
+    as_request,
+    outcome_of,
+)
 from grue.errors import MCPError
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step
 from grue.runtime.loops.interrupts import defer_interrupts

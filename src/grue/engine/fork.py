@@ -25,9 +25,8 @@ from grue.engine.conversations.kept_conversation import EarlierResults
 from grue.engine.conversations.recorded_conversation import RecordedTurn, said_before
 from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
 from grue.engine.tool_servers import usable_servers
-from grue.engine.turn import EpisodeMemory, HostTurn, TurnSettings
+from grue.engine.turn import EpisodeMemory, HostTurn, TurnOutcome, TurnRequest, TurnSettings
 from grue.engine.turn_actors import TurnResources, TurnsPast
-from grue.engine.turn_request import TurnOutcome, TurnRequest
 from grue.engine.wiring import Wiring
 from grue.errors import ActorCrashed, ForkMissed, LLMError, MCPConfigError, MCPError, TraceError
 from grue.policies import Misses

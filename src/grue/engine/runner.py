@@ -32,9 +32,18 @@ from grue.engine.tool_servers import (
     starting,
     usable_policy,
 )
-from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnHandle, TurnSettings
+from grue.engine.turn import (
+    EpisodeMemory,
+    HostTurn,
+    Spending,
+    TurnHandle,
+    TurnOutcome,
+    TurnRequest,
+    TurnSettings,
+    as_request,
+    outcome_of,
+)
 from grue.engine.turn_actors import TurnResources
-from grue.engine.turn_request import TurnOutcome, TurnRequest, as_request, outcome_of
 from grue.engine.wiring import OwnTrace, recorder_that_tells, wire
 from grue.errors import MCPConfigError
 from grue.field_checks import own_keywords

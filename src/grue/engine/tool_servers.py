@@ -41,7 +41,7 @@ from grue.tool_sessions.connection import Connect, Listing, SeenListing, ToolCon
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
 from grue.tool_sessions.notices import ServerNotice
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box, starts_when_called
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
 from grue.transports.mcp.client_options import ClientOptions, Pinning
 from grue.transports.mcp.sdk_version import require_mcp
 
@@ -168,6 +168,11 @@ def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dic
         else server
         for name, server in servers.items()
     }
+
+
+def starts_when_called(server: object) -> bool:
+    """Return whether a tool server starts at the first call of one of its tools; only an MCP server can."""
+    return isinstance(server, StdioServer | HttpServer) and server.options.start == "when_called"
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:

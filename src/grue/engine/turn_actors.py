@@ -21,20 +21,21 @@ from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.engine.answers import AnswerCheck
 from grue.engine.conversations.kept_conversation import EarlierResults
+from grue.engine.tool_servers import starts_when_called
 from grue.engine.wiring import Wiring, connect_fresh
-from grue.protocol.tools.built_in import SERVER
+from grue.protocol.tools.names import SERVER
 from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled, Proven, Settled
 from grue.protocol.turn.end import kept_for_closing
 from grue.protocol.turn.states import TurnProgress
 from grue.runtime.actor import Mailbox, Note, Supervisor
-from grue.runtime.loops.beside_loop import call_in_daemon_thread, now
+from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.loops.host_code import host_code
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.host_tools import HostCommands, HostFunctions
 from grue.tool_sessions.result_reading import ResultReader
-from grue.tool_sessions.server_specs import McpServer, starts_when_called
+from grue.tool_sessions.server_specs import McpServer
 from grue.tool_sessions.session_pool import SessionPool
 
 OnDelta: TypeAlias = Callable[[m.TextDelta], None]
@@ -276,7 +277,7 @@ class TurnActors:
         kept_s = kept_for_closing(limits) if self._has_sessions_to_close(connections) else 0.0
         # `RunTurn` is recorded with this value, so the trace shows how much time was reserved.
         self._command = replace(self._command, limits=replace(limits, teardown_s=kept_s))
-        self._end_at = now() + limits.turn_timeout_s
+        self._end_at = anyio.current_time() + limits.turn_timeout_s
         self._deadline = self._end_at - kept_s
         return limits.turn_timeout_s
 
@@ -438,7 +439,7 @@ class TurnActors:
         if presumed is None or self._past is not None or self._goes_on is not None:
             # A fork repeats what its turn was told.
             return command
-        return replace(command, when_called=presumed.when_called(command, connections, now()))
+        return replace(command, when_called=presumed.when_called(command, connections, anyio.current_time()))
 
     def _presumed(self, connections: Mapping[m.ServerName, Settled]) -> m.ToolsPresumed | None:
         """Return the listings that the turn may presume; only our own LLM actor can drop a reply."""

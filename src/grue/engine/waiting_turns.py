@@ -28,15 +28,25 @@ from grue.engine.batch import BatchItem, CompletedTurns, as_ours
 from grue.engine.conversations.recorded_conversation import RecordedTurn, Waited, read_turns
 from grue.engine.conversations.resume import ResumedRun, ResumeRequest, resumed_turn
 from grue.engine.current_episode import Episode
-from grue.engine.turn import EpisodeMemory, HostTurn, TurnPostponed, TurnSettings, error_for, pending_error
+from grue.engine.turn import (
+    EpisodeMemory,
+    HostTurn,
+    TurnOutcome,
+    TurnPostponed,
+    TurnRequest,
+    TurnSettings,
+    as_request,
+    error_for,
+    pending_error,
+)
 from grue.engine.turn_actors import GoesOn, TurnResources
-from grue.engine.turn_request import TurnOutcome, TurnRequest, as_request
 from grue.engine.wiring import TurnsUnderWay
 from grue.errors import BudgetSpent, MCPConfigError, MCPError, TraceError
 from grue.policies import Batching, Budget
 from grue.protocol.chat_wire.conversation import EncodedConversation
-from grue.protocol.chat_wire.failures import Fault, shown_endpoint
+from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, batch_form_of
+from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.context.history import History, take_step
 from grue.protocol.turn.prices import most_usage
 from grue.runtime.loops.interrupts import defer_interrupts

@@ -30,7 +30,7 @@ from grue.engine.tool_servers import (
 )
 from grue.errors import ConversationError, MCPConfigError, NothingToResume, TraceError
 from grue.policies import OnToolDrift
-from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.tools.lock import ToolLock
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry

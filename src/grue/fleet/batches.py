@@ -31,8 +31,9 @@ from grue.errors import FleetError
 from grue.fleet.request_count import RequestCount
 from grue.policies import Batching
 from grue.protocol.chat_wire.batch_forms import Result
-from grue.protocol.chat_wire.failures import Fault, shown_endpoint
+from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, batch_form_of
+from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
 from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
 from grue.transports.llm.endpoint import (

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from grue import messages as m
 from grue.engine.answers import as_json
-from grue.engine.turn_request import TurnOutcome
+from grue.engine.turn import TurnOutcome
 from grue.policies import SettlementKind
 
 

@@ -424,11 +424,6 @@ def is_boxed(box: Sandbox | None) -> bool:
     return is_enforced(box)
 
 
-def starts_when_called(server: object) -> bool:
-    """Return whether a tool server starts at the first call of one of its tools; only an MCP server can."""
-    return isinstance(server, StdioServer | HttpServer) and server.options.start == "when_called"
-
-
 def _url_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from grue import messages as m
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.built_in import is_built_in
+from grue.protocol.tools.names import is_built_in
 
 _K1 = 1.2
 _B = 0.6

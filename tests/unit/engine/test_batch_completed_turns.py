@@ -9,7 +9,7 @@ from turns import run
 
 from grue.engine.answers import AnswerSpec
 from grue.engine.batch import CompletedTurns
-from grue.engine.turn_request import TurnOutcome
+from grue.engine.turn import TurnOutcome
 from grue.errors import TraceError
 from grue.messages import Attachment, ConversationId, HistoryReference, RunTurn, TurnCompleted
 from grue.runtime.trace.file import TraceWriter

@@ -35,7 +35,7 @@ from grue.engine.conversations.conversation import Conversation
 from grue.errors import ConversationError
 from grue.hosts.agent_loop import AgentLoop
 from grue.policies import ContextPolicy
-from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.turn.prices import Spent
 from grue.runtime.safe_text import written_out
 from grue.runtime.trace.recorder import Envelope, Recorder

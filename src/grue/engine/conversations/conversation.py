@@ -14,7 +14,7 @@ from grue import messages as m
 from grue.engine.answers import AnswerSpec
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.engine.conversations.recorded_conversation import resume_conversation
-from grue.engine.turn_request import Image, TurnOutcome, TurnRequest
+from grue.engine.turn import Image, TurnOutcome, TurnRequest
 from grue.errors import MCPConfigError, NothingToResume
 from grue.policies import ApprovalDecision, ApprovalQuestion, ContextPolicy, ToolSearch
 from grue.protocol.context.history import items_of

@@ -31,8 +31,7 @@ from grue.engine.conversations.recorded_conversation import (
     read_turns,
     resume_conversation,
 )
-from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnSettings
-from grue.engine.turn_request import TurnRequest
+from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnRequest, TurnSettings
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationError, MCPError, TraceError
 from grue.policies import ApprovalDecision

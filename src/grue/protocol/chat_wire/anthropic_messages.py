@@ -53,9 +53,7 @@ from grue.protocol.chat_wire.wire_format import (
     WireFormat,
     WireItem,
     WireRequest,
-    encode_head,
-    encode_tail,
-    join_body,
+    encode_body,
     label,
     marked_pieces,
     non_blank,
@@ -357,15 +355,10 @@ class AnthropicMessages(WireFormat):
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""
-        head = encode_head(_head(request), request.extra, "messages")
-        if request.system:
-            system = b'"system":[' + b",".join(request.system) + b'],"messages":['
-            head = head.removesuffix(b'"messages":[') + system
         tail: m.JsonObject = {**_output(request), **request.extra}
         if request.stream:
             tail["stream"] = True
-        choice = to_json(_choice(request.choice))
-        return join_body(head, request.messages, encode_tail(request.tools, choice, tail))
+        return encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()

@@ -29,6 +29,7 @@ from grue.protocol.chat_wire.reply import (
     read_call,
     read_object,
     text_of,
+    texts_of,
     unless_cut,
     usage_of,
     weight,
@@ -46,9 +47,7 @@ from grue.protocol.chat_wire.wire_format import (
     WireItem,
     WireRequest,
     data_url,
-    encode_head,
-    encode_tail,
-    join_body,
+    encode_body,
     label,
     marked_pieces,
     non_blank,
@@ -122,12 +121,10 @@ class ChatCompletions(WireFormat):
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""
-        head = encode_head(_head(request), request.extra, "messages")
         tail: m.JsonObject = {**_answer(request.answer, request.profile), **request.extra}
         if request.stream:
             tail |= {"stream": True, "stream_options": {"include_usage": True}}
-        choice = to_json(_choice(request.choice))
-        return join_body(head, request.messages, encode_tail(request.tools, choice, tail))
+        return encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
@@ -259,11 +256,12 @@ def _read(
         if raw.get("extra_content")
     }
     echo = {key: message[key] for key in _ECHOED if message.get(key)}
+    content, refusal, *thoughts = texts_of(message, _TEXTS)
     return Reply(
-        content=text_of(message.get("content")) or None,
+        content=content or None,
         tool_calls=calls,
-        refusal=text_of(message.get("refusal")) or _refusal_part(message.get("content")),
-        reasoning=_reasoning(message),
+        refusal=refusal or _refusal_part(message.get("content")),
+        reasoning=next(filter(None, thoughts), None),
         finish_reason=finish,
         cut=finish == "length",
         model=as_text(answer.get("model")) or "",
@@ -287,11 +285,6 @@ def _function(call: m.JsonObject) -> m.JsonObject:
 def _refusal_part(content: object) -> str | None:
     refusals = (as_text(as_object(part).get("refusal")) for part in listed(content))
     return "".join(text for text in refusals if text) or None
-
-
-def _reasoning(message: m.JsonObject) -> str | None:
-    said = text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
-    return said or None
 
 
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:

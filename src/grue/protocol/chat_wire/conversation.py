@@ -357,11 +357,13 @@ class EncodedConversation:
             if isinstance(reply, Fault):
                 return reply
             reply = _in_valid_text(reply, self.profile)
-            return self._with_written_calls(reply, text_tool_calls, CallIds(request, used_ids))
+            return self._with_written_calls(reply, text_tool_calls, request, used_ids)
         except UNREADABLE as error:
             return no_completion(f"it cannot be read ({type(error).__name__})")
 
-    def _with_written_calls(self, reply: Reply, wanted: TextToolCalls, ids: CallIds) -> Reply:
+    def _with_written_calls(
+        self, reply: Reply, wanted: TextToolCalls, request: int, used_ids: Collection[str]
+    ) -> Reply:
         text = reply.content
         if text is None or not self.tools or wanted == "keep" or reply.tool_calls or reply.refusal:
             return reply
@@ -377,6 +379,7 @@ class EncodedConversation:
         )
         if not made:
             return msgspec.structs.replace(reply, written=written)
+        ids = CallIds(request, used_ids)
         calls = tuple(read_call(None, call.name, call.arguments, ids, self.names) for call in found.calls)
         return msgspec.structs.replace(
             reply,

@@ -18,13 +18,12 @@ import math
 import re
 from collections.abc import Callable
 from typing import assert_never
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from grue import messages as m
 from grue.policies import ContextOverflow, FailureKind, FailureReason
-from grue.protocol.chat_wire.profile import WireProfile
+from grue.protocol.chat_wire.profile import WireProfile, is_loopback, shown_endpoint
 from grue.protocol.json_text import from_json, to_json
 from grue.protocol.retry import asked_wait, wait_in
 from grue.runtime.safe_text import beginning, printable
@@ -288,8 +287,6 @@ _MOST_JUDGED = 8000
 MAX_WORDS = 600
 """Longest quotation of a provider's text, in characters."""
 
-_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
-
 
 class Fault(Struct, frozen=True, kw_only=True):
     """The reason why a request gave no completion, as far as the reply or the connection shows.
@@ -499,21 +496,6 @@ def _plain_words(body: bytes) -> str:
     text = beginning(body[:80_000].decode("utf-8", "replace"), _MOST_READ)
     title = says(r"<title[^>]*>([^<]{1,2000})", text)
     return title[1] if title else re.sub(r"<[^>]*>", " ", text)
-
-
-def shown_endpoint(base_url: str) -> str:
-    """Return a base URL fit to be shown: no user, no password, no query."""
-    try:
-        url = urlsplit(base_url.strip())
-    except ValueError:
-        return "(unreadable base URL)"
-    host = url.netloc.rpartition("@")[2]
-    return f"{url.scheme}://{host}{url.path.rstrip('/')}"
-
-
-def is_loopback(base_url: str) -> bool:
-    """Return whether a base URL points to this machine itself."""
-    return _LOOPBACK.fullmatch(urlsplit(base_url).hostname or "") is not None
 
 
 def describe(

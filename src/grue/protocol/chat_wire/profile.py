@@ -1,10 +1,13 @@
-"""The capabilities of an endpoint, as data.
+"""The capabilities of an endpoint, as data, and how its address is shown.
 
-It has a field for each property in which endpoints differ. To add a provider, add a row to `profiles.py`.
+`WireProfile` has a field for each property in which endpoints differ. To add a provider, add a row to
+`profiles.py`.
 """
 
+import re
 from collections.abc import Collection
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +22,8 @@ TextToolCalls = Literal["ask", "run", "keep"]
 call is made, if it is whole and strictly of its form; or the text counts as any other."""
 
 SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop"})
+
+_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True):
@@ -167,3 +172,18 @@ def with_inputs(profile: WireProfile, inputs: Collection[str]) -> WireProfile:
     return msgspec.structs.replace(
         profile, images="image" in inputs, audio="audio" in inputs, files="file" in inputs
     )
+
+
+def shown_endpoint(base_url: str) -> str:
+    """Return a base URL fit to be shown: no user, no password, no query."""
+    try:
+        url = urlsplit(base_url.strip())
+    except ValueError:
+        return "(unreadable base URL)"
+    host = url.netloc.rpartition("@")[2]
+    return f"{url.scheme}://{host}{url.path.rstrip('/')}"
+
+
+def is_loopback(base_url: str) -> bool:
+    """Return whether a base URL points to this machine itself."""
+    return _LOOPBACK.fullmatch(urlsplit(base_url).hostname or "") is not None

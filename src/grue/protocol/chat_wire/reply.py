@@ -6,7 +6,7 @@ objects or empty, numbers are strings. The functions here read what they can, an
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 
 from msgspec import Struct
@@ -235,6 +235,11 @@ def text_of(content: object) -> str:
             return text
         case _:
             return ""
+
+
+def texts_of(message: m.JsonObject, names: Iterable[str]) -> list[str]:
+    """Return the texts of these members of a message."""
+    return [text_of(message.get(name)) for name in names]
 
 
 def facts_of(answer: m.JsonObject) -> m.ReplyFacts:

@@ -57,9 +57,7 @@ from grue.protocol.chat_wire.wire_format import (
     WireItem,
     WireRequest,
     data_url,
-    encode_head,
-    encode_tail,
-    join_body,
+    encode_body,
     label,
     non_blank,
     result_text,
@@ -428,12 +426,10 @@ class Responses(WireFormat):
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""
-        head = encode_head(_head(request), request.extra, "input")
         tail: m.JsonObject = {**_answer(request.answer, request.profile), **request.extra}
         if request.stream:
             tail["stream"] = True
-        choice = to_json(_choice(request.choice))
-        return join_body(head, request.messages, encode_tail(request.tools, choice, tail))
+        return encode_body(request, "input", _head(request), _choice(request.choice), tail)
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()

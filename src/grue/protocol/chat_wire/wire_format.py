@@ -328,21 +328,23 @@ def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition
     return msgspec.structs.replace(tool, description=f"{tool.description[: max_chars - 1]}…")
 
 
-def encode_head(fields: m.JsonObject, extra: Mapping[str, object], key: str) -> bytes:
-    """Encode a body up to the opening bracket of the list `key`; fields in `extra` are left to the tail."""
-    head = {name: value for name, value in fields.items() if value is not None and name not in extra}
-    return to_json(head)[:-1] + b',"' + key.encode() + b'":['
+def encode_body(
+    request: WireRequest, messages: str, head: m.JsonObject, choice: object, tail: m.JsonObject
+) -> bytes:
+    """Return the body of a request.
 
-
-def join_body(head: bytes, messages: Sequence[bytes], tail: bytes) -> bytes:
-    """Return a body: what `encode_head` and `encode_tail` return, with the messages in between."""
-    parts = [part for message in messages for part in (b",", message)]
-    return b"".join([head, *parts[1:], tail])
-
-
-def encode_tail(tools: bytes, choice: bytes, fields: m.JsonObject) -> bytes:
-    """Encode the rest of the body, from the end of that list; `tools` and `choice` are encoded already."""
-    members = [b'"tools":' + tools, b'"tool_choice":' + choice] if tools else []
-    if fields:
-        members.append(to_json(fields)[1:-1])
-    return b"".join((b"]", *(b"," + member for member in members), b"}"))
+    Args:
+        request: Its messages and tools are encoded already.
+        messages: The name of the list that the messages are in.
+        head: The fields before them. One that is `None`, or that the user sets in `extra`, is left out.
+        choice: Which of the tools the model may or has to call, in the words of the format.
+        tail: The fields behind the messages, those of `extra` included.
+    """
+    fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
+    system = b'"system":[' + b",".join(request.system) + b"]," if request.system else b""
+    members = [b'"tools":' + request.tools, b'"tool_choice":' + to_json(choice)] if request.tools else []
+    if tail:
+        members.append(to_json(tail)[1:-1])
+    encoded = [part for message in request.messages for part in (b",", message)][1:]
+    begin = (to_json(fields)[:-1], b",", system, b'"' + messages.encode() + b'":[')
+    return b"".join((*begin, *encoded, b"]", *(b"," + member for member in members), b"}"))

@@ -37,6 +37,9 @@ from grue.protocol.tools.results import READ_ON, cut_middle, history_text, succe
 Tools: TypeAlias = Mapping[str, str]
 """The canonical names of tools by the ids of calls."""
 
+TEXT_BYTES_PER_TOKEN = ContextPolicy().bytes_per_token
+"""How many bytes of text are taken for a token where no policy says it."""
+
 _PER_MESSAGE = 8
 """Tokens of the frame of one message: its role, its separators, a call's id."""
 
@@ -68,7 +71,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         bytes_per_token: How many bytes of text are taken for a token.
     """
 
-    bytes_per_token: float
+    bytes_per_token: float = TEXT_BYTES_PER_TOKEN
     head: ContextItem = ContextItem(tokens=0)
     tools: ContextItem = ContextItem(tokens=0)
     items: tuple[ContextItem, ...] = ()

@@ -19,10 +19,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ToolAnnotations
-from grue.protocol.tools.names import read_arguments
-
-SERVER = m.ServerName("grue.tools")
-"""The server of the built-in tools. A user's server cannot have this name, because it has a dot."""
+from grue.protocol.tools.names import SERVER, is_built_in, read_arguments
 
 _MOST_SERVERS = 100
 
@@ -119,11 +116,6 @@ def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
     named = ", ".join(names[:_MOST_SERVERS])
     more = f" and {len(names) - _MOST_SERVERS} more" if len(names) > _MOST_SERVERS else ""
     return replace(_FIND_TOOLS, description=f"{_FIND_TOOLS.description} The servers: {named}{more}.")
-
-
-def is_built_in(tool: m.ToolDefinition) -> bool:
-    """Return whether grue serves a tool itself."""
-    return tool.server == SERVER
 
 
 def with_tool(tools: tuple[m.ToolDefinition, ...], tool: m.ToolDefinition) -> tuple[m.ToolDefinition, ...]:

@@ -30,9 +30,17 @@ from grue.runtime.safe_text import plain_text
 
 NameStyle = Literal["canonical", "encoded"]
 
+SERVER = m.ServerName("grue.tools")
+"""The server of the built-in tools. A user's server cannot have this name, because it has a dot."""
+
 MAX_WIRE_NAME = 64
 _WIRE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _REFUSED = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def is_built_in(tool: m.ToolDefinition) -> bool:
+    """Return whether grue serves a tool itself."""
+    return tool.server == SERVER
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -28,8 +28,7 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.policies import ApprovalDecision, ApprovalQuestion, ToolAnnotations, ToolPolicy, ToolRule, Verdict
 from grue.protocol.json_text import digest
-from grue.protocol.tools.built_in import is_built_in
-from grue.protocol.tools.names import read_arguments
+from grue.protocol.tools.names import is_built_in, read_arguments
 from grue.runtime.safe_text import well_formed
 
 NOT_ALLOWED = "the policy does not allow this tool"

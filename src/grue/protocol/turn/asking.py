@@ -11,7 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.policies import ContextItem, ContextOverflow, ContextPolicy, ForceReason, ToolSearch
+from grue.policies import (
+    ContextItem,
+    ContextOverflow,
+    ContextPolicy,
+    ForceReason,
+    ToolSearch,
+)
 from grue.protocol.context.fit import (
     ContextLedger,
     StubFor,
@@ -22,8 +28,9 @@ from grue.protocol.context.fit import (
     stub_of,
     without_oldest,
 )
-from grue.protocol.tools.built_in import READ_RESULT, is_built_in
+from grue.protocol.tools.built_in import READ_RESULT
 from grue.protocol.tools.calls import without_doubles
+from grue.protocol.tools.names import is_built_in
 from grue.protocol.tools.results import READ_ON, is_referred
 from grue.protocol.turn.end import fail
 from grue.protocol.turn.states import AwaitingCompletion, AwaitingSummary, Commands, Phase, Transition, Turn
@@ -210,7 +217,7 @@ def searching(turn: Turn) -> Turn:
 def _are_many(turn: Turn, search: ToolSearch) -> bool:
     if search.above >= 1:
         return sum(not is_built_in(tool) for tool in turn.tools) > search.above
-    ledger = turn.ledger or ContextLedger(bytes_per_token=ContextPolicy().bytes_per_token)
+    ledger = turn.ledger or ContextLedger()
     return ledger.offer(turn.tools).tools.tokens > search.above * (turn.window or _WINDOW)
 
 

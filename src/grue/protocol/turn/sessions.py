@@ -144,9 +144,9 @@ def _reported(state: AwaitingSessions, turn: Turn, server: m.ServerName) -> Awai
 
 def when_all_reported(state: AwaitingSessions) -> Transition:
     """Send the first request once every session has reported and the model has been checked."""
-    turn, resumed = state.turn, state.turn.resuming
     if state.pending or state.asking:
         return state, ()
+    turn, resumed = state.turn, state.turn.resuming
     notes = unmatched_notes(turn) if not (turn.requests or turn.reconnected) else ()
     following, commands = _with_all_tools(state, resumed)
     return following, (*notes, *commands)
@@ -166,6 +166,8 @@ def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     else:
         where = "the tool policy"
         patterns = tuple(pattern for rule in run.tool_policy.rules for pattern in rule.tools)
+    if not patterns:
+        return ()
     names = tuple(tool.name for tool in turn.tools)
     return tuple(
         m.ServerNoted(server=run.servers[0], kind="bad_tool", text=f"{where} has {pattern!r}{UNMATCHED}")

@@ -17,16 +17,9 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.context.fit import ContextLedger
-from grue.protocol.tools.built_in import (
-    CALL_TOOL,
-    READ_RESULT,
-    SERVER,
-    find_tools,
-    is_built_in,
-    named_call,
-    with_tool,
-)
+from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call, with_tool
 from grue.protocol.tools.calls import Run, ValidCall, tool_messages, tool_of
+from grue.protocol.tools.names import SERVER, is_built_in
 from grue.protocol.tools.policy import CallTerms, matches_any
 from grue.protocol.tools.results import MediaRoom, is_referred
 

@@ -18,7 +18,6 @@ import asyncio
 import math
 import threading
 import time
-from asyncio import get_running_loop
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
@@ -52,7 +51,6 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
     Raises:
         RuntimeError: The system has no threads left.
     """
-    await anyio.lowlevel.checkpoint()
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
     context = context_of(None)
@@ -210,12 +208,3 @@ class BackgroundTasks:
         """Run a task until it returns or the block ends. The task must not raise."""
         self._any = True
         self._group.start_soon(task)
-
-
-def now() -> float:
-    """Return the seconds of the loop's clock, which is monotonic; in tests it may be a virtual one.
-
-    `anyio.current_time` returns the same. It first finds out which library runs the loop, at several
-    times the cost.
-    """
-    return get_running_loop().time()

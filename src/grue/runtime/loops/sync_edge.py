@@ -102,10 +102,10 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
     begun = False
     run = run_in_shared_loop if threads_are_greenlets() else anyio.run
 
-    async def begin() -> T:
+    def begin() -> Awaitable[T]:
         nonlocal begun
         begun = True
-        return await function()
+        return function()
 
     try:
         return run(begin)

@@ -18,7 +18,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from random import random
 from types import TracebackType
@@ -36,15 +36,15 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.field_checks import OwnKeywords, check_settings
 from grue.policies import SupportCheck
-from grue.protocol.chat_wire.failures import (
-    Fault,
-    describe,
-    fault_of_status,
+from grue.protocol.chat_wire.failures import Fault, describe, fault_of_status
+from grue.protocol.chat_wire.formats import FORMATS, WireName
+from grue.protocol.chat_wire.profile import (
+    ModelSettings,
+    WireProfile,
     is_loopback,
     shown_endpoint,
+    with_inputs,
 )
-from grue.protocol.chat_wire.formats import FORMATS, WireName
-from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, with_inputs
 from grue.protocol.chat_wire.profiles import (
     PROFILES,
     ListedModel,
@@ -407,14 +407,14 @@ class LlmEndpoint:
             with self._open().lease():
                 pass
 
-    async def post(
+    def post(
         self,
         body: bytes,
         streamed: Streamed | None = None,
         on_sent: Callable[[], None] | None = None,
         *,
         request: int = 0,
-    ) -> Answered | Fault:
+    ) -> Awaitable[Answered | Fault]:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
 
         In a turn that waits for batches nothing is sent: the reply is read from the batch, if it has come.
@@ -431,7 +431,7 @@ class LlmEndpoint:
         """
         room = current_room()
         if room is not None:
-            return await room.reply_to(self, body, request)
+            return room.reply_to(self, body, request)
         retry = self.settings.retry
         posted = httpx.Request(
             "POST",
@@ -440,7 +440,7 @@ class LlmEndpoint:
             content=body,
             extensions={"timeout": timeouts_of(retry)},
         )
-        return await exchange(self._open(), posted, retry, streamed, on_sent)
+        return exchange(self._open(), posted, retry, streamed, on_sent)
 
     async def models(self) -> Answered | Fault:
         """Request the list of models, within a few seconds. This is free of charge at every provider."""

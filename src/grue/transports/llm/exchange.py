@@ -47,7 +47,6 @@ from grue.protocol.chat_wire.reply import Reply, cost
 from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler, Delta
 from grue.protocol.retry import RetryPolicy, asked_wait
-from grue.runtime.loops.beside_loop import now
 
 STEP_BYTES = 64 * 2**10
 """Largest output of one step."""
@@ -269,6 +268,8 @@ class Connection:
                     if info["request"].method != b"CONNECT":  # which is for the proxy
                         connecting.deadline = math.inf
                         opened.clear()
+                        if on_sent is None:
+                            del request.extensions["trace"]  # nothing else is to be learned
                 elif event == "connection.connect_tcp.complete":
                     opened.append(info["return_value"])
                 elif event == "http11.receive_response_headers.started" and on_sent is not None:
@@ -551,7 +552,7 @@ async def exchange(
 async def _exchanged(
     sending: Coroutine[None, None, HttpReply], patience: RetryPolicy, streamed: Streamed | None
 ) -> Answered | Fault:
-    begun = now()
+    begun = anyio.current_time()
     try:
         with anyio.move_on_after(patience.timeout_s):
             reply = await _first_byte(sending, patience.first_byte_timeout_s)
@@ -714,7 +715,7 @@ class _Incoming:
             raise BodyTooLongError(f"longer than {limit} bytes")
         if not self._events:
             self._plain += chunk
-        if self.streamed is None:
+        if self.streamed is None or self._is_object:
             return
         deltas: list[Delta] = []
         try:
@@ -726,7 +727,7 @@ class _Incoming:
                 deltas += await self._read(self.streamed.assembler, chunk[start : start + _SLICE_BYTES])
         finally:
             if self._events and self.first_event_at is None:
-                self.first_event_at = now()
+                self.first_event_at = anyio.current_time()
             # Show the text that arrived before a fault, too. If the request is retried, a restart message
             # tells observers to discard it.
             for delta in _joined(deltas):
@@ -734,7 +735,7 @@ class _Incoming:
 
     async def body(self) -> bytes | None:
         """Return the body, or `None` for a stream that ended too early."""
-        if self.streamed is not None:
+        if self.streamed is not None and not self._is_object:
             await self._end(self.streamed)
             if self._is_stream:
                 assembler = self.streamed.assembler
@@ -750,7 +751,16 @@ class _Incoming:
 
     @property
     def _is_stream(self) -> bool:
-        return bool(self._events) or (self._named and not self._plain[:_HEAD_BYTES].lstrip().startswith(b"{"))
+        return bool(self._events) or (self._named and not self._begins_as_object)
+
+    @property
+    def _is_object(self) -> bool:
+        """Whether the body is a JSON object and not a stream: nothing announces events, and none has come."""
+        return not self._named and not self._events and self._begins_as_object
+
+    @property
+    def _begins_as_object(self) -> bool:
+        return self._plain[:_HEAD_BYTES].lstrip().startswith(b"{")
 
     async def _read(self, assembler: Assembler, data: bytes) -> list[Delta]:
         if self._lines.waiting > LONG_BYTES and b"\n" in data:

@@ -15,9 +15,8 @@ from grue.protocol.chat_wire.failures import (
     error_in,
     fault_of_error,
     fault_of_status,
-    is_loopback,
-    shown_endpoint,
 )
+from grue.protocol.chat_wire.profile import is_loopback, shown_endpoint
 from grue.protocol.chat_wire.profiles import GENERIC, OPENROUTER
 
 KEY = "sk-or-v1-0123456789abcdef"

@@ -4,17 +4,8 @@ from msgspec.structs import replace
 from grue.engine.tool_servers import usable_servers
 from grue.errors import MCPConfigError
 from grue.messages import CallId, ServerName, ToolCall, ToolDefinition
-from grue.protocol.tools.built_in import (
-    CALL_TOOL,
-    READ_RESULT,
-    SERVER,
-    find_tools,
-    is_built_in,
-    named_call,
-    offers,
-    with_tool,
-)
-from grue.protocol.tools.names import read_arguments
+from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call, offers, with_tool
+from grue.protocol.tools.names import SERVER, is_built_in, read_arguments
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.result_reading import Wanted
 

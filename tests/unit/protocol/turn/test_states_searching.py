@@ -8,7 +8,7 @@ from turns import Walk, call, changed, listing, opened, returned, run
 
 from grue import messages as m
 from grue.policies import ContextPolicy, ToolPolicy, ToolRule, ToolSearch
-from grue.protocol.tools.built_in import SERVER
+from grue.protocol.tools.names import SERVER
 
 TWO = ["find_tools", "call_tool"]
 

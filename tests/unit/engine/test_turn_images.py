@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from media import GIF, PDF, PNG
 
-from grue.engine.turn_request import TurnRequest, read_images
+from grue.engine.turn import TurnRequest, read_images
 from grue.errors import MCPError
 from grue.policies import TurnLimits
 
