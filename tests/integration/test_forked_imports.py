@@ -55,7 +55,12 @@ from pathlib import Path
 
 from grue.runtime import loading
 
-Path("slow.py").write_text("import time; time.sleep(0.5); ready = True")
+Path("slow.py").write_text('''
+import os, time
+begun = True
+while not os.path.exists("go"): time.sleep(0.001)
+ready = True
+''')
 sys.path.insert(0, "")
 
 def put_off():
@@ -66,6 +71,10 @@ began = threading.Event()
 def others():
     began.set()
     put_off()
+
+def module():
+    Path("slow.py").write_text("__name__ = 'grue.slow'" + Path("slow.py").read_text())
+    others()
 
 def ours():
     with_frame_of_grue(lambda: (began.set(), put_off()))
@@ -78,12 +87,20 @@ with_frame_of_grue = names["with_frame_of_grue"]
 setattr(loading, sys.argv[2], 0.0)
 threading.Thread(target=globals()[sys.argv[1]]).start()
 began.wait()
-while "slow" not in sys.modules:
+while not hasattr(sys.modules.get("slow"), "begun"):
     time.sleep(0.0005)
+if sys.argv[3] == "7":
+    threading.Timer(0.3, Path("go").touch).start()
 child = os.fork()
 if not child:
+    if loading._outlasted:
+        os._exit(9)  # a thread of the child may get the number of one of these
     os._exit(7 if sys.modules["slow"].__dict__.get("ready") else 3)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+END = """
+Path("go").touch()
 """
 
 
@@ -91,6 +108,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     ("whose", "limit", "status"),
     [
         ("ours", "_OTHERS_WITHIN_S", "7"),
+        ("module", "_OTHERS_WITHIN_S", "7"),
         ("others", "_NONE", "7"),
         ("others", "_OTHERS_WITHIN_S", "3"),
     ],
@@ -98,13 +116,13 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_fork_waits_for_an_import_that_was_put_off(
     whose: str, limit: str, status: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", SLOW, whose, limit]
+    command = [sys.executable, "-c", SLOW + END, whose, limit, status]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
     assert done.stdout == f"{status}\n", done.stderr[-3000:]
 
 
 def test_a_thread_that_never_ends_its_import_delays_one_fork(tmp_path: Path) -> None:
-    program = SLOW.replace("time.sleep(0.5)", "time.sleep(3600)").replace("Thread(", "Thread(daemon=True, ")
+    program = SLOW.replace("Thread(", "Thread(daemon=True, ")
     program += """
 began = time.monotonic()
 loading._OTHERS_WITHIN_S = loading._OURS_WITHIN_S = 3600
@@ -112,6 +130,6 @@ child = os.fork()
 os._exit(0) if not child else os.waitpid(child, 0)
 print("again")
 """
-    command = [sys.executable, "-c", program, "others", "_OTHERS_WITHIN_S"]
+    command = [sys.executable, "-c", program, "others", "_OTHERS_WITHIN_S", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
     assert done.stdout == "3\nagain\n", done.stderr[-3000:]

@@ -339,7 +339,11 @@ class ConfinedThread(Generic[Started]):
         an answer.
         """
         self._runs.acquire()
-        start_new_thread(self._run, ())
+        try:
+            start_new_thread(self._run, ())
+        except RuntimeError as error:  # the machine, or a limit of this user, has no further thread
+            self._runs.release()
+            raise SandboxError(f"A box needs a thread of its own: {error}.") from error
         if serve is not None:
             listener = self._listener.get()
             if listener is not None:

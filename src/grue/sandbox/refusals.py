@@ -29,7 +29,7 @@ _RECORD = re.compile(
 )
 _MADE_BY = re.compile(r'status=allocated .*\bcomm="([^"]*)"')
 _BLOCKERS = re.compile(r"blockers=(\S+)(.*)")
-_PATH = re.compile(r' path=(?:"([^"]*)"|([0-9A-F]+))')
+_PATH = re.compile(r' path=(?:"([^"]*)"|((?:[0-9A-F]{2})+))')
 _LOGS = ("/var/log/audit/audit.log", "/dev/kmsg")
 _MOST_LOG_BYTES, _MOST_RECORDS, _LONGEST_RECORD = 1 << 20, 20_000, 8192
 _MOST = 5

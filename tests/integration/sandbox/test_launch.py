@@ -5,11 +5,13 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import boxes
 import msgspec
+import promises
 import pytest
 
 from grue import ShellTool, StdioServer
@@ -311,6 +313,22 @@ def test_greenlets_are_refused_before_the_box_closes_around_the_host(monkeypatch
     with pytest.raises(SpawnError, match="a box needs a thread of its own"):
         boxes.run(Sandbox(), "true")
     assert SandboxError("x", remedy="y").remedy == "y"
+
+
+def test_where_no_thread_can_start_the_box_says_so_and_nothing_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(launch, "start_new_thread", no_thread)
+    thread = launch.ConfinedThread(lambda: None, lambda: None)
+    with pytest.raises(SandboxError, match="needs a thread of its own: can't start new thread"):
+        thread.call(None)
+    ended = threading.Thread(target=thread.end, daemon=True)
+    ended.start()
+    ended.join(promises.GUARD_S)
+    assert not ended.is_alive()
 
 
 def test_the_doctor_says_what_each_server_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:

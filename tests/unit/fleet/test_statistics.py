@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from case_tables import each_case
+from scipy.stats import binomtest
 
 from grue.fleet import statistics
 from grue.fleet.statistics import (
@@ -15,9 +16,34 @@ from grue.fleet.statistics import (
     mean_intervals,
     pass_all,
     pass_at,
+    sign_test,
     smallest_detectable,
     times_more,
 )
+
+
+def test_the_sign_test_is_exact_and_quick_for_any_number_of_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [
+        (0, 0),
+        (0, 1),
+        (3, 3),
+        (5, 0),
+        (6, 0),
+        (2, 9),
+        (40, 61),
+        (900, 1000),
+        (9_950, 10_050),
+        (700, 0),
+    ]
+    expected = [
+        binomtest(better, better + worse).pvalue if better + worse else 1.0 for better, worse in counts
+    ]
+    asked: list[int] = []
+    ways = math.comb
+    monkeypatch.setattr(math, "comb", lambda n, k: asked.append(n) or ways(n, k))
+    assert [sign_test(*each) for each in counts] == pytest.approx(expected, rel=1e-9)
+    assert len(asked) == len(counts), "each takes a millisecond where there are thousands of cases"
+
 
 Sweep = Callable[[Any], tuple[Any, Any]]
 

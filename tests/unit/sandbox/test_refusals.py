@@ -117,6 +117,13 @@ def test_what_the_kernel_has_written_about_this_box_is_told_last_things_first(
     assert "/etc/shadow" in named, "its own text is enough"
 
 
+def test_a_record_that_is_being_written_is_told_as_far_as_it_is_there(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(KERNEL[: KERNEL.index("7A7A20712F66") + 3])
+    found = refusals("", (), (), network="any", died=True, mark="1a2b3c4d5e6f7a8", logs=(str(log),))
+    assert found[0].startswith("Its box does not let it read /tmp/z.")
+
+
 def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(KERNEL + "x" * (1 << 20))

@@ -234,12 +234,7 @@ class Connection:
         self, *, https: bool, proxy: str | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._connects = transport is None
-        self._transport = transport or httpx.AsyncHTTPTransport(
-            verify=tls() if https else _no_tls(),
-            proxy=proxy,
-            # A connection that a cancellation has left half closed must not keep the next request waiting.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=1, keepalive_expiry=_KEPT_S),
-        )
+        self._transport = transport or _network(https=https, proxy=proxy)
 
     async def send(self, request: httpx.Request, on_sent: Callable[[], None] | None = None) -> "HttpReply":
         """Send a request and return its reply, whose body is still to be read.
@@ -292,6 +287,29 @@ class Connection:
     async def close(self) -> None:
         """Close the connection, or the user's transport if there is one."""
         await self._transport.aclose()
+
+
+def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
+    try:
+        return httpx.AsyncHTTPTransport(
+            verify=tls() if https else _no_tls(),
+            proxy=proxy,
+            # A connection that a cancellation has left half closed must not keep the next request waiting.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=1, keepalive_expiry=_KEPT_S),
+        )
+    except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
+        # A proxy of an unknown kind, one of SOCKS without its package, or certificates that are not there.
+        return _Unusable(f"what the environment sets for proxies or certificates cannot be used: {error}")
+
+
+class _Unusable(httpx.AsyncBaseTransport):
+    """Fails each request: the network cannot be used as the environment says. It is no fault of ours."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError(self._why, request=request)
 
 
 class HttpReply:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import ssl
+import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -377,6 +378,29 @@ def test_the_proxy_is_the_one_that_the_environment_names(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert proxy_for(httpx.URL("https://api.llm.example:8443/v1")) == proxy
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("https_proxy", "foo://user:sesame@p:1080", "Unknown scheme"),
+        ("https_proxy", "socks5://p:1080", "socksio"),
+        ("SSL_CERT_FILE", "/absent/ca.pem", "No such file"),
+    ],
+)
+async def test_a_proxy_or_certificates_that_cannot_be_used_are_a_failed_connect(
+    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv(name, value)
+    exchange_module.tls.cache_clear()
+    settings = LlmSettings(base_url="https://api.llm.example/v1", model="m", api_key="key")
+    async with LlmEndpoint(settings) as endpoint:
+        fault = await endpoint.post(BODY)
+    assert isinstance(fault, Fault)
+    assert fault.kind == "unreachable"
+    assert words in fault.message
+    assert "sesame" not in fault.message
 
 
 def test_the_limits_for_httpx() -> None:
