@@ -108,6 +108,7 @@ Path("go").touch()
     ("whose", "limit", "status"),
     [
         ("ours", "_OTHERS_WITHIN_S", "7"),
+        ("ours", "_OURS_WITHIN_S", "3"),
         ("module", "_OTHERS_WITHIN_S", "7"),
         ("others", "_NONE", "7"),
         ("others", "_OTHERS_WITHIN_S", "3"),

@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import anyio.abc
@@ -137,18 +138,28 @@ async def test_a_connection_that_the_server_has_closed_meanwhile_is_opened_again
         await connection.close()
 
 
+async def mute(ended: anyio.Event, stream: anyio.abc.ByteStream) -> None:
+    async with stream:
+        with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            while await stream.receive():
+                pass
+    ended.set()
+
+
+async def test_a_proxy_that_does_not_answer_uses_up_the_limit_of_the_connect() -> None:
+    async with served_at(functools.partial(mute, anyio.Event())) as url:
+        connection = Connection(https=True, proxy=url)
+        request = request_to("https://llm.invalid/v1")
+        request.extensions["timeout"] |= {"connect": 0.05, "read": 2.0}
+        with pytest.raises(ExchangeError, match=r"no connection within 0\.05 s"):
+            await connection.send(request)
+        await connection.close()
+
+
 async def test_one_limit_holds_for_all_steps_of_a_connect() -> None:
     """TLS is not answered, and each step of it may take as long as the limit."""
     ended = anyio.Event()
-
-    async def mute(stream: anyio.abc.ByteStream) -> None:
-        async with stream:
-            with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
-                while await stream.receive():
-                    pass
-        ended.set()
-
-    async with served_at(mute) as url:
+    async with served_at(functools.partial(mute, ended)) as url:
         connection = network(https=True)
         request = request_to(url.replace("http:", "https:"))
         request.extensions["timeout"]["connect"] = 0.05
@@ -268,6 +279,41 @@ async def test_what_comes_behind_a_reply_is_not_taken_for_the_next_one(
             body = await body_of(connection, request_to(url.replace("http:", "https:") if secured else url))
             assert {*body.decode()} == {expected.decode()}
         await connection.close()
+
+
+class Holding:
+    """A stream of an event loop that has read a byte more than httpx has asked for."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    async def read(self, _: int) -> bytes:
+        return b"x"
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(("received", "is_closed"), [(1000, False), (65_536, True)])
+async def test_a_reply_as_long_as_a_read_closes_a_connection_that_holds_more(
+    received: int, is_closed: bool
+) -> None:
+    connection = SimpleNamespace(_h11_state=SimpleNamespace(trailing_data=(b"", False)))
+
+    class Body(httpx.AsyncByteStream):
+        _httpcore_stream = SimpleNamespace(_stream=SimpleNamespace(_connection=connection))
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"x" * received
+
+    stream = Holding()
+    reply = HttpReply(httpx.Response(200, stream=Body(), extensions={"network_stream": stream}))
+    assert sum([len(chunk) async for chunk in reply.chunks()]) == received
+    await reply.close()
+    assert stream.is_closed == is_closed
 
 
 async def test_a_connection_over_tls_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
