@@ -83,7 +83,8 @@ def sign_test(better: int, worse: int) -> float:
         tail += ways
         if ways << 60 < tail:
             break  # what is left is too little to change the sum
-    return min(1.0, 2.0 * (tail / 2**tosses))
+    share: float = tail / 2**tosses
+    return min(1.0, 2.0 * share)
 
 
 def mean_interval(values: Sequence[float], groups: Sequence[int] | None = None) -> Interval:

@@ -341,9 +341,9 @@ class ConfinedThread(Generic[Started]):
         self._runs.acquire()
         try:
             start_new_thread(self._run, ())
-        except RuntimeError as error:  # the machine, or a limit of this user, has no further thread
+        except RuntimeError as full:  # the machine, or a limit of this user, has no further thread
             self._runs.release()
-            raise SandboxError(f"A box needs a thread of its own: {error}.") from error
+            raise SandboxError(f"A box needs a thread of its own: {full}.") from full
         if serve is not None:
             listener = self._listener.get()
             if listener is not None:
