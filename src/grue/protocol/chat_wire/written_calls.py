@@ -6,7 +6,10 @@ would pass for an answer. `read_written` finds such calls. It reads those that a
 form; of the others it says only that they are there. `split_thoughts` separates what is marked as thought.
 
 Only a reply that *is* a call counts. A mark in the middle of a sentence or in a block of code, between two
-paragraphs for example, is what somebody says about calls. Everything is done in time linear in the text.
+paragraphs for example, is what somebody says about calls. Templates put a mark at the beginning of a line, or
+directly after the text, without a space. Everything is done in time linear in the text.
+
+`tests/recorded/chat_templates.json` has what the models' own templates make of a call.
 """
 
 import re
@@ -31,27 +34,57 @@ _ENDS = (
     "<|return|>",
     "<|call|>",
     "</s>",
+    "</assistant>",
+    "<|role_end|>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
 """Marks of a reply's end, which some servers leave in it."""
 
-_THOUGHTS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
-_MARKS = re.compile(
-    r"^[ \t]*(?:(?P<hermes><tool_call>|<\|tool_call\|>)|(?P<function><function=)|(?P<mistral>\[TOOL_CALLS\])"
+_THOUGHTS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("[THINK]", "[/THINK]"),
+    ("<mm:think>", "</mm:think>"),
+)
+_PAIRS = {
+    "<tool_call>": "</tool_call>",
+    "<tool_calls>": "</tool_calls>",
+    "<seed:tool_call>": "</seed:tool_call>",
+    "<TOOLCALL>": "</TOOLCALL>",
+    "<|START_ACTION|>": "<|END_ACTION|>",
+    "<|tool_call|>": "<|/tool_call|>",
+    "<|function_call|>": "<|message_sep|>",
+}
+"""Marks around calls in JSON, with their ends. The last two may have none."""
+
+_END_IN_PROMPT = ("<|tool_call|>", "<|function_call|>")
+_FORMS = (
+    rf"(?P<hermes>{'|'.join(map(re.escape, _PAIRS))})|(?P<function><function=)|(?P<mistral>\[TOOL_CALLS\])"
     r"|(?P<harmony><\|start\|>|<\|channel\|>)|(?P<deepseek><[\uff5c|]tool[\u2581_]calls?[\u2581_]begin[\uff5c|]>)"
     r"|(?P<llama><\|python_tag\|>)|(?P<kimi><\|tool_calls_section_begin\|>)"
-    r"|(?P<invoke><(?:\w+:)?(?:function_calls|tool_calls?|invoke)[ >]|<[\uff5c|]DSML[\uff5c|])"
-    r"|(?P<gemma>```tool_co(?:de|call)))",
-    re.MULTILINE,
+    r"|(?P<invoke><(?:\w+:)?(?:function_calls|tool_calls?|invoke)(?::\w+)?[ >]|<[\uff5c|]DSML[\uff5c|]"
+    r"|\]<\]minimax\[>\[<tool_call>|<function name=\"|<\|open\|>tools<\|sep\|>)"
+    r"|(?P<gemma>```tool_co(?:de|call)|<\|tool_call>call:)"
+    r"|(?P<other><\|tool_call_start\|>|<\|tool_calls\|>|<\|tools_prefix\|>)"
 )
+_MARKS = re.compile(rf"^[ \t]*(?:{_FORMS}|(?P<recipient>to=[\w.\-/]{{1,200}} ?<\|channel\|>))", re.MULTILINE)
+_ATTACHED = re.compile(rf"(?<=[^\s`'\"(\[])(?:{_FORMS})")
+"""A mark that stands directly behind a text."""
+
+_MOST_LOOKED_AT = 10_000
 _FENCE = re.compile(r"```(?:json|tool_call|tool_calls|xml)?[ \t]*\n", re.IGNORECASE)
 _NAME = re.compile(r"[\w.\-/:]{1,200}")
 _HARMONY = re.compile(
-    r"(?:<\|start\|>(?P<role>[^<]{0,200}))?<\|channel\|>(?P<channel>[^<]{0,200})"
+    r"(?:(?:<\|start\|>)?(?P<role>[^<]{0,200}))<\|channel\|>(?P<channel>[^<]{0,200})"
     r"(?:<\|constrain\|>[^<]{0,50})?<\|message\|>"
 )
 _HARMONY_END = re.compile(r"<\|(?:end|call|return|start)\|>")
 _TO = re.compile(r"to=(?:functions\.)?([\w.\-/]{1,200})")
+_ARGUMENT = re.compile(r"\s*<arg_key>([^<\n]{1,200})</arg_key>\s*<arg_value>")
+_KIMI_CALL = re.compile(
+    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w.\-/]{1,200})(?::\d{1,6})?\s*"
+    r"<\|tool_call_argument_begin\|>"
+)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,200})>")
 _DEEPSEEK_CALL = re.compile(
     r"\s*<[\uff5c|]tool[\u2581_]call[\u2581_]begin[\uff5c|]>(?:function<[\uff5c|]tool[\u2581_]sep[\uff5c|]>)?"
@@ -98,7 +131,7 @@ def split_thoughts(text: str) -> tuple[str, str]:
     """Return the thoughts at the beginning of a text, without their marks, and the rest of the text.
 
     Thoughts that nothing ends are all there is. Some templates begin the thoughts in the prompt, so that a
-    text has only their end; it counts if it stands in a line of its own.
+    text has only their end; it counts if it stands in a line of its own, or with no space on either side.
     """
     thoughts: list[str] = []
     rest = text.lstrip()
@@ -109,14 +142,21 @@ def split_thoughts(text: str) -> tuple[str, str]:
             return "\n".join(filter(None, thoughts)), ""
         rest = after.lstrip()
     if not thoughts:
-        for _, end in _THOUGHTS:
+        for start, end in _THOUGHTS:
             said, found, after = text.partition(end)
-            if found and after[:1] in ("", "\n") and said.rpartition("\n")[2].strip() == "":
+            alone = after[:1] in ("", "\n") and said.rpartition("\n")[2].strip() == ""
+            attached = _is_attached(said[-1:]) and _is_attached(after[:1]) and start not in said
+            if found and (alone or (attached and not said.count("```") % 2)):
                 return said.strip(), after.lstrip()
         if rest.startswith(("<|channel|>", "<|start|>")):
             return _split_harmony(rest)
         return "", text
     return "\n".join(filter(None, thoughts)), rest
+
+
+def _is_attached(char: str) -> bool:
+    """Return whether a character beside a mark shows that the mark is no part of a sentence."""
+    return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 
 class ThoughtSplitter:
@@ -208,7 +248,7 @@ def read_written(
     Args:
         text: The text, without thoughts.
         tools: The tools that are offered. Bare JSON is a call only if it names one of them.
-        wire_names: Other names of these tools, as the request has them.
+        wire_names: The names of these tools in the request, in the same order.
         bare: JSON without a mark may be a call.
     """
     text = text.strip()
@@ -216,10 +256,12 @@ def read_written(
         text = text.removesuffix(end).rstrip()
     if not text or len(text) > MAX_CHARS:
         return None
+    tools = tuple(tools)
     by_name = {tool.name: tool for tool in tools}
-    for tool in tuple(by_name.values()):
+    by_name.update((name, tool) for name, tool in zip(wire_names, tools, strict=False) if name not in by_name)
+    for tool in tools:
         by_name.setdefault(tool.tool, tool)
-    known = {*by_name, *wire_names}
+    known = by_name.keys()
     fence = _FENCE.match(text)
     if fence is not None and text.endswith("```"):
         inner = text[fence.end() : -3].strip()
@@ -231,10 +273,17 @@ def read_written(
 
 
 def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
-    mark = _MARKS.search(text)
+    mark, attached = _MARKS.search(text), _ATTACHED.search(text)
+    if attached is not None and (mark is None or attached.start() < mark.start()):
+        found = _read_attached(text, attached, tools)
+        if found is not None:
+            return found
+    else:
+        attached = None
     if mark is None or text.count("```", 0, mark.start()) % 2:
         return None
     form, before = str(mark.lastgroup), text[: mark.start()].strip()
+    form = "harmony" if form == "recipient" else form
     reader = _READERS.get(form)
     start = mark.end() - len(mark[0].lstrip(" \t"))
     try:
@@ -245,7 +294,25 @@ def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    return Written(form, tuple(calls), before, sure=bool(calls) and not rest)
+    # A mark before this one may be of another call, and half of the calls is not what was said.
+    return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
+
+
+def _read_attached(text: str, mark: "re.Match[str]", tools: Mapping[str, m.ToolDefinition]) -> Written | None:
+    """Return the calls behind a text and not in a line of their own, if they name tools that are offered."""
+    form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
+    if text.count("```", 0, mark.start()) % 2:
+        return None
+    reader = _READERS.get(form)
+    try:
+        calls, end = ([], len(text)) if reader is None else reader(text, mark.start(), tools)
+    except _Unreadable:
+        calls, end = [], len(text)
+    if calls:
+        whole = not text[end:].strip() and all(call.name in tools for call in calls)
+        return Written(form, tuple(calls), before, sure=True) if whole else None
+    named = any(name in rest[:_MOST_LOOKED_AT] for name in tools)
+    return Written(form, before=before) if named and not _goes_on(text, mark.end()) else None
 
 
 def _goes_on(text: str, at: int) -> bool:
@@ -254,12 +321,10 @@ def _goes_on(text: str, at: int) -> bool:
 
 def _hermes(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
     calls: list[WrittenCall] = []
-    while (
-        opening := next((each for each in ("<tool_call>", "<|tool_call|>") if text.startswith(each, at)), "")
-    ) != "":
-        closing = "</tool_call>" if opening == "<tool_call>" else "<|/tool_call|>"
+    while (opening := next((each for each in _PAIRS if text.startswith(each, at)), "")) != "":
+        closing = _PAIRS[opening]
         end = text.find(closing, at)
-        if end < 0 and opening == "<|tool_call|>":
+        if end < 0 and opening in _END_IN_PROMPT:
             end = len(text)
         if end < 0:
             raise _Unreadable
@@ -269,8 +334,10 @@ def _hermes(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found
             if inner[inner_end:].strip():
                 raise _Unreadable
             calls += found
-        else:
+        elif inner.startswith(("{", "[")):
             calls += _objects(inner)
+        else:
+            calls.append(_arguments(inner, tools))
         at = _past_space(text, min(len(text), end + len(closing)))
         if len(calls) > _MOST_CALLS:
             raise _Unreadable
@@ -288,7 +355,8 @@ def _function(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Fou
         tool = tools.get(name[0])
         calls.append(
             WrittenCall(
-                name[0], _parameters(inner, tool) if "<parameter=" in inner else _object_text(inner or "{}")
+                name[0],
+                _parameters(inner, tool) if "<parameter=" in inner else _object_text(inner.strip() or "{}"),
             )
         )
         at = _past_space(text, end + len("</function>"))
@@ -297,18 +365,34 @@ def _function(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Fou
     return calls, at
 
 
-def _parameters(text: str, tool: m.ToolDefinition | None) -> str:
+def _arguments(text: str, tools: Mapping[str, m.ToolDefinition]) -> WrittenCall:
+    """Return a call of which only the name and `<arg_key>` elements are written."""
+    name = _NAME.match(text)
+    if name is None or (name.end() == len(text) and name[0] not in tools):
+        raise _Unreadable
+    return WrittenCall(
+        name[0], _parameters(text[name.end() :], tools.get(name[0]), opens=_ARGUMENT, ends="</arg_value>")
+    )
+
+
+def _parameters(
+    text: str,
+    tool: m.ToolDefinition | None,
+    *,
+    opens: "re.Pattern[str]" = _PARAMETER,
+    ends: str = "</parameter>",
+) -> str:
     """Return the arguments in `<parameter=key>` elements, each of the type that the schema has, or text."""
     schema = {} if tool is None else tool.input_schema.get("properties")
     values: m.JsonObject = {}
     at = 0
-    while (opening := _PARAMETER.match(text, at)) is not None:
-        end = text.find("</parameter>", opening.end())
+    while (opening := opens.match(text, at)) is not None:
+        end = text.find(ends, opening.end())
         if end < 0 or opening[1] in values:
             raise _Unreadable
         value = text[opening.end() : end].removeprefix("\n").removesuffix("\n")
         values[opening[1]] = _typed(value, schema.get(opening[1]) if isinstance(schema, dict) else None)
-        at = end + len("</parameter>")
+        at = end + len(ends)
     if text[at:].strip():
         raise _Unreadable
     return to_json(values).decode()
@@ -383,6 +467,22 @@ def _deepseek(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Fou
     return calls, frame.end() if frame else at
 
 
+def _kimi(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
+    del tools
+    calls: list[WrittenCall] = []
+    at += len("<|tool_calls_section_begin|>")
+    while (opening := _KIMI_CALL.match(text, at)) is not None:
+        end = text.find("<|tool_call_end|>", opening.end())
+        if end < 0 or len(calls) == _MOST_CALLS:
+            raise _Unreadable
+        calls.append(WrittenCall(opening["name"], _object_text(text[opening.end() : end])))
+        at = end + len("<|tool_call_end|>")
+    at, ending = _past_space(text, at), "<|tool_calls_section_end|>"
+    if not calls or not text.startswith(ending, at):
+        raise _Unreadable
+    return calls, at + len(ending)
+
+
 def _llama(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
     del tools
     return _objects(text[at + len("<|python_tag|>") :].strip()), len(text)
@@ -395,8 +495,9 @@ _READERS: dict[str, Callable[[str, int, Mapping[str, m.ToolDefinition]], _Found]
     "harmony": _harmony,
     "deepseek": _deepseek,
     "llama": _llama,
+    "kimi": _kimi,
 }
-"""How calls of a form are read. Those of the other forms are not; they are noticed."""
+"""How calls of a form are read. Others (`invoke`, `gemma`, `named`, `other`) are noticed."""
 
 
 def _objects(text: str) -> list[WrittenCall]:
@@ -404,7 +505,13 @@ def _objects(text: str) -> list[WrittenCall]:
     try:
         value = strict_value(text)
     except ValueError:
-        raise _Unreadable from None
+        lines = text.splitlines()  # one call a line
+        if not all(line.startswith("{") and line.endswith("}") for line in lines):
+            raise _Unreadable from None
+        try:
+            value = [strict_value(line) for line in lines]
+        except ValueError:
+            raise _Unreadable from None
     calls = [_call(each) for each in (value if isinstance(value, list) else [value])]
     if not calls or len(calls) > _MOST_CALLS:
         raise _Unreadable
@@ -424,6 +531,10 @@ def _call(value: object) -> WrittenCall:
                 return WrittenCall(name, to_json(arguments).decode())
             if isinstance(arguments, str):
                 return WrittenCall(name, _object_text(arguments))
+        case {"tool_name": str() as name, "parameters": dict() as arguments, **others} if (
+            name and others.keys() <= {"tool_call_id"}
+        ):
+            return WrittenCall(name, to_json(arguments).decode())
     raise _Unreadable
 
 
@@ -440,6 +551,9 @@ def _object_text(text: str) -> str:
 
 def _bare(text: str, known: Iterable[str]) -> Written | None:
     """Return the calls of a text that is nothing but JSON, if it names tools that are offered."""
+    named, _, arguments = text.partition("\n")
+    if named in known and arguments.startswith("{") and arguments.endswith("}"):
+        return Written("named")
     if not text.startswith(("{", "[")):
         return None
     try:

@@ -3,6 +3,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 from case_tables import each_case
@@ -41,6 +42,12 @@ CALL = '{"name": "files.list", "arguments": {}}'
 EMPTY = "<function=files.list></function>"
 DEEPSEEK_ONE = "<｜tool▁call▁begin｜>files.list<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 FENCE = '```json\n{"name": "files.read", "arguments": {"path": "/a"}}\n```'
+
+
+RENDERED = json.loads((Path(__file__).parents[3] / "recorded/chat_templates.json").read_text("utf-8"))[
+    "replies"
+]
+SAID = {"one": READ, "said": READ, "two": [("files.read", {"path": "/a", "lines": 3}), ("files.list", {})]}
 
 
 def calls(written: Written | None) -> object:
@@ -85,6 +92,53 @@ def test_a_reply_that_is_a_call(text: str, form: str, expected: object) -> None:
     written = read_written(text, TOOLS)
     assert written is not None
     assert (written.form, calls(written), written.sure) == (form, expected, True)
+
+
+@each_case("reply", RENDERED)
+def test_a_reply_as_the_models_own_template_renders_it(reply: dict[str, str | bool]) -> None:
+    """Whose form is read is read whole; no other is taken for an answer."""
+    thoughts, rest = split_thoughts(str(reply["text"]))
+    written = read_written(rest, TOOLS)
+    assert written is not None
+    assert (written.form, written.sure) == (reply["form"], reply["read"])
+    if reply["read"]:
+        assert calls(written) == SAID[str(reply["kind"])]
+        assert thoughts + written.before == ("I look." if reply["kind"] == "said" else "")
+        wired = rest.replace("files.read", "files_read").replace("files.list", "files_list")
+        found = read_written(wired, TOOLS, ("files_read", "files_list"))
+        assert found is not None
+        assert [each for _, each in calls(found)] == [each for _, each in calls(written)], (  # type: ignore[attr-defined]
+            "the types are those of the schema, whatever the request calls the tool"
+        )
+
+
+@each_case(
+    "text, form",
+    [
+        (f"I look.{HERMES.replace('files.read', 'shop.buy')}", None),
+        (f"I look.{HERMES} and so on", None),
+        (f"I look, `{HERMES}`", None),
+        (f"He writes {LIST}", None),
+        (f"So:\n\n```\nx{HERMES}\n```", None),
+        ('I look.<tool_call>\n{"name": "files.read", "argu', "hermes"),
+        ("I look.<|tool_call_start|>[shop.buy()]<|tool_call_end|>", None),
+        ("I look.<tool_call> is a mark.", None),
+        (f'I look.<tool_call>{{"name": "files.read", "argu</tool_call>\n{LIST}', "hermes"),
+        ("<tool_call>hello</tool_call>", "hermes"),
+        ("<tool_call>files.read<arg_key>lines</arg_key><arg_value>x</arg_value></tool_call>", "hermes"),
+        ("<tool_call>files.read<arg_key>path</arg_key></tool_call>", "hermes"),
+        ("<tool_calls>{}\n[]</tool_calls>", "hermes"),
+        ("<tool_calls>{\n}{\n}</tool_calls>", "hermes"),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>files.read:0<|tool_call_argument_begin|>{}", "kimi"),
+        ("<|tool_calls_section_begin|><|tool_calls_section_end|>", "kimi"),
+        ('files.read\n{"path": "/a"}', "named"),
+        ('The file\n{"path": "/a"}', None),
+    ],
+)
+def test_a_mark_behind_a_text_counts_if_a_template_writes_it_so(text: str, form: str | None) -> None:
+    written = read_written(text, TOOLS)
+    assert (None if written is None else written.form) == form
+    assert written is None or not written.sure, "half of the calls is not what was said"
 
 
 @each_case(
@@ -161,6 +215,10 @@ def test_other_texts_are_no_calls(text: str) -> None:
         ("<think>a</think><think>b</think>Yes.", "a\nb", "Yes."),
         ("[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
         ("Hm, so.\n</think>\n\nYes.", "Hm, so.", "Yes."),
+        ("Hm, so.</think>Yes.", "Hm, so.", "Yes."),
+        (f"</think>{HERMES}", "", HERMES),
+        ("It writes: <think>Hm</think>Yes.", "", "It writes: <think>Hm</think>Yes."),
+        ("It writes:\n```\nHm</think>Yes.\n```", "", "It writes:\n```\nHm</think>Yes.\n```"),
         ("<think>Hm", "Hm", ""),
         ("<think>Hm</think>", "Hm", ""),
         (f"<think>Hm</think>{HERMES}", "Hm", HERMES),
@@ -183,7 +241,9 @@ def test_thoughts_are_told_from_the_text(text: str, thoughts: str, rest: str) ->
     "piece",
     ["<tool_call>", "<tool_call>{}</tool_call>", "<function=a>", "<function=a></function>", "[TOOL_CALLS]a{}",
      "<|channel|>a<|message|>", "<｜tool▁call▁begin｜>a<｜tool▁sep｜>{}", "<think>", "<think></think>", "```\n",
-     "<|start|>", "<parameter=a>", "\n</think>", "<tool_call>\n<function=a><parameter=b>", "\n<|channel|>"],
+     "<|start|>", "<parameter=a>", "x<tool_call>", "a</think>b", "to=a<|channel|>", "<tool_calls>{}\n{}",
+     "<tool_call>a<arg_key>k</arg_key><arg_value>", "<arg_key>k</arg_key><arg_value>v</arg_value>",
+     "<|tool_calls_section_begin|><|tool_call_begin|>a<|tool_call_argument_begin|>{}<|tool_call_end|>", "\n</think>", "<tool_call>\n<function=a><parameter=b>", "\n<|channel|>"],
 )  # fmt: skip
 def test_a_hostile_text_takes_time_in_proportion_to_its_length(piece: str) -> None:
     def taken(times: int) -> float:
