@@ -25,13 +25,14 @@ from pathlib import Path
 
 from measuring import Bar, Effort, Section, printed
 
+from grue.config.settings import RetrySettings
 from grue.errors import LLMError
 from grue.fleet.accounts import read_ledger
 from grue.fleet.broker import FleetBudget, Limits, Rate
 from grue.fleet.broker_link import BrokerLink
 from grue.fleet.broker_server import BrokerServer
 from grue.fleet.folder import FleetFolder
-from grue.hosting import GameConfiguration, RetrySettings
+from grue.hosting import GameConfiguration
 from grue.hosts.zork.client import LLMClient
 from grue.transports.llm.exchange import set_request_gate
 

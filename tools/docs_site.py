@@ -148,25 +148,29 @@ REFERENCE = {
         "Turns and conversations",
         "Ask a model for a decision, and what comes back.",
         "Runner TurnRequest TurnOutcome AnswerSpec LlmSettings TurnHandle TurnProgress BatchItem Conversation"
-        " parked_turns TurnLimits Budget RetryPolicy FailurePolicy ContextPolicy Recorder TraceWriter",
+        " parked_turns Batching TurnLimits Budget Price RetryPolicy FailurePolicy ContextPolicy Recorder"
+        " TraceWriter",
     ),
     "tools": (
         "Tools and servers",
         "What the model may call, and who decides about it.",
-        "StdioServer HttpServer FunctionTools tool ToolContext ShellTool ServerOptions Sandbox ProcessLimits"
-        " ToolPolicy ToolRule ToolAnnotations ToolSearch ApprovalQuestion ApprovalDecision ask_at_terminal"
-        " ToolClient",
+        "StdioServer HttpServer OAuth FunctionTools tool ToolContext ShellTool ServerOptions Sandbox"
+        " ProcessLimits ToolPolicy ToolRule ToolAnnotations ToolSearch ApprovalQuestion ApprovalDecision"
+        " ask_at_terminal ToolClient",
     ),
 }
 """The pages of the reference for `grue`: the title, a sentence, and the names, in the order of need."""
 _WHOLE = {
-    "policies": ("Policies", "What a user sets, as plain data.", "grue.policies"),
     "errors": (
         "Error classes",
         "The attributes of each error; [errors](../errors.md) says what to do.",
         "grue.errors",
     ),
-    "messages": ("Messages", "Every message of a turn, as traces have them.", "grue.messages"),
+    "messages": (
+        "Messages",
+        "The messages of a turn that programs meet; `grue trace schema` prints all that traces have.",
+        "grue.messages",
+    ),
     "hosting": ("For hosts", "What writers of hosts import besides `grue`.", "grue.hosting"),
 }
 _MODULES = {

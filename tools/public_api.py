@@ -1,7 +1,7 @@
 """Print the public names of grue, a line each: `python tools/public_api.py > tests/unit/public_api.txt`.
 
-The names are those of the stub of each public module, or its top-level names without an underscore. Decision
-024 says which modules are public.
+The names are those of the stub of each public module, or of its `__all__`, or its top-level names without an
+underscore. Decision 024 says which modules are public.
 """
 
 import ast
@@ -10,7 +10,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "grue"
 
-PUBLIC = ("", "errors", "hosting", "messages", "policies")
+PUBLIC = ("", "errors", "hosting", "messages")
 """The public modules below `grue`; the empty name is `grue` itself."""
 
 
@@ -25,9 +25,17 @@ def public_names(module: str) -> list[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return sorted(
         name
-        for name in _defined(tree.body)
+        for name in _listed(tree.body) or _defined(tree.body)
         if not name.startswith("_") and f"from grue.{module} import {name} " not in theirs
     )
+
+
+def _listed(nodes: Iterable[ast.stmt]) -> list[str]:
+    """Return what `__all__` lists; empty: there is none."""
+    for node in nodes:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
 
 
 def _defined(nodes: Iterable[ast.stmt]) -> Iterator[str]:

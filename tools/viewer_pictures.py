@@ -20,12 +20,11 @@ from typing import Any, NamedTuple
 
 from playwright.sync_api import Page, sync_playwright
 
-from grue import __version__
+from grue import TurnLimits, __version__
 from grue.engine.runner import Runner, TurnRequest
 from grue.errors import MCPError
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.hosts.zork.games.catalogue import open_game
-from grue.policies import TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.trace.file import TraceWriter

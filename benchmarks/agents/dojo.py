@@ -28,11 +28,19 @@ from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suite, get_suites
 from agentdojo.types import text_content_block_from_string
 
-from grue import ApprovalDecision, ApprovalQuestion, LlmSettings, Runner, ToolPolicy, ToolRule, TurnRequest
+from grue import (
+    ApprovalDecision,
+    ApprovalQuestion,
+    LlmSettings,
+    Runner,
+    ToolPolicy,
+    ToolRule,
+    TurnLimits,
+    TurnRequest,
+)
 from grue.fleet import Episode, Fleet
 from grue.hosting import ConnectionStatus, Listing
 from grue.messages import ServerName, ToolCallResult, ToolDefinition
-from grue.policies import TurnLimits
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 VERSION, INJECTION, SERVER = "v1", "OBEY-THIS-INSTRUCTION", ServerName("suite")

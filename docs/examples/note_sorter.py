@@ -12,14 +12,13 @@ import msgspec
 
 from grue import LlmSettings, Recorder, Runner, TurnRequest
 from grue.hosting import (
+    Envelope,
     EpisodeEnded,
-    EpisodeEnvelope,
     EpisodeResumed,
     EpisodeStarted,
     Fact,
     Past,
     RunFolder,
-    read_past,
     register_facts,
 )
 from grue.messages import TurnCompleted
@@ -49,7 +48,7 @@ class SorterPast(Past[EpisodeStarted], kw_only=True):
 
     done: list[Sorted] = msgspec.field(default_factory=list)
 
-    def take_fact(self, envelope: EpisodeEnvelope) -> None:
+    def take_fact(self, envelope: Envelope[object]) -> None:
         """Keep the sorted notes; each uses the result of its turn."""
         if isinstance(envelope.body, Sorted):
             self.done.append(envelope.body)
@@ -58,7 +57,7 @@ class SorterPast(Past[EpisodeStarted], kw_only=True):
 
 def sort_notes(llm: LlmSettings, path: Path) -> list[str]:
     """Sort all notes, or those that an earlier run in this folder has not sorted."""
-    past = read_past(path, SorterPast, needed=(Sorted,)) if (path / "trace.jsonl").exists() else None
+    past = SorterPast.read(path, needed=(Sorted,)) if (path / "trace.jsonl").exists() else None
     folders = [fact.folder for fact in past.done] if past else []
     recorder = Recorder()
     with (

@@ -14,6 +14,7 @@ from grue.engine.turn import TurnHandle as TurnHandle
 from grue.errors import MCPError as MCPError
 from grue.policies import ApprovalDecision as ApprovalDecision
 from grue.policies import ApprovalQuestion as ApprovalQuestion
+from grue.policies import Batching as Batching
 from grue.policies import Budget as Budget
 from grue.policies import ContextPolicy as ContextPolicy
 from grue.policies import FailurePolicy as FailurePolicy
@@ -23,6 +24,7 @@ from grue.policies import ToolRule as ToolRule
 from grue.policies import ToolSearch as ToolSearch
 from grue.policies import TurnLimits as TurnLimits
 from grue.protocol.retry import RetryPolicy as RetryPolicy
+from grue.protocol.turn.prices import Price as Price
 from grue.protocol.turn.states import TurnProgress as TurnProgress
 from grue.runtime.processes.limits import ProcessLimits as ProcessLimits
 from grue.runtime.trace.file import TraceWriter as TraceWriter
@@ -31,6 +33,7 @@ from grue.sandbox.box import Sandbox as Sandbox
 from grue.tool_sessions.function_parameters import ToolContext as ToolContext
 from grue.tool_sessions.function_tools import FunctionTools as FunctionTools
 from grue.tool_sessions.function_tools import tool as tool
+from grue.tool_sessions.oauth_settings import OAuth as OAuth
 from grue.tool_sessions.server_specs import HttpServer as HttpServer
 from grue.tool_sessions.server_specs import ServerOptions as ServerOptions
 from grue.tool_sessions.server_specs import StdioServer as StdioServer

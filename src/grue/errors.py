@@ -15,18 +15,6 @@ class MCPError(Exception):
     """
 
 
-class ConfigProblem(NamedTuple):
-    """What is wrong with a value of a configuration.
-
-    Attributes:
-        keys: The keys, and positions in lists from 0, that lead to the value.
-        text: What is wrong, and what to do.
-    """
-
-    keys: tuple[int | str, ...]
-    text: str
-
-
 class MCPConfigError(MCPError):
     """A configuration file, table or value cannot be used; raised before anything starts.
 
@@ -39,6 +27,17 @@ class MCPConfigError(MCPError):
     Source: R2.2, R2.3
     """
 
+    class Problem(NamedTuple):
+        """What is wrong with a value of a configuration.
+
+        Attributes:
+            keys: The keys, and positions in lists from 0, that lead to the value.
+            text: What is wrong, and what to do.
+        """
+
+        keys: tuple[int | str, ...]
+        text: str
+
     def __init__(
         self,
         message: str,
@@ -46,7 +45,7 @@ class MCPConfigError(MCPError):
         path: str | None = None,
         line: int | None = None,
         column: int | None = None,
-        problems: Sequence[ConfigProblem] = (),
+        problems: Sequence[Problem] = (),
     ) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
@@ -57,7 +56,7 @@ class MCPConfigError(MCPError):
     @classmethod
     def of_value(cls, owner: str, keys: tuple[int | str, ...], text: str) -> Self:
         """Return the error that a value of `owner`, such as `ContextPolicy`, is wrong."""
-        return cls(f"{owner}: {text}", problems=[ConfigProblem(keys, text)])
+        return cls(f"{owner}: {text}", problems=[cls.Problem(keys, text)])
 
 
 class MissingDependencyError(MCPConfigError, ImportError):

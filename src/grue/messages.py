@@ -28,6 +28,10 @@ host ◀─ TurnCompleted | TurnFailed | TurnParked | TurnWaits ── agent
 Durations and time limits are seconds (`_s`), sizes are characters (`_chars`) or bytes (`_bytes`). Tool names
 are canonical, `{server}.{tool}`, unless a field says `tool`: then it is the bare name that its server uses.
 A field typed `object` holds a JSON value: None, bool, int, float, str, list or dict of the same.
+
+The classes that `__all__` lists are public: programs meet them in traces, in tests, in connections and models
+of their own. The others pass between grue's actors. As data of a trace they are as stable as these, but
+their classes may change in any version.
 """
 
 from typing import TYPE_CHECKING, ClassVar, Literal, NewType, TypeAlias, Union
@@ -59,6 +63,48 @@ from grue.policies import (
     ToolSearch,
     TurnLimits,
 )
+
+__all__ = [
+    "AssistantReply",
+    "Attachment",
+    "CallTools",
+    "CheckToolSupport",
+    "CompletionFailed",
+    "CompletionReceived",
+    "Echo",
+    "HistoryItem",
+    "JsonObject",
+    "LlmFailure",
+    "McpDisabled",
+    "ModelPassedOver",
+    "OfferTools",
+    "RequestCompletion",
+    "RequireAnswer",
+    "RewriteHistory",
+    "RunTurn",
+    "ServerDied",
+    "ServerFailure",
+    "ServerName",
+    "SessionClosed",
+    "SessionOpened",
+    "SystemText",
+    "TextDelta",
+    "ToolCall",
+    "ToolCallRecord",
+    "ToolCallResult",
+    "ToolCalled",
+    "ToolDefinition",
+    "ToolDenied",
+    "ToolMessage",
+    "ToolReturned",
+    "ToolSupportChecked",
+    "ToolTimedOut",
+    "TurnCompleted",
+    "TurnFailed",
+    "TurnParked",
+    "Usage",
+    "UserText",
+]
 
 # --- What messages carry: names and ids
 

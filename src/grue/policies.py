@@ -1,6 +1,6 @@
 """What a user sets, as plain data: limits, policies and rules; and the closed sets of words.
 
-`messages.py` carries them; nothing here decides.
+`messages.py` carries them; nothing here decides. `grue` lists the classes that programs make.
 """
 
 from typing import Literal, TypeAlias, get_args

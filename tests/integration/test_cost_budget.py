@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from grue import Budget, LlmSettings, Runner, TurnRequest
-from grue.hosting import Price
+from grue import Budget, LlmSettings, Price, Runner, TurnRequest
 from grue.messages import CostUncounted, RunTurn
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply

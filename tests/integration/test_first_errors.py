@@ -19,6 +19,7 @@ from grue import (
     FunctionTools,
     HttpServer,
     LlmSettings,
+    OAuth,
     Runner,
     Sandbox,
     StdioServer,
@@ -30,7 +31,7 @@ from grue import (
     errors,
 )
 from grue.fleet import Fleet
-from grue.hosting import OAuth, read_episode, read_servers
+from grue.hosting import read_episode, read_servers
 from grue.hosts.zork.games import open_game
 from grue.hosts.zork.games.interpreters import find_interpreter
 from grue.sandbox.launch import boxed

@@ -75,7 +75,7 @@ import asyncio
 import sys
 import warnings
 from grue import LlmSettings, MCPError, Runner, TurnRequest
-from grue.hosting import run_blocking
+from grue.runtime.loops.sync_edge import run_blocking
 
 warnings.simplefilter("ignore")
 runner = Runner(llm=LlmSettings(base_url=sys.argv[1], model="m"), keep=sys.argv[2])

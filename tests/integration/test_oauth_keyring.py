@@ -84,7 +84,7 @@ def test_without_a_keyring_a_session_and_a_login_name_the_file(guarded: Guarded)
 _CALL = """
 import sys
 from grue import HttpServer
-from grue.hosting import OAuth
+from grue import OAuth
 from grue.engine.outside_turns.tool_client import ToolClient
 server = HttpServer(name="far", url=sys.argv[1], auth=OAuth(keep_tokens_in="keyring"))
 with ToolClient({"far": server}) as client:

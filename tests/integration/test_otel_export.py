@@ -19,7 +19,6 @@ from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_re
 from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.facts import EpisodeStarted
 from grue.tracing.observers.otel import OtelObserver
-from grue.tracing.observers.otel_attributes import AgentDescription
 from grue.transports.llm.endpoint import LlmSettings
 
 exporters = pytest.importorskip(
@@ -116,8 +115,8 @@ def test_a_runners_turn_has_a_clean_root_and_no_difference_to_the_conventions() 
         provider = TracerProvider(shutdown_on_exit=False)
         exporter = exporters.OTLPSpanExporter(endpoint=f"{receiver.url}/v1/traces")
         provider.add_span_processor(SimpleSpanProcessor(exporter))
-        described = AgentDescription("agent", "Uses one tool.", "2.1")
-        observer = OtelObserver(provider, capture_content=True, agent_name=described)
+        described = {"agent_description": "Uses one tool.", "agent_version": "2.1"}
+        observer = OtelObserver(provider, capture_content=True, **described)
         recorder.add(observer)
         runner = Runner(
             llm=LlmSettings(base_url=llm.base_url, model=MODEL, temperature=0.5),

@@ -19,9 +19,9 @@ from transport_servers import faulty
 
 from grue import StdioServer
 from grue.cli.run import EXAMPLE, RunOptions, _choose_model
-from grue.hosting import LangfuseObserver, McpServersConnected, McpServersDisconnected
+from grue.hosting import LangfuseObserver
 from grue.hosts.skill_agent import AgentConfig, McpManager, Orchestrator, load_config
-from grue.hosts.skill_agent.facts import RunEnded, RunStarted
+from grue.hosts.skill_agent.facts import McpServersConnected, McpServersDisconnected, RunEnded, RunStarted
 from grue.hosts.zork.bundled import bundled_server
 from grue.messages import (
     OpenSession,

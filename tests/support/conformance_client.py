@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from grue.engine.outside_turns.tool_client import ToolClient
-from grue.engine.served_skills import list_skills, read_file
-from grue.engine.skills import SKILL_FILE
+from grue.hosts.skill_agent.served_skills import list_skills, read_file
+from grue.hosts.skill_agent.skills import SKILL_FILE
 from grue.messages import JsonObject, ServerFailure, ToolCallResult, ToolDefinition
 from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
 from grue.tool_sessions.oauth_settings import OAuth

@@ -30,9 +30,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     | {"verdict": "approve"},
     "ApprovalQuestion": dict.fromkeys(("call_id", "name", "arguments_digest", "definition_digest"), "a")
     | {"arguments": {}},
+    "Batching": {"folder": "batches"},
     "FunctionTools": {"functions": []},
     "HttpServer": {"url": "http://127.0.0.1:9/"},
     "LlmSettings": {"base_url": "http://127.0.0.1:9/v1", "model": "m"},
+    "Price": {"input": 1.0, "output": 5.0},
     "Runner": {"llm": LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")},
     "ShellTool": {"folder": "/", "commands": []},
     "StdioServer": {"command": "python"},

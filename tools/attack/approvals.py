@@ -16,10 +16,10 @@ from damage import odd_text, odd_value
 from judge import Findings
 from msgspec.structs import replace
 
-from grue import ApprovalQuestion, LlmSettings, Runner, ToolPolicy, ToolRule, TurnRequest
-from grue.engine.skills import AllowedTool, Skill, granted
+from grue import ApprovalDecision, ApprovalQuestion, LlmSettings, Runner, ToolPolicy, ToolRule, TurnRequest
 from grue.errors import MCPError
 from grue.hosting import ConnectionStatus, Listing, OwnCall, ask_about, judge_calls
+from grue.hosts.skill_agent.skills import AllowedTool, Skill, granted
 from grue.messages import (
     CallsDecided,
     RequestCompletion,
@@ -29,7 +29,6 @@ from grue.messages import (
     ToolDefinition,
     ToolsChanged,
 )
-from grue.policies import ApprovalDecision
 from grue.protocol.tools.policy import definition_digest
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply

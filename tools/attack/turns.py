@@ -17,9 +17,8 @@ from damage import odd_text
 from judge import EARLY_SHARE, LATE_S, Findings, peak_since
 from replies import AS_TEXT
 
-from grue import LlmSettings, Runner, StdioServer, TurnRequest
+from grue import LlmSettings, Runner, StdioServer, TurnLimits, TurnRequest
 from grue.errors import ActorCrashed, MCPError
-from grue.policies import TurnLimits
 from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, OPENROUTER
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.processes.limits import ProcessLimits

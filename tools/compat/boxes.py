@@ -23,9 +23,9 @@ from installing import home_of, install, version_of
 from msgspec.structs import replace
 from parts import SERVERS, Server
 
+from grue import TurnLimits
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPError
-from grue.policies import TurnLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.sandbox.box import Sandbox
 from grue.sandbox.learning import Watch, watching

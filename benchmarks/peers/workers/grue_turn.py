@@ -7,8 +7,7 @@ from pathlib import Path
 
 from turn_loop import API_KEY, SYSTEM, USER, Place, serve
 
-from grue import LlmSettings, Runner, StdioServer, TurnRequest
-from grue.policies import TurnLimits
+from grue import LlmSettings, Runner, StdioServer, TurnLimits, TurnRequest
 
 
 def prepare(place: Place) -> Callable[[], str]:

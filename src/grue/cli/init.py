@@ -70,7 +70,7 @@ if __name__ == "__main__":
 TEST = '''"""The program with a scripted model: no network, no key, and no process left behind."""
 
 from grue import LlmSettings, Runner
-from grue.hosting import MCPConfig
+from grue.hosting import read_servers
 from grue.testing.llm_server import text_reply, tool_calls_reply
 
 from agent import CONFIG, Answer, ask
@@ -90,7 +90,7 @@ def test_it_thinks_with_the_tool_and_answers(nothing_left, scripted_llm, fake_to
 
 
 def test_the_configuration_of_servers_is_valid():
-    assert MCPConfig.from_file(CONFIG).mcpServers
+    assert read_servers(CONFIG)
 '''
 
 

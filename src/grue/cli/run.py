@@ -23,17 +23,24 @@ from grue.cli.play_options import started_options
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
 from grue.config.mcp_servers import without_network
-from grue.engine.actions import ActionsPlanned, StepEnded, StepExecutionResult
 from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError
-from grue.hosting import McpServersConnected
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
-from grue.hosts.skill_agent.facts import FACTS, RunEnded, RunStarted
+from grue.hosts.skill_agent.facts import (
+    FACTS,
+    ActionsPlanned,
+    EventFact,
+    McpServersConnected,
+    RunEnded,
+    RunStarted,
+    StepEnded,
+)
 from grue.hosts.skill_agent.past import read_run
+from grue.hosts.skill_agent.registry import StepExecutionResult
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_to_task
-from grue.tracing.facts import EpisodeResumed, EventFact, Fact, counted
+from grue.tracing.facts import EpisodeResumed, Fact, counted
 from grue.tracing.message_words import DIM, GREEN
 from grue.tracing.observers.run_folder import new_run_path
 from grue.tracing.stats_table import duration

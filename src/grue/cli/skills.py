@@ -4,10 +4,10 @@ from pathlib import Path
 
 from grue.cli.saying import say, shown_path
 from grue.engine.outside_turns.tool_client import ToolClient
-from grue.engine.served_skills import ServedSkill, ServedSkills
-from grue.engine.skills import LOCK_FILE
 from grue.errors import MCPConfigError
 from grue.hosts.skill_agent.configuration import load_config
+from grue.hosts.skill_agent.served_skills import ServedSkill, ServedSkills
+from grue.hosts.skill_agent.skills import LOCK_FILE
 from grue.runtime.safe_text import printable
 
 

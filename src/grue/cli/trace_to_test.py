@@ -235,8 +235,8 @@ _ABOUT = (
 
 
 def _names(module: Any) -> list[str]:
-    """Return the names that a module defines, or exports."""
-    listed: list[str] = getattr(module, "__all__", None) or dir(module)
+    """Return the names that a module defines, or exports. A history may hold any message."""
+    listed: list[str] = dir(module) if module is m else getattr(module, "__all__", None) or dir(module)
     own = [each for each in listed if isinstance(getattr(module, each), type | FunctionType)]
     return [each for each in own if getattr(module, each).__module__.startswith("grue.") and each != "tool"]
 

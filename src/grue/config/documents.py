@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from grue.errors import ConfigProblem, MCPConfigError, MissingDependencyError
+from grue.errors import MCPConfigError, MissingDependencyError
 from grue.runtime.files import write_whole
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -69,9 +69,9 @@ class Document:
 
     def error(self, keys: KeyPath, problem: str) -> MCPConfigError:
         """Return the error that a value has a problem."""
-        return self.errors([ConfigProblem(keys, problem)])
+        return self.errors([MCPConfigError.Problem(keys, problem)])
 
-    def errors(self, problems: Sequence[ConfigProblem]) -> MCPConfigError:
+    def errors(self, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
         """Return the error that values have these problems, of which there is at least one."""
         said = "\n".join(f"{self.place(problem.keys)}{problem.text}" for problem in problems)
         return MCPConfigError(said, path=str(self.path), line=self.line(problems[0].keys), problems=problems)
@@ -103,11 +103,11 @@ class YamlDocument(Document):
             raise self.error(keys, f"{text} Known keys: {', '.join(known)}.") from error
 
 
-def problem_of(error: msgspec.ValidationError) -> ConfigProblem:
+def problem_of(error: msgspec.ValidationError) -> MCPConfigError.Problem:
     """Return the keys and the words of what msgspec says in one sentence, such as `... - at `$.rules[3]``."""
     words, _, place = str(error).partition(" - at `$")
     parts = re.findall(r"\[(\d+)\]|([^.\[\]`]+)", place.replace("[...]", ""))
-    return ConfigProblem(tuple(int(number) if number else key for number, key in parts), words)
+    return MCPConfigError.Problem(tuple(int(number) if number else key for number, key in parts), words)
 
 
 def dotted(keys: KeyPath) -> str:

@@ -42,7 +42,7 @@ from grue.config.server_auth import (
     is_of_another_host,
     to_oauth,
 )
-from grue.errors import ConfigProblem, MCPConfigError
+from grue.errors import MCPConfigError
 from grue.policies import StartWhen
 from grue.runtime.files import write_whole
 from grue.runtime.safe_text import fault_text
@@ -437,7 +437,9 @@ class MCPConfig(BaseModel):
         try:
             config = cls.model_validate({"mcpServers": servers})
         except ValidationError as exc:
-            problems = [ConfigProblem(each["loc"][1:], _entry_problem(each)) for each in exc.errors()]
+            problems = [
+                MCPConfigError.Problem(each["loc"][1:], _entry_problem(each)) for each in exc.errors()
+            ]
             said = "\n".join(f"{place(keys)}{_sentence(text)}" for keys, text in problems)
             raise MCPConfigError(
                 said, path=scope.source, line=line(problems[0].keys), problems=problems

@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.config.documents import KeyPath, nearest, problem_of
-from grue.errors import ConfigProblem, MCPConfigError
+from grue.errors import MCPConfigError
 from grue.policies import ContextPolicy, ToolPolicy, ToolRule, ToolSearch
 from grue.protocol.tools.policy import check_policy
 
@@ -96,7 +96,7 @@ def _refuse_unknown(table: Mapping[str, Any], kind: type[Struct], within: KeyPat
 
 
 def _error(keys: KeyPath, text: str) -> MCPConfigError:
-    return MCPConfigError(text, problems=[ConfigProblem(keys, text)])
+    return MCPConfigError(text, problems=[MCPConfigError.Problem(keys, text)])
 
 
 def _said(keys: KeyPath) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from grue.config.documents import Document, nearest, parse_toml, read_config_text
-from grue.errors import ConfigProblem, MCPConfigError
+from grue.errors import MCPConfigError
 
 GRUE, ZORKGPT = "tool.grue", "tool.zorkgpt"
 _SHOWN_CHARS = 40
@@ -37,14 +37,14 @@ class ProjectTables(Struct, frozen=True):
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 
-    def error(self, table: str, problems: Sequence[ConfigProblem]) -> MCPConfigError:
+    def error(self, table: str, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
         """Return an error for problems of one table. Their keys are relative to the table."""
         return self.document.errors([self.placed(table, each) for each in problems])
 
-    def placed(self, table: str, problem: ConfigProblem) -> ConfigProblem:
+    def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:
         """Return a problem of a table as one of the file."""
         place = self.place(table, str(problem.keys[0]) if problem.keys else "")
-        return ConfigProblem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
+        return MCPConfigError.Problem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
 
     def __bool__(self) -> bool:
         """Whether the file has any setting."""
@@ -65,7 +65,7 @@ def read_project_tables(path: Path) -> ProjectTables:
     return found
 
 
-def gather_project_tables(path: Path) -> tuple[ProjectTables, list[ConfigProblem]]:
+def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
     """Return the settings of a TOML file, and the problems of settings that are in no table or in two.
 
     Raises:
@@ -75,7 +75,7 @@ def gather_project_tables(path: Path) -> tuple[ProjectTables, list[ConfigProblem
     document = parse_toml(read_config_text(path, if_missing=missing), path)
     ours, older = (_root(document.value, root, path) for root in (GRUE, ZORKGPT))
     problems = [
-        ConfigProblem((*GRUE.split("."), name), _unknown(name, value))
+        MCPConfigError.Problem((*GRUE.split("."), name), _unknown(name, value))
         for name, value in ours.items()
         if name not in TABLES
     ]
@@ -99,12 +99,12 @@ def _unknown(name: str, value: object) -> str:
 
 def _settings_in_both(
     found: ProjectTables, ours: Mapping[str, Any], older: Mapping[str, Any]
-) -> Iterator[ConfigProblem]:
+) -> Iterator[MCPConfigError.Problem]:
     twice = [(name, key) for name in TABLES for key in ours.get(name, {}) if key in older.get(name, {})]
     for name, key in twice:
         first, second = ((*root.split("."), name, key) for root in (GRUE, ZORKGPT))
         also = f"[{GRUE}.{name}] {key} is also set in [{ZORKGPT}.{name}], line {found.document.line(second)}."
-        yield ConfigProblem(first, f"{also} Keep one of the two.")
+        yield MCPConfigError.Problem(first, f"{also} Keep one of the two.")
 
 
 def _root(document: dict[str, Any], root: str, path: Path) -> dict[str, Any]:

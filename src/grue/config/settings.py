@@ -38,7 +38,7 @@ from grue.config.project_tables import (
     toml_kind,
     where_it_belongs,
 )
-from grue.errors import ConfigProblem, MCPConfigError
+from grue.errors import MCPConfigError
 from grue.policies import DEFAULT_START, TURN_TIMEOUT_S, ContextPolicy, StartWhen, ToolPolicy, ToolSearch
 from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.chat_wire.profile import Effort, TextToolCalls
@@ -129,7 +129,9 @@ class _Table:
         try:
             return check(values)
         except ValidationError as exc:
-            problems = [ConfigProblem((str(each["loc"][0]),), _what_is_wrong(each)) for each in exc.errors()]
+            problems = [
+                MCPConfigError.Problem((str(each["loc"][0]),), _what_is_wrong(each)) for each in exc.errors()
+            ]
             said = "\n".join(f"{keys[0]} {text}" for keys, text in problems)
             raise MCPConfigError(said, problems=problems) from exc
 
@@ -352,7 +354,7 @@ class GameConfiguration(_Table):
             try:
                 values[name] = settings(**_chosen(tables[name], known[name]))
             except MCPConfigError as error:
-                named = [ConfigProblem(keys, f"{keys[0]} {text}") for keys, text in error.problems]
+                named = [MCPConfigError.Problem(keys, f"{keys[0]} {text}") for keys, text in error.problems]
                 problems += (project.placed(name, each) for each in named)
                 cause = cause or error.__cause__
         for name, read in (
@@ -369,7 +371,7 @@ class GameConfiguration(_Table):
             loaded = cls(**values, project_dir=project.document.path.absolute().parent)
         except MCPConfigError as error:
             problems += (
-                project.placed(table, ConfigProblem((key,), f"{key} {text}"))
+                project.placed(table, MCPConfigError.Problem((key,), f"{key} {text}"))
                 for (table, key), text in ((_toml_place(str(keys[0])), text) for keys, text in error.problems)
             )
             cause = cause or error.__cause__
@@ -387,14 +389,16 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return {key: table[key] for key in keys if key in table}
 
 
-def _unknown_keys(project: ProjectTables, known: Mapping[str, Sequence[str]]) -> Iterator[ConfigProblem]:
+def _unknown_keys(
+    project: ProjectTables, known: Mapping[str, Sequence[str]]
+) -> Iterator[MCPConfigError.Problem]:
     """Yield unknown keys, except those of the tables of `[tool.zorkgpt]` that belong to a larger project."""
     for (table, key), root in project.roots.items():
         names = known.get(table)
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):
             continue
         meant = where_it_belongs(key, root, table) or f"Did you mean {nearest(key, names)!r}?"
-        yield ConfigProblem(
+        yield MCPConfigError.Problem(
             (*root.split("."), table, key),
             f"unknown key {key!r} in [{root}.{table}]. {meant} Known keys: {', '.join(names)}.",
         )

@@ -7,21 +7,21 @@ turn whose result the host has not used yet. A host derives a class from it that
 class DeskPast(Past[EpisodeStarted]):
     assigned: list[Assigned] = msgspec.field(default_factory=list)
 
-    def take_fact(self, envelope: EpisodeEnvelope) -> None:
+    def take_fact(self, envelope: Envelope[Any]) -> None:
         if isinstance(envelope.body, Assigned):
             self.assigned.append(envelope.body)
             self.end = None
 
-past = read_past("runs/1", DeskPast, needed=(Assigned,))
+past = DeskPast.read("runs/1", needed=(Assigned,))
 ```
 
 A turn is finished as soon as its end is in the trace; its request is not sent to the model again.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -31,12 +31,18 @@ from grue.errors import LLMError, TraceError
 from grue.protocol.turn.connection import Disabled, Proven, Settled
 from grue.protocol.turn.prices import Spent
 from grue.runtime.files import read_regular
-from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.facts import (
+    ConditionChanged,
+    EpisodeEnded,
+    EpisodeResumed,
+    EpisodeStarted,
+    changed_conditions,
+)
 from grue.tracing.message_words import kind_of
 from grue.tracing.observers.run_folder import RESULT_FILE
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
-__all__ = ["FINAL_STATUSES", "Past", "ends_episode", "has_result", "read_past"]
+__all__ = ["FINAL_STATUSES", "Past", "ends_episode", "has_result"]
 
 FINAL_STATUSES = frozenset({401, 402, 403, 404})
 """HTTP statuses after which every further turn would fail too, if no reason is known."""
@@ -94,6 +100,61 @@ class Past(Struct, Generic[_Started], kw_only=True):
     answered: bool = False
     parked: m.TurnParked | None = None
 
+    @classmethod
+    def read(
+        cls,
+        path: str | PathLike[str],
+        *,
+        needed: tuple[type, ...] = (),
+        started: type[EpisodeStarted] = EpisodeStarted,
+        over: Container[str] = (),
+    ) -> Self:
+        """Read how far an episode got.
+
+        Args:
+            path: The run folder, or the trace in it.
+            needed: Facts that the resume needs whole. `EpisodeStarted` and the last turn's end always are.
+            started: The host's class for the start of its episodes.
+            over: Reasons for the end of an episode after which it cannot be resumed. If the result of such an
+                end was not written, it can be, which writes it.
+
+        Raises:
+            TraceError: The trace cannot be read or has no episode, another program has recorded it, it is
+                over, or a secret was removed from a message that is needed.
+        """
+        path = Path(path)
+        past: Self | None = None
+        unended = Spent()
+        last_end: EpisodeEnvelope | None = None
+        for envelope in open_episode(path):
+            if isinstance(envelope.body, (EpisodeStarted, *needed)):
+                _check_whole(path, envelope)
+            if isinstance(envelope.body, m.TurnCompleted):
+                last_end = envelope
+            if past is None and isinstance(envelope.body, EpisodeStarted):
+                begun: Any = envelope.body  # whether it is the host's class is checked below
+                past = cls(started=begun, conditions=begun.conditions)
+            elif past is not None:
+                unended = past.take(envelope, unended)
+        if past is None:
+            raise TraceError(f"{path} cannot be resumed: its episode had not begun. Start a new one.")
+        if past.end is not None and last_end is not None and past.end is last_end.body:
+            _check_whole(path, last_end)
+        past.spent = past.spent.plus(unended.requests, unended.usage)
+        if not isinstance(past.started, started):
+            raise TraceError(f"{path} cannot be resumed: another program has recorded its episode.")
+        if past.ended is not None and past.ended.reason in over and has_result(path, past.ended):
+            raise TraceError(f"{path} cannot be resumed: it is over ({past.ended.detail}).")
+        return past
+
+    def changes(self, now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
+        """Return the conditions that have changed, for `EpisodeResumed`.
+
+        Args:
+            now: The present conditions. Those that were not recorded count as unchanged.
+        """
+        return changed_conditions(self.conditions or {"model": self.started.model}, now)
+
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
         """Take an envelope that may hold a fact of the host; override it.
 
@@ -149,56 +210,6 @@ class Past(Struct, Generic[_Started], kw_only=True):
             case _:
                 pass
         return unended
-
-
-_P = TypeVar("_P", bound=Past[Any])
-
-
-def read_past(
-    path: str | PathLike[str],
-    kind: type[_P],
-    *,
-    needed: tuple[type, ...] = (),
-    started: type[EpisodeStarted] = EpisodeStarted,
-    over: Container[str] = (),
-) -> _P:
-    """Read how far an episode got.
-
-    Args:
-        path: The run folder, or the trace in it.
-        kind: The host's class of `Past`.
-        needed: Facts that the resume needs whole. `EpisodeStarted` and the last turn's end always are.
-        started: The host's class for the start of its episodes.
-        over: Reasons for the end of an episode after which it cannot be resumed. If the result of such an end
-            was not written, it can be, which writes it.
-
-    Raises:
-        TraceError: The trace cannot be read or has no episode, another program has recorded it, it is over,
-            or a secret was removed from a message that is needed.
-    """
-    path = Path(path)
-    past: _P | None = None
-    unended = Spent()
-    last_end: EpisodeEnvelope | None = None
-    for envelope in open_episode(path):
-        if isinstance(envelope.body, (EpisodeStarted, *needed)):
-            _check_whole(path, envelope)
-        if isinstance(envelope.body, m.TurnCompleted):
-            last_end = envelope
-        if past is None and isinstance(envelope.body, EpisodeStarted):
-            past = kind(started=envelope.body, conditions=envelope.body.conditions)
-        elif past is not None:
-            unended = past.take(envelope, unended)
-    if past is None:
-        raise TraceError(f"{path} cannot be resumed: its episode had not begun. Start a new one.")
-    if past.end is not None and last_end is not None and past.end is last_end.body:
-        _check_whole(path, last_end)
-    past.spent = past.spent.plus(unended.requests, unended.usage)
-    if not isinstance(past.started, started):
-        raise TraceError(f"{path} cannot be resumed: another program has recorded its episode.")
-    if past.ended is not None and past.ended.reason in over and has_result(path, past.ended):
-        raise TraceError(f"{path} cannot be resumed: it is over ({past.ended.detail}).")
-    return past
 
 
 def _has_a_result(end: m.TurnCompleted | m.TurnFailed, *, answered: bool) -> bool:

@@ -61,6 +61,7 @@ from grue.policies import (
     TurnLimits,
 )
 from grue.protocol.answers import SCHEMA_IN_WORDS
+from grue.protocol.chat_wire.profiles import tool_support_error
 from grue.protocol.context.history import History, items_said
 from grue.protocol.tools.results import MediaRoom
 from grue.protocol.turn.connection import Disabled, Settled
@@ -852,20 +853,6 @@ def _kept_text(missed: m.DeadlineMissed) -> str:
     return (
         f" The work was stopped after {missed.limit_s - missed.kept_s:g} s: {missed.kept_s:g} s of the limit"
         " are kept for closing the servers."
-    )
-
-
-def tool_support_error(model: str, reason: str = "") -> MCPError:
-    """Return the error for a turn with tools whose model cannot call tools.
-
-    Source: R12.5
-    """
-    why = f"\nWhy: {reason}." if reason else ""
-    return MCPError(
-        f"Model '{model}' does not support tool calling.\n"
-        "Please either:\n"
-        "  1. Set mcp.enabled = false in pyproject.toml, or\n"
-        f"  2. Use a compatible model (gpt-4, claude-3, etc.){why}"
     )
 
 

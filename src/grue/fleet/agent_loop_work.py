@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from grue.config.mcp_servers import tool_servers
+from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.settings import GameConfiguration
+from grue.config.wiring import llm_settings
 from grue.errors import FleetError, MCPConfigError
 from grue.fleet.host_settings import chosen_endpoint, with_endpoint
 from grue.fleet.work import Episode, work
-from grue.hosting import MCPConfig, ToolServer, llm_settings
+from grue.hosting import ToolServer
 from grue.hosts.agent_loop import AgentLoop
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat

@@ -22,13 +22,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from grue import messages as m
+from grue.config.wiring import llm_settings
 from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.broker import Amount
 from grue.fleet.course import read_said
 from grue.fleet.host_settings import chosen_endpoint
 from grue.fleet.request_count import RequestCount
 from grue.fleet.work import find_function
-from grue.hosting import GameConfiguration, llm_settings
+from grue.hosting import GameConfiguration
 from grue.runtime.files import read_regular, write_whole
 from grue.tracing.marks import require_name
 

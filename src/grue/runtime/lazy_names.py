@@ -42,9 +42,9 @@ def _public_home(name: str) -> str | None:
     """Return the public module that has a name which was looked for in another one."""
     import importlib
 
-    for home in ("grue", "grue.errors", "grue.policies", "grue.messages", "grue.hosting"):
+    for home in ("grue", "grue.errors", "grue.messages", "grue.hosting"):
         module = importlib.import_module(home)
-        listed = name in getattr(module, "__all__", ())
-        if listed or getattr(vars(module).get(name), "__module__", None) == home:
+        defined = getattr(vars(module).get(name), "__module__", None) == home
+        if name in getattr(module, "__all__", (name,) if defined else ()):
             return home
     return None

@@ -95,32 +95,6 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return {name: value for name, value in _fields(self).items() if name not in _NOT_LOGGED}
 
 
-class EventFact(Fact, frozen=True, kw_only=True):
-    """Base of facts that make one log event each.
-
-    Attributes:
-        event: The event's name.
-        level: Its level; a warning or an error is also shown as a problem.
-    """
-
-    between_turns: ClassVar[bool] = True
-    event: ClassVar[str] = ""
-    level: ClassVar[LogLevel] = "info"
-
-    def severity(self) -> Severity:
-        """Return `fail` or `warn`, as the level says."""
-        severities: dict[LogLevel, Severity] = {"error": "fail", "warning": "warn"}
-        return severities.get(self.level, "")
-
-    def mark(self) -> str:
-        """Return the event's name if it reports a problem."""
-        return "" if self.level == "info" else self.event.replace("_", " ")
-
-    def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event."""
-        return (LogLine(self.level, self.event, self.summary(), self.log_fields()),)
-
-
 def _fields(fact: Struct) -> m.JsonObject:
     fields: m.JsonObject = msgspec.to_builtins(fact)
     return {name: value for name, value in fields.items() if name != "type"}

@@ -7,16 +7,10 @@ import pytest
 from msgspec import Struct, field
 
 from grue import StdioServer, ToolRule
+from grue.config.documents import YamlDocument
+from grue.config.yaml_tables import ModelTable, ServersTable, model_of, policy_of, servers_of
 from grue.errors import MCPConfigError
-from grue.hosting import (
-    ModelTable,
-    ServersTable,
-    YamlDocument,
-    model_of,
-    policy_of,
-    read_yaml,
-    servers_of,
-)
+from grue.hosting import read_yaml
 
 pytest.importorskip("yaml", reason="YAML needs the extra: pip install 'grue[yaml]'")
 

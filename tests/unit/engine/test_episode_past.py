@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from grue.engine.episode_past import Past, has_result, read_past
+from grue.engine.episode_past import Past, has_result
 from grue.errors import TraceError
-from grue.hosting import Disabled, EpisodeEnvelope, Proven, Spent
 from grue.messages import (
     DeadlineMissed,
     McpDisabled,
@@ -23,9 +22,12 @@ from grue.messages import (
     TurnResumed,
     Usage,
 )
+from grue.protocol.turn.connection import Disabled, Proven
+from grue.protocol.turn.prices import Spent
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact, register_facts
+from grue.tracing.reading import EpisodeEnvelope
 
 pytestmark = pytest.mark.made_up_trace
 
@@ -68,7 +70,7 @@ def past(tmp_path: Path, *bodies: Any, secret: str = "") -> OfficePast:
         sender = "agent" if isinstance(body, RequestCompletion) else "host"
         recorder.record(body, sender=sender, turn=0)
     writer.close()
-    return read_past(tmp_path, OfficePast, needed=(Filed,))
+    return OfficePast.read(tmp_path, needed=(Filed,))
 
 
 def test_a_result_waits_until_the_host_has_used_it(tmp_path: Path) -> None:

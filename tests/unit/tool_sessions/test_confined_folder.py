@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.hosting import ConfinedFolder, RefusedPath
+from grue.hosting import ConfinedFolder
+from grue.tool_sessions.confined_folder import RefusedPath
 
 
 @pytest.fixture

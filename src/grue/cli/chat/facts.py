@@ -6,7 +6,7 @@ from typing import ClassVar
 from msgspec import field
 
 from grue import messages as m
-from grue.engine.episode_past import Past, read_past
+from grue.engine.episode_past import Past
 from grue.errors import TraceError
 from grue.tracing import facts
 from grue.tracing.facts import Fact, LogLine, Severity, register_facts
@@ -137,7 +137,7 @@ def read_chat(path: Path) -> ChatPast:
     Raises:
         TraceError: The trace cannot be read, or is not one of `grue chat`.
     """
-    past = read_past(path, ChatPast, needed=(UserSaid, TakenBack))
+    past = ChatPast.read(path, needed=(UserSaid, TakenBack))
     if not isinstance(past.started, EpisodeStarted):
         raise TraceError(f"{path} cannot be resumed here: another program has recorded it.")
     return past

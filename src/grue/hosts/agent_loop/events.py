@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.hosting import Envelope
-from grue.hosting import results as tool_results
+from grue.protocol.tools import results as tool_results
 
 
 class Words(Struct, frozen=True, kw_only=True):

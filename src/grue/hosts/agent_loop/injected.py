@@ -13,8 +13,10 @@ from msgspec.structs import replace
 from grue import FunctionTools
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.hosting import Listing, Note, ToolConnection, WrappedConnection, json_object
-from grue.hosting import results as tool_results
+from grue.hosting import Listing, Note, ToolConnection
+from grue.protocol.json_text import json_object
+from grue.protocol.tools import results as tool_results
+from grue.tool_sessions.connection import WrappedConnection
 
 InvokeMcpTool: TypeAlias = Callable[[str, m.JsonObject], Any]
 """`invoke(name, arguments) -> result`, a plain or a coroutine function. The name is `SERVER.TOOL`."""

@@ -57,7 +57,7 @@ from grue import (
 )
 from grue import messages as m
 from grue.errors import ConversationBusy, MCPConfigError
-from grue.hosting import Image, ToolServer
+from grue.hosting import ToolServer
 from grue.hosts.agent_loop.events import EventFeed
 from grue.hosts.agent_loop.injected import MCP, PREFIX, InjectedTools, InvokeMcpTool, McpCall, McpTool
 from grue.policies import StartWhen
@@ -71,6 +71,10 @@ SHELL = "shell"
 
 Tools: TypeAlias = Mapping[str, ToolServer] | Iterable[Callable[..., Any] | ShellTool]
 """Tools beside MCP: functions and a shell tool, or tool servers by name."""
+
+
+Image: TypeAlias = str | PathLike[str] | bytes
+"""A path of a file, or its bytes."""
 
 
 def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
@@ -403,7 +407,7 @@ class AgentLoop:
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid.
         """
-        from grue.hosting import from_configuration  # it loads pydantic
+        from grue.config.wiring import from_configuration  # it loads pydantic
 
         injected = options.get("invoke_mcp_tool") is not None
         configured = from_configuration(path, servers=not injected)

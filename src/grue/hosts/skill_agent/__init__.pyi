@@ -8,3 +8,7 @@ from grue.hosts.skill_agent.mcp_manager import McpManager as McpManager
 from grue.hosts.skill_agent.mcp_manager import McpToolInfo as McpToolInfo
 from grue.hosts.skill_agent.orchestrator import Orchestrator as Orchestrator
 from grue.hosts.skill_agent.orchestrator import RunResult as RunResult
+from grue.hosts.skill_agent.registry import FILE_ACTIONS as FILE_ACTIONS
+from grue.hosts.skill_agent.registry import ActionType as ActionType
+from grue.hosts.skill_agent.served_skills import ServedSkills as ServedSkills
+from grue.hosts.skill_agent.skills import Skills as Skills

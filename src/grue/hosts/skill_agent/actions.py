@@ -5,12 +5,15 @@ parameters, and a function that takes them and an `ActionContext` and returns th
 `mcp_call` has no function: the step runner carries it out, because it needs the servers.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct, field
 
-from grue import ToolAnnotations, hosting
-from grue.hosting import FILE_ACTIONS, USE_SKILL, ActionType, ConfinedFolder, Skills
+from grue import ToolAnnotations
+from grue.hosting import ConfinedFolder
+from grue.hosts.skill_agent.registry import FILE_ACTIONS, ActionType, ActionTypes
+from grue.hosts.skill_agent.skills import USE_SKILL, Skills
 
 MCP_CALL = "mcp_call"
 
@@ -71,8 +74,12 @@ _BUILT_IN = (
 )
 
 
-class ActionRegistry(hosting.ActionRegistry):
-    """The types of actions that a model can answer with. A new one has those of the skill agent."""
+class ActionRegistry(ActionTypes):
+    """The types of actions that a model can answer with.
 
-    def __init__(self) -> None:
-        super().__init__(_BUILT_IN)
+    Args:
+        types: Those that it has at first; by default, those of the skill agent.
+    """
+
+    def __init__(self, types: Iterable[ActionType] = _BUILT_IN) -> None:
+        super().__init__(types)

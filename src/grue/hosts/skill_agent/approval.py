@@ -4,28 +4,26 @@ The agent's own actions are tools, too: `agent.write_file`. A reply is judged as
 its actions is carried out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from grue import ApprovalDecision
+from grue import ApprovalDecision, ApprovalQuestion
 from grue import messages as m
-from grue.hosting import (
-    ApprovalsAsked,
-    AskPerson,
-    Grant,
-    OwnCall,
-    PlannedAction,
-    ask_about,
-    granted,
-    judge_calls,
-)
+from grue.hosting import OwnCall, ask_about, judge_calls
 from grue.hosts.skill_agent.actions import MCP_CALL, OTHER_AGENTS
-from grue.hosts.skill_agent.facts import SkillProblem
+from grue.hosts.skill_agent.facts import ApprovalsAsked, SkillProblem
+from grue.hosts.skill_agent.registry import PlannedAction
 from grue.hosts.skill_agent.run import Run
+from grue.hosts.skill_agent.skills import Grant, granted
 
 _ALWAYS = frozenset({"agent.finish", "agent.note", "agent.respond", "agent.use_skill"})
+
+
+AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[ApprovalDecision] | None]
+"""Answers questions: `True` or `False` for all of them, or decisions. `None`: nobody can answer now."""
 
 
 class JudgedAction(Struct, frozen=True):

@@ -11,20 +11,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 
 from grue import LlmSettings, ShellTool, ToolPolicy
+from grue.config.documents import YamlDocument
+from grue.config.yaml_tables import ModelTable, ServersTable, model_of, policy_of, servers_of
 from grue.errors import MCPConfigError
-from grue.hosting import (
-    AGENT,
-    LlmEndpoint,
-    ModelTable,
-    ServersTable,
-    ToolServer,
-    YamlDocument,
-    model_of,
-    policy_of,
-    read_yaml,
-    servers_of,
-)
+from grue.hosting import LlmEndpoint, ToolServer, read_yaml
 from grue.hosts.skill_agent.mcp_manager import OnConnectFailure
+from grue.hosts.skill_agent.registry import AGENT
 
 OnStepFailure: TypeAlias = Literal["continue", "stop", "retry"]
 

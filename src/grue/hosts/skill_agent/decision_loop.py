@@ -19,27 +19,24 @@ from msgspec.structs import replace
 from grue import Conversation, MCPError
 from grue import messages as m
 from grue.errors import AnswerError, BudgetSpent, MCPConfigError, TurnTimedOut
-from grue.hosting import (
-    ActionReply,
+from grue.hosting import ConfinedFolder
+from grue.hosts.skill_agent.actions import MCP_CALL, ActionContext, McpCall
+from grue.hosts.skill_agent.approval import Judge, JudgedAction
+from grue.hosts.skill_agent.facts import (
     ActionsPlanned,
-    ConfinedFolder,
+    EndReason,
     McpToolCallCompleted,
     McpToolCallFailed,
     McpToolCallStarted,
-    PlannedAction,
     StepEnded,
-    StepExecutionResult,
     StepStarted,
-    StepStatus,
-    hints_of,
 )
-from grue.hosting import results as tool_results
-from grue.hosts.skill_agent.actions import MCP_CALL, ActionContext, McpCall
-from grue.hosts.skill_agent.approval import Judge, JudgedAction
-from grue.hosts.skill_agent.facts import EndReason
 from grue.hosts.skill_agent.past import RunPast
 from grue.hosts.skill_agent.prompt import changed_tools, next_text, results_text
+from grue.hosts.skill_agent.registry import ActionReply, PlannedAction, StepExecutionResult, StepStatus
 from grue.hosts.skill_agent.run import Run, error_text
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.policy import hints_of
 
 INTERRUPTED = "the process was killed in this step; it may have had an effect, and is not repeated"
 

@@ -3,27 +3,17 @@
 Each fact about MCP is an event, too, with the name that programs which read `events.jsonl` expect.
 """
 
-from typing import ClassVar, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from grue import hosting
-from grue.hosting import (
-    ActionsPlanned,
-    ApprovalsAsked,
-    EventFact,
-    Fact,
-    LogLevel,
-    McpConnectionFailed,
-    McpServerAbsent,
-    McpServersConnected,
-    McpServersDisconnected,
-    McpToolCallCompleted,
-    McpToolCallFailed,
-    McpToolCallStarted,
-    McpToolShadowed,
-    StepEnded,
-    StepStarted,
-    register_facts,
-)
+import msgspec
+
+from grue import ApprovalDecision, ApprovalQuestion, hosting
+from grue import messages as m
+from grue.hosting import Envelope, Fact, LogLine, Severity, register_facts
+from grue.hosts.skill_agent.registry import PlannedAction, StepExecutionResult, StepStatus
+
+LogLevel: TypeAlias = Literal["info", "warning", "error"]
 
 EndReason: TypeAlias = Literal[
     "finished",
@@ -41,6 +31,254 @@ EndReason: TypeAlias = Literal[
 says that a failed step ends the run. `failed`: the model could not be asked."""
 
 _SHORT = 80
+
+
+class EventFact(Fact, frozen=True, kw_only=True):
+    """Base of facts that make one log event each.
+
+    Attributes:
+        event: The event's name.
+        level: Its level; a warning or an error is also shown as a problem.
+    """
+
+    between_turns: ClassVar[bool] = True
+    event: ClassVar[str] = ""
+    level: ClassVar[LogLevel] = "info"
+
+    def severity(self) -> Severity:
+        """Return `fail` or `warn`, as the level says."""
+        severities: dict[LogLevel, Severity] = {"error": "fail", "warning": "warn"}
+        return severities.get(self.level, "")
+
+    def mark(self) -> str:
+        """Return the event's name if it reports a problem."""
+        return "" if self.level == "info" else self.event.replace("_", " ")
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return the event."""
+        return (LogLine(self.level, self.event, self.summary(), self.log_fields()),)
+
+
+class _TurnFact(Fact, frozen=True, kw_only=True):
+    """Base of the facts about the actions of a turn, which are carried out after it."""
+
+    between_turns: ClassVar[bool] = True
+
+    turn: int
+
+
+class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ActionsPlanned"):
+    """The actions of a reply, before the first of them is carried out."""
+
+    thought: str
+    actions: tuple[PlannedAction, ...]
+
+    def summary(self) -> str:
+        """Return the types of the actions."""
+        return ", ".join(f"{each.step} {each.type}" for each in self.actions) or "no usable reply"
+
+    def headline(self) -> str:
+        """Return the types of the actions."""
+        return ", ".join(each.type for each in self.actions)
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `actions_planned`."""
+        return (LogLine("info", "actions_planned", f"Actions: {self.summary()}", self.log_fields()),)
+
+
+class StepStarted(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepStarted"):
+    """An action is carried out. It is on file before anything happens."""
+
+    number: int
+    action: str
+    target: str
+
+    def summary(self) -> str:
+        """Return number, action and target."""
+        return f"step {self.number}: {self.action} {self.target}".rstrip()
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return no lines: the line for the end of the step says it."""
+        return ()
+
+
+class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"):
+    """The result of an action."""
+
+    result: StepExecutionResult
+
+    def summary(self) -> str:
+        """Return number, status, and the error or the beginning of the output."""
+        result = self.result
+        said = result.error or result.output
+        return f"step {result.step}: {result.action} {result.status}{f': {_short(said)}' if said else ''}"
+
+    def severity(self) -> Severity:
+        """Return the severity of the status."""
+        severities: dict[StepStatus, Severity] = {"completed": "good", "failed": "fail", "skipped": "quiet"}
+        return severities.get(self.result.status, "warn")
+
+    def mark(self) -> str:
+        """Return the status if the action was not completed."""
+        return "" if self.result.status in ("completed", "skipped") else f"step {self.result.status}"
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `step_completed`, or `step_failed` and the like."""
+        level: LogLevel = "info" if self.result.status in ("completed", "skipped") else "warning"
+        fields: m.JsonObject = msgspec.to_builtins(self.result)
+        return (LogLine(level, f"step_{self.result.status}", self.summary(), fields),)
+
+
+class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
+    """The policy asked about actions. `parked`: the run ends, and waits for decisions until `expires_at`."""
+
+    questions: tuple[ApprovalQuestion, ...]
+    decisions: tuple[ApprovalDecision, ...] = ()
+    parked: bool = False
+    expires_at: float | None = None
+
+    def summary(self) -> str:
+        """Return the names of the tools, and what was decided."""
+        decided = {each.call_id: each.verdict for each in self.decisions}
+        said = (f"{each.name}: {decided.get(each.call_id, 'no answer')}" for each in self.questions)
+        return f"{', '.join(said)}{' (parked)' if self.parked else ''}"
+
+
+class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersConnected"):
+    """The servers are connected, or those that could be. `tools` has the names that calls use."""
+
+    event: ClassVar[str] = "mcp_servers_connected"
+
+    servers: tuple[str, ...]
+    tools: tuple[str, ...]
+    tool_count: int = 0
+
+    def summary(self) -> str:
+        """Return the number of tools, and the servers' names."""
+        tools = "1 tool" if len(self.tools) == 1 else f"{len(self.tools)} tools"
+        return f"{tools} from {', '.join(self.servers) or 'no server'}"
+
+
+class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpConnectionFailed"):
+    """A server could not be connected.
+
+    Attributes:
+        server_name: The server; empty if the failure concerns none, as when the package `mcp` is absent.
+        goes_on_with: The servers that are used without it.
+    """
+
+    event: ClassVar[str] = "mcp_connection_failed"
+    level: ClassVar[LogLevel] = "warning"
+
+    server_name: str = ""
+    error: str
+    goes_on_with: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """Return the error and what follows."""
+        error = " ".join(self.error.splitlines())
+        return f"{error} Going on with {', '.join(self.goes_on_with) or 'no MCP tools'}."
+
+
+class McpServerAbsent(McpConnectionFailed, frozen=True, kw_only=True, tag="skillagent.McpServerAbsent"):
+    """A server that may be absent could not be connected. The run goes on as if it were not configured."""
+
+    level: ClassVar[LogLevel] = "info"
+
+
+class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolShadowed"):
+    """Two servers have a tool of the same name. The bare name means the one of `server`."""
+
+    event: ClassVar[str] = "mcp_tool_shadowed"
+    level: ClassVar[LogLevel] = "warning"
+
+    tool: str
+    server: str
+    shadowed: str
+
+    def summary(self) -> str:
+        """Name the two servers that have the tool, and the name of each tool."""
+        return (
+            f"{self.server} and {self.shadowed} both have a tool {self.tool!r}: {self.tool} means that of"
+            f" {self.server}, and {self.shadowed}.{self.tool} the other one"
+        )
+
+
+class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersDisconnected"):
+    """The servers were disconnected. `error` says what failed in it; the run goes on regardless."""
+
+    event: ClassVar[str] = "mcp_servers_disconnected"
+
+    servers: tuple[str, ...] = ()
+    error: str = ""
+
+    def summary(self) -> str:
+        """Return the servers, and the error if there was one."""
+        error = f": {self.error}" if self.error else ""
+        return f"{', '.join(self.servers) or 'MCP servers'} disconnected{error}"
+
+
+class _CallFact(EventFact, frozen=True, kw_only=True):
+    """Base of the facts about a call.
+
+    Attributes:
+        number: The number of its step; `step` in the event. Old traces lack it.
+        tool_name: As the model wrote it.
+        server_name: The server of the tool; empty if there is none.
+        arguments: Those that the tool is called with.
+    """
+
+    turn: int
+    number: int = msgspec.field(default=0, name="step")
+    tool_name: str
+    server_name: str = ""
+    arguments: m.JsonObject = msgspec.field(default_factory=dict)
+
+    @property
+    def _name(self) -> str:
+        named = self.tool_name.startswith(f"{self.server_name}.") or not self.server_name
+        return _short(self.tool_name if named else f"{self.server_name}.{self.tool_name}") or "mcp_call"
+
+
+class McpToolCallStarted(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallStarted"):
+    """A tool is called."""
+
+    event: ClassVar[str] = "mcp_tool_call_started"
+
+    def summary(self) -> str:
+        """Return step and tool."""
+        return f"step {self.number}: calling {self._name}"
+
+
+class McpToolCallCompleted(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallCompleted"):
+    """A tool has given a result; `status` is `failed` if the result is an error."""
+
+    event: ClassVar[str] = "mcp_tool_call_completed"
+
+    status: StepStatus
+    is_error: bool = False
+    duration_ms: float = 0.0
+    artifact: str = ""
+
+    def summary(self) -> str:
+        """Return step, tool, time and where the result is."""
+        kept = f", in {self.artifact}" if self.artifact else ""
+        result = "an error" if self.is_error else "a result"
+        return f"step {self.number}: {self._name} gave {result} after {self.duration_ms / 1000:.3g} s{kept}"
+
+
+class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallFailed"):
+    """A tool gave no result: it timed out, its server died, or there was nothing to call."""
+
+    event: ClassVar[str] = "mcp_tool_call_failed"
+    level: ClassVar[LogLevel] = "warning"
+
+    error: str
+    duration_ms: float = 0.0
+
+    def summary(self) -> str:
+        """Return step, tool and error."""
+        return f"step {self.number}: {self._name} failed: {' '.join(self.error.splitlines())}"
 
 
 class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillProblem"):
@@ -105,3 +343,28 @@ FACTS: tuple[type[Fact], ...] = (
 )
 
 register_facts("skillagent", RunStarted, RunEnded, *FACTS)
+
+
+class FactEvents:
+    """An observer that calls a function with the name and the fields of each event that facts make.
+
+    Add it to a recorder: `recorder.add(FactEvents(print, FACTS))`.
+
+    Args:
+        on_event: Called as `on_event(name, fields)`, in the thread that records the fact. What it raises
+            reaches the code that records.
+        kinds: The facts.
+    """
+
+    def __init__(
+        self, on_event: Callable[[str, m.JsonObject], object], kinds: tuple[type[Fact], ...]
+    ) -> None:
+        self._on_event = on_event
+        self._kinds = kinds
+
+    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Call the function if the envelope has such a fact."""
+        del line
+        if isinstance(envelope.body, self._kinds):
+            for event in envelope.body.log_lines():
+                self._on_event(event.event, event.fields)

@@ -20,17 +20,10 @@ from msgspec import Struct
 from grue import MCPError, Recorder, ToolClient, TurnLimits
 from grue import messages as m
 from grue.errors import MCPToolCallError, ToolChanged, ToolNotFound
-from grue.hosting import (
-    Fact,
-    McpConnectionFailed,
-    McpServerAbsent,
-    McpToolShadowed,
-    ToolRoutes,
-    ToolServer,
-    error_for,
-    tool_routes,
-)
-from grue.hosting import results as tool_results
+from grue.hosting import Fact, ToolServer, error_for
+from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.names import ToolRoutes, tool_routes
 
 OnConnectFailure: TypeAlias = Literal["raise", "skip"]
 
@@ -153,7 +146,7 @@ class McpManager:
                 raise MCPError("This McpManager is connected already. Call close_all() first.")
             if not servers:
                 return []
-            from grue.hosting import servers_of_entries  # it loads pydantic
+            from grue.config.yaml_tables import servers_of_entries  # it loads pydantic
 
             self._connected = self._connect(servers_of_entries(servers))
             return self.tools

@@ -27,30 +27,31 @@ from grue import (
 )
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.hosting import (
-    AGENT,
-    AskPerson,
-    EpisodeResumed,
+from grue.hosting import EpisodeResumed, RunFolder
+from grue.hosts.skill_agent.actions import ActionRegistry
+from grue.hosts.skill_agent.approval import AskPerson, Judge
+from grue.hosts.skill_agent.configuration import AgentConfig
+from grue.hosts.skill_agent.decision_loop import DecisionLoop, RunEnd
+from grue.hosts.skill_agent.facts import (
+    FACTS,
+    EndReason,
     FactEvents,
     McpConnectionFailed,
     McpServersConnected,
     McpServersDisconnected,
-    RunFolder,
-    ServedSkills,
-    Skills,
-    StepExecutionResult,
-    unmatched_patterns,
+    RunEnded,
+    RunStarted,
+    SkillProblem,
 )
-from grue.hosts.skill_agent.actions import ActionRegistry
-from grue.hosts.skill_agent.approval import Judge
-from grue.hosts.skill_agent.configuration import AgentConfig
-from grue.hosts.skill_agent.decision_loop import DecisionLoop, RunEnd
-from grue.hosts.skill_agent.facts import FACTS, EndReason, RunEnded, RunStarted, SkillProblem
 from grue.hosts.skill_agent.mcp_manager import McpManager
 from grue.hosts.skill_agent.past import RunPast, read_run
 from grue.hosts.skill_agent.prompt import build_prompt
+from grue.hosts.skill_agent.registry import AGENT, StepExecutionResult
 from grue.hosts.skill_agent.run import Run, error_text
+from grue.hosts.skill_agent.served_skills import ServedSkills
+from grue.hosts.skill_agent.skills import Skills
 from grue.messages import Usage
+from grue.protocol.tools.policy import unmatched_patterns
 
 
 class RunResult(Struct, frozen=True, kw_only=True):

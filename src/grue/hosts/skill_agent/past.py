@@ -1,20 +1,15 @@
 """Read from a trace how far a run got, so that it can go on."""
 
 from pathlib import Path
+from typing import Any
 
 from msgspec import field
 
 from grue import hosting
 from grue import messages as m
-from grue.hosting import (
-    ActionsPlanned,
-    ApprovalsAsked,
-    EpisodeEnvelope,
-    StepEnded,
-    StepExecutionResult,
-    StepStarted,
-)
-from grue.hosts.skill_agent.facts import RunStarted
+from grue.hosting import Envelope
+from grue.hosts.skill_agent.facts import ActionsPlanned, ApprovalsAsked, RunStarted, StepEnded, StepStarted
+from grue.hosts.skill_agent.registry import StepExecutionResult
 
 
 class RunPast(hosting.Past[RunStarted], kw_only=True):
@@ -36,7 +31,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     last_turn: int = 0
     asked: ApprovalsAsked | None = None
 
-    def take_fact(self, envelope: EpisodeEnvelope) -> None:
+    def take_fact(self, envelope: Envelope[Any]) -> None:
         """Take the next envelope."""
         match envelope.body:
             case m.RunTurn():
@@ -64,4 +59,4 @@ def read_run(path: Path) -> RunPast:
             redacted.
     """
     needed = (ActionsPlanned, StepEnded)
-    return hosting.read_past(path, RunPast, needed=needed, started=RunStarted, over=("finished", "gave_up"))
+    return RunPast.read(path, needed=needed, started=RunStarted, over=("finished", "gave_up"))

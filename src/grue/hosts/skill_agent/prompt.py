@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable
 
 from grue import messages as m
-from grue.hosting import ActionType, Skill, StepExecutionResult
 from grue.hosts.skill_agent.mcp_manager import McpToolInfo
+from grue.hosts.skill_agent.registry import ActionType, StepExecutionResult
+from grue.hosts.skill_agent.skills import Skill
 
 _INTERRUPTED = "The run was interrupted, and goes on now. If you have replied since, that reply is lost."
 _SILENT = frozenset({"respond", "note"})

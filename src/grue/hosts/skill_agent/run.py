@@ -7,19 +7,13 @@ from msgspec import Struct, field
 
 from grue import MCPError, Recorder, Runner
 from grue import messages as m
-from grue.hosting import (
-    USE_SKILL,
-    ActionRegistry,
-    ActionType,
-    ApprovalsAsked,
-    Fact,
-    RunFolder,
-    Skills,
-    StepExecutionResult,
-)
+from grue.hosting import Fact, RunFolder
 from grue.hosts.skill_agent.actions import MCP_CALL
 from grue.hosts.skill_agent.configuration import AgentConfig
+from grue.hosts.skill_agent.facts import ApprovalsAsked
 from grue.hosts.skill_agent.mcp_manager import McpManager, McpToolInfo
+from grue.hosts.skill_agent.registry import ActionType, ActionTypes, StepExecutionResult
+from grue.hosts.skill_agent.skills import USE_SKILL, Skills
 
 
 class Run(Struct, kw_only=True):
@@ -40,7 +34,7 @@ class Run(Struct, kw_only=True):
     task: str
     began: float
     config: AgentConfig
-    registry: ActionRegistry
+    registry: ActionTypes
     recorder: Recorder
     runner: Runner
     skills: Skills

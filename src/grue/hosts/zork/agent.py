@@ -18,26 +18,17 @@ from pydantic import BaseModel, Field
 
 from grue import AnswerSpec, FailurePolicy, Recorder, Runner, TurnOutcome, TurnRequest
 from grue import messages as m
-from grue.hosting import (
-    Disabled,
-    GameConfiguration,
-    LangfuseObserver,
-    LoggerObserver,
-    Settled,
-    Spent,
-    ToolServer,
-    episode_budget,
-    error_for,
-    hide_secrets,
-    on_tool_drift,
-    outcome_of,
-    turn_limits,
-)
+from grue.config.wiring import episode_budget, on_tool_drift, turn_limits
+from grue.engine.tool_servers import hide_secrets
+from grue.engine.turn_request import outcome_of
+from grue.hosting import GameConfiguration, LangfuseObserver, LoggerObserver, ToolServer, error_for
 from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_server_of
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.games.commands import sanitise_command
 from grue.policies import Keep, Start, starts_ahead
+from grue.protocol.turn.connection import Disabled, Settled
+from grue.protocol.turn.prices import Spent
 
 FALLBACK_ACTION = "look"
 """The command to play if the model gives none. It changes nothing in any game.

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from grue import messages as m
-from grue.hosting import GameConfiguration, LlmEndpoint, LlmFactory, McpServer, ToolServer
+from grue.hosting import GameConfiguration, LlmEndpoint, LlmFactory, ToolServer
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.client_actor import ClientActor, client_actor
@@ -22,6 +22,7 @@ from grue.hosts.zork.manager_connection import (
     connect_manager,
     connect_overridden,
 )
+from grue.tool_sessions.server_specs import McpServer
 
 __all__ = ["ClientActor", "ManagerConnection", "SessionManager", "client_actor", "connect_manager"]
 

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 
 from grue import Sandbox, ServerOptions, StdioServer
-from grue.hosting import missing_for
+from grue.sandbox.launch import missing_for
 
 BUNDLED_NAME = "mind"
 """The server's name in tool names: the model sees `mind.think`."""

@@ -18,7 +18,10 @@ from typing import Any, TypeAlias, TypedDict
 
 from grue import MCPError
 from grue import messages as m
-from grue.hosting import EncodedConversation, ModelSettings, Reply, WireProfile
+from grue.hosting import WireProfile
+from grue.protocol.chat_wire.conversation import EncodedConversation
+from grue.protocol.chat_wire.profile import ModelSettings
+from grue.protocol.chat_wire.reply import Reply
 
 
 @dataclass

@@ -19,22 +19,10 @@ from msgspec.structs import replace
 
 from grue import LlmSettings
 from grue import messages as m
+from grue.actors.llm import Asking
+from grue.config.wiring import llm_settings
 from grue.errors import LLMError
-from grue.hosting import (
-    Asking,
-    Choice,
-    EncodedConversation,
-    GameConfiguration,
-    LlmEndpoint,
-    Reply,
-    call_in_daemon_thread,
-    error_for,
-    llm_settings,
-    run_blocking,
-    shown_endpoint,
-    supports_tool_calling,
-    tool_support_error,
-)
+from grue.hosting import GameConfiguration, LlmEndpoint, error_for
 from grue.hosts.zork.chat_messages import (
     ChatMessage,
     LLMResponse,
@@ -45,6 +33,13 @@ from grue.hosts.zork.chat_messages import (
 )
 from grue.hosts.zork.look_alikes import asked_of_client, is_overridden, own_methods
 from grue.policies import SupportCheck
+from grue.protocol.chat_wire.conversation import EncodedConversation
+from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.protocol.chat_wire.profiles import supports_tool_calling, tool_support_error
+from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Choice
+from grue.runtime.loops.beside_loop import call_in_daemon_thread
+from grue.runtime.loops.sync_edge import run_blocking
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop")
 

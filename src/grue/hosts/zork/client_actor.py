@@ -13,31 +13,7 @@ from msgspec.structs import replace
 
 from grue import MCPError
 from grue import messages as m
-from grue.hosting import (
-    Actor,
-    Answered,
-    EncodedConversation,
-    Envelope,
-    Fault,
-    LentConversation,
-    Mailbox,
-    ModelSettings,
-    Note,
-    Permit,
-    Reply,
-    RequestOutcome,
-    ToolSupportPolicy,
-    WantedRequest,
-    WireProfile,
-    call_in_daemon_thread,
-    from_json,
-    not_sent,
-    permit_for,
-    reply,
-    request_outcome,
-    supports_tool_calling,
-    to_json,
-)
+from grue.hosting import Actor, Envelope, LentConversation, Mailbox, Note, WireProfile, reply
 from grue.hosts.zork.chat_messages import Sampling, model_settings
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.look_alikes import (
@@ -49,6 +25,22 @@ from grue.hosts.zork.look_alikes import (
     foreign_failure,
 )
 from grue.policies import SupportCheck
+from grue.protocol.chat_wire.conversation import EncodedConversation
+from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.profile import ModelSettings
+from grue.protocol.chat_wire.profiles import ToolSupportPolicy, supports_tool_calling
+from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.json_text import from_json, to_json
+from grue.runtime.loops.beside_loop import call_in_daemon_thread
+from grue.transports.llm.exchange import (
+    Answered,
+    Permit,
+    RequestOutcome,
+    WantedRequest,
+    not_sent,
+    permit_for,
+    request_outcome,
+)
 
 _SIMPLE_CLIENT = WireProfile(name="the program's client", names="canonical", images=False)
 _SDK = WireProfile(

@@ -17,37 +17,27 @@ from msgspec import Struct
 
 from grue import MCPError, Recorder, StdioServer
 from grue import messages as m
+from grue.config.mcp_servers import MCPConfig, to_tool_server
+from grue.config.wiring import on_tool_drift, tool_lock, turn_limits
+from grue.engine.outside_turns.owned_session import OwnedSession, SessionWiring
+from grue.engine.tool_servers import connect_to, hide_secrets, pinning, startup_limits
 from grue.errors import MCPServerStartupError
 from grue.hosting import (
-    ClientOptions,
-    Disabled,
     Envelope,
     GameConfiguration,
     LangfuseObserver,
     LoggerObserver,
-    MCPConfig,
     Note,
-    Observer,
-    OwnedSession,
-    ProcessRegistry,
-    SessionWiring,
-    Settled,
-    Untried,
-    connect_to,
     error_for,
-    hide_secrets,
-    json_object,
-    on_tool_drift,
-    openai_tool,
-    pinning,
-    split_name,
-    startup_limits,
-    to_tool_server,
-    tool_lock,
-    turn_limits,
 )
-from grue.hosting import results as tool_results
 from grue.hosts.zork.look_alikes import own_methods
+from grue.protocol.json_text import json_object
+from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.names import openai_tool, split_name
+from grue.protocol.turn.connection import Disabled, Settled, Untried
+from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.trace.recorder import Observer
+from grue.transports.mcp.client_options import ClientOptions
 
 
 class TurnUse(Struct, frozen=True):

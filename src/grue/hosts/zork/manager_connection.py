@@ -17,23 +17,14 @@ from msgspec.structs import replace
 
 from grue import MCPError
 from grue import messages as m
+from grue.engine.outside_turns.owned_session import OwnedSession
 from grue.errors import MCPServerStartupError
-from grue.hosting import (
-    Connect,
-    ConnectionStatus,
-    Listing,
-    Note,
-    OwnedSession,
-    ServerExit,
-    ServerFailed,
-    ToolTimedOutError,
-)
-from grue.hosting import (
-    results as tool_results,
-)
+from grue.hosting import Connect, ConnectionStatus, Listing, Note, ServerFailed, ToolTimedOutError
 from grue.hosts.zork.chat_messages import given_tool
 from grue.hosts.zork.look_alikes import accepts, tool_result
 from grue.hosts.zork.manager import MCPManager, TurnUse
+from grue.protocol.tools import results as tool_results
+from grue.runtime.processes.limits import ServerExit
 
 DISCONNECT_TIMEOUT_S = 4.0
 """Time limit of `disconnect_session`; it is less if the turn has less time left."""

@@ -24,18 +24,15 @@ from msgspec import Struct, field, structs
 import grue
 from grue import FailurePolicy, HttpServer, MCPError, Recorder, StdioServer
 from grue import messages as m
+from grue.config.mcp_servers import to_tool_server
+from grue.engine.episode_past import ends_episode
 from grue.errors import GameError, LLMError, MCPConfigError, TurnTimedOut
 from grue.hosting import (
-    ConditionChanged,
     Envelope,
     EpisodeResumed,
     GameConfiguration,
     LangfuseObserver,
     LoggerObserver,
-    changed_conditions,
-    ends_episode,
-    shown_endpoint,
-    to_tool_server,
 )
 from grue.hosts.zork.agent import FALLBACK_ACTION, ZorkAgent
 from grue.hosts.zork.client import LLMClient
@@ -54,6 +51,7 @@ from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.past import Past
 from grue.policies import Start
+from grue.protocol.chat_wire.failures import shown_endpoint
 
 RECENT = 6
 """How many past commands are shown, and are checked for a player who is stuck."""
@@ -398,7 +396,7 @@ class ZorkOrchestratorV2:
         self.mcp_manager = self._initialize_mcp()
         self.agent = self._make_agent()
         self._conditions = conditions_of(self.agent)
-        self.changes: tuple[ConditionChanged, ...] = ()
+        self.changes = () if past is None else past.changes(self._conditions)
         if past is not None:
             require_same_tools(past.started, self.agent.server)
             self.agent.resume(past.turns, past.spent, past.connections, past.listings)
@@ -540,7 +538,6 @@ class ZorkOrchestratorV2:
         return unrecorded
 
     def _record_resumption(self, past: Past, unrecorded: list[Remembered]) -> None:
-        self.changes = changed_conditions(past.conditions or {"model": past.started.model}, self._conditions)
         resumed = EpisodeResumed(
             episode_id=self.game_state.episode_id,
             turns=past.turns,

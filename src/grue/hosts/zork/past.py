@@ -5,12 +5,13 @@ The replies of the game are not needed, because the same seed and the same comma
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from msgspec import field
 
 from grue import hosting
 from grue.errors import TraceError
-from grue.hosting import EpisodeEnded, EpisodeEnvelope
+from grue.hosting import Envelope, EpisodeEnded
 from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed, Remembered
 
 _FOR_GOOD = ("won", "died", "quit")
@@ -37,7 +38,7 @@ class Past(hosting.Past[EpisodeStarted], kw_only=True):
         """Number of turns with a decision."""
         return len(self.decided)
 
-    def take_fact(self, envelope: EpisodeEnvelope) -> None:
+    def take_fact(self, envelope: Envelope[Any]) -> None:
         """Take the next envelope."""
         match envelope.body:
             case Observed(turn=turn) as observed if not envelope.redacted:
@@ -64,7 +65,7 @@ def read_past(path: Path) -> Past:
         TraceError: The trace cannot be read or has no episode, the episode is over, or a message that is
             needed was redacted.
     """
-    read = hosting.read_past(path, Past, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
+    read = Past.read(path, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
     _check_order(path, read.decided)
     return read
 

@@ -34,6 +34,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.errors import MCPError
 from grue.protocol.chat_wire.failures import says
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireProfile
@@ -608,4 +609,18 @@ def checked_support(
         supported=not denied,
         by="name",
         reason=rule.reason if rule is not None and denied else "",
+    )
+
+
+def tool_support_error(model: str, reason: str = "") -> MCPError:
+    """Return the error for a turn with tools whose model cannot call tools.
+
+    Source: R12.5
+    """
+    why = f"\nWhy: {reason}." if reason else ""
+    return MCPError(
+        f"Model '{model}' does not support tool calling.\n"
+        "Please either:\n"
+        "  1. Set mcp.enabled = false in pyproject.toml, or\n"
+        f"  2. Use a compatible model (gpt-4, claude-3, etc.){why}"
     )

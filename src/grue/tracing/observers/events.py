@@ -25,7 +25,6 @@ Source: R7.1-3, P21, P28-30
 """
 
 import logging
-from collections.abc import Callable
 from typing import Any, TypeAlias, assert_never
 
 from msgspec import Struct
@@ -35,7 +34,7 @@ from grue import messages as m
 from grue.protocol.tools.built_in import named_call
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope
-from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact, LogLevel, LogLine
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, LogLevel, LogLine
 from grue.tracing.message_words import log_lines
 
 MESSAGE_LIMIT = 2000
@@ -396,28 +395,3 @@ class LoggerObserver:
 def _extra(event: Event) -> dict[str, object]:
     """Return the event's labels; a name that `logging` reserves gets a trailing underscore."""
     return {f"{name}_" if name in _RESERVED else name: value for name, value in event.labels().items()}
-
-
-class FactEvents:
-    """An observer that calls a function with the name and the fields of each event that facts make.
-
-    Add it to a recorder: `recorder.add(FactEvents(print, FACTS))`.
-
-    Args:
-        on_event: Called as `on_event(name, fields)`, in the thread that records the fact. What it raises
-            reaches the code that records.
-        kinds: The facts.
-    """
-
-    def __init__(
-        self, on_event: Callable[[str, m.JsonObject], object], kinds: tuple[type[Fact], ...]
-    ) -> None:
-        self._on_event = on_event
-        self._kinds = kinds
-
-    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Call the function if the envelope has such a fact."""
-        del line
-        if isinstance(envelope.body, self._kinds):
-            for event in envelope.body.log_lines():
-                self._on_event(event.event, event.fields)

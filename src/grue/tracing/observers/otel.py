@@ -72,8 +72,9 @@ class OtelObserver(Outbox):
             conventions recommend. With `"reference"`, a completion has what is new in its conversation and
             the number of its message in the trace, instead of the whole conversation.
         session_id: The conversation's id, if neither the turn nor the host names one; `None`: none.
-        agent_name: The agent's name in the spans of turns, or an `AgentDescription`, which also has its
-            description and its version.
+        agent_name: The agent's name in the spans of turns.
+        agent_description: What the agent does, in a sentence; empty: not given.
+        agent_version: Its version, by which spans of two versions can be told apart; empty: not given.
         warn: Called with the warning, from any thread; `None`: the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
@@ -87,7 +88,9 @@ class OtelObserver(Outbox):
         *,
         capture_content: Capture = False,
         session_id: str | None = None,
-        agent_name: str | AgentDescription = "agent",
+        agent_name: str = "agent",
+        agent_description: str = "",
+        agent_version: str = "",
         warn: Warn | None = None,
         bound: int = BOUND,
     ) -> None:
@@ -96,7 +99,7 @@ class OtelObserver(Outbox):
         if tracer_provider is None:
             tracer_provider, own = _provider_from_environment(trouble)
         self.tracer_provider = tracer_provider
-        agent = AgentDescription(agent_name) if isinstance(agent_name, str) else agent_name
+        agent = AgentDescription(agent_name, agent_description, agent_version)
         conventions = Conventions(agent, capture_content)
         sink = _OtelSink(SpanFeed(session_id or ""), tracer_provider, own, conventions)
         super().__init__(sink, name="opentelemetry", bound=bound, warn=trouble)

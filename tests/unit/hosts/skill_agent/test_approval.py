@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from skill_runs import Ran, act, call, finish, run, scripted
 
 from grue import ApprovalDecision, ApprovalQuestion, ToolPolicy, ToolRule
-from grue.engine.actions import ApprovalsAsked
 from grue.errors import TraceError
 from grue.hosting import read_episode
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult
+from grue.hosts.skill_agent.facts import ApprovalsAsked
 from grue.testing.fake_tools import FakeToolServer
 
 WRITE = ("write_file", {"path": "a.txt", "content": "x"})

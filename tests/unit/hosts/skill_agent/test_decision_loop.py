@@ -9,8 +9,8 @@ import pytest
 from skill_runs import act, call, finish, run
 
 from grue import FunctionTools, Recorder, ToolAnnotations
-from grue.engine.actions import StepStarted
 from grue.hosts.skill_agent import ActionContext, ActionRegistry, RunLimits
+from grue.hosts.skill_agent.facts import StepStarted
 from grue.messages import ToolCallResult
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import LlmReply, error_reply, text_reply

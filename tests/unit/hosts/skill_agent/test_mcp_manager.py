@@ -15,8 +15,9 @@ from transport_servers import faulty
 
 from grue import FunctionTools, MCPError, Recorder, StdioServer
 from grue.errors import MCPServerStartupError, ToolCallTimedOut, ToolServerDied
-from grue.hosting import Envelope, McpConnectionFailed, McpServerAbsent, McpToolShadowed
+from grue.hosting import Envelope
 from grue.hosts.skill_agent import McpManager, McpToolInfo
+from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
 from grue.messages import OpenSession, SessionOpened, ToolCalled, ToolCallResult, ToolReturned
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left

@@ -13,9 +13,9 @@ from transport_servers import faulty
 
 from grue import MCPError, ToolPolicy, ToolRule
 from grue.errors import MissingDependencyError
-from grue.hosting import McpToolCallCompleted, McpToolCallStarted, open_episode, read_episode
+from grue.hosting import open_episode, read_episode
 from grue.hosts.skill_agent import ActionContext, ActionRegistry, AgentConfig, McpManager, Orchestrator
-from grue.hosts.skill_agent.facts import RunEnded
+from grue.hosts.skill_agent.facts import McpToolCallCompleted, McpToolCallStarted, RunEnded
 from grue.messages import ToolCalled, ToolCallResult, ToolReturned
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left

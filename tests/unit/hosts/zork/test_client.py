@@ -14,10 +14,16 @@ from hypothesis import strategies as st
 from grue.config.settings import GameConfiguration, RetrySettings
 from grue.errors import LLMError, MCPConfigError, MCPError
 from grue.hosts.zork.chat_messages import FunctionCall, LLMResponse, ToolCall
-from grue.hosts.zork.client import CompletionError, LLMClient, tool_support_error
+from grue.hosts.zork.client import CompletionError, LLMClient
 from grue.protocol.chat_wire.formats import WireName
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, PROFILES
+from grue.protocol.chat_wire.profiles import (
+    GENERIC,
+    GENERIC_MESSAGES,
+    GENERIC_RESPONSES,
+    PROFILES,
+    tool_support_error,
+)
 from grue.runtime.loops.sync_edge import BlockingInsideEventLoopWarning
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, hang_up, text_reply, tool_calls_reply
 from grue.testing.providers.chat_rules import ProviderRules

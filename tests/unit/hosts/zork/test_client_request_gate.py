@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from grue.config.settings import RetrySettings
 from grue.errors import LLMError
-from grue.hosting import GameConfiguration, RetrySettings
+from grue.hosting import GameConfiguration
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply

@@ -1,7 +1,7 @@
 """The names by which tools of several servers can be called."""
 
-from grue.hosting import tool_routes
 from grue.messages import ServerName, ToolDefinition
+from grue.protocol.tools.names import tool_routes
 
 
 def tool(server: str, name: str) -> ToolDefinition:

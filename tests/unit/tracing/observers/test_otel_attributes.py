@@ -42,8 +42,8 @@ def recorded(capture: Any = True, **given: Any) -> list[Any]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    agent = AgentDescription("agent", "Explores the cave.", "2.1")
-    observer = OtelObserver(provider, capture_content=capture, agent_name=agent)
+    described = {"agent_description": "Explores the cave.", "agent_version": "2.1"}
+    observer = OtelObserver(provider, capture_content=capture, **described)
     record_turn(observer, **given)
     assert observer.close(DEADLINE_S)
     provider.shutdown()

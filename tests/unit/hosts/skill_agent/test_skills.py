@@ -6,8 +6,8 @@ import pytest
 from case_tables import each_case
 from msgspec import Struct
 
-from grue.engine.actions import ActionRegistry
-from grue.engine.skills import USE_SKILL, Grant, Skills, granted
+from grue.hosts.skill_agent.registry import ActionTypes
+from grue.hosts.skill_agent.skills import USE_SKILL, Grant, Skills, granted
 
 
 def skill(folder: Path, allowed: str = "Read", text: str = "Do it so.") -> Path:
@@ -35,7 +35,7 @@ class Desk(Struct):
 
 
 def test_an_action_reads_a_skill(tmp_path: Path) -> None:
-    actions, desk = ActionRegistry([USE_SKILL]), Desk(Skills(skill(tmp_path)))
+    actions, desk = ActionTypes([USE_SKILL]), Desk(Skills(skill(tmp_path)))
     given = {"name": "notes", "file": "columns.md"}
     assert actions.carry_out("use_skill", given, desk, timeout_s=60) == "day, hours"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from grue.engine.served_skills import ServedSkills, get_skill, list_skills, read_file
-from grue.engine.skills import Skills
 from grue.errors import MCPError
+from grue.hosts.skill_agent.served_skills import ServedSkills, get_skill, list_skills, read_file
+from grue.hosts.skill_agent.skills import Skills
 
 URI = "skill://pdf/SKILL.md"
 FRONT = {"name": "pdf", "description": "Fill forms", "allowed-tools": "docs.delete"}

@@ -21,7 +21,9 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from grue import messages as m
-from grue.engine.skills import (
+from grue.errors import MCPConfigError, MCPError
+from grue.hosting import printable
+from grue.hosts.skill_agent.skills import (
     LOCK_FILE,
     SKILL_FILE,
     Skill,
@@ -30,8 +32,6 @@ from grue.engine.skills import (
     read_skill_lock,
     write_skill_lock,
 )
-from grue.errors import MCPConfigError, MCPError
-from grue.runtime.safe_text import printable
 
 LIST, GET = "skills/list", "skills/get"
 MOST_FILES, MOST_BYTES = 512, 16 << 20

@@ -21,6 +21,7 @@ from typing import Literal, Protocol, TypeGuard
 
 from msgspec import Struct
 
+from grue import ToolAnnotations
 from grue.config.documents import (
     YamlDocument,
     converted,
@@ -29,11 +30,10 @@ from grue.config.documents import (
     read_config_text,
     replace_file,
 )
-from grue.engine.actions import AGENT, ActionType
 from grue.errors import MCPConfigError, MissingDependencyError
-from grue.policies import ToolAnnotations
+from grue.hosting import ConfinedFolder
+from grue.hosts.skill_agent.registry import AGENT, ActionType
 from grue.runtime.files import read_regular
-from grue.tool_sessions.confined_folder import ConfinedFolder
 
 __all__ = [
     "USE_SKILL",

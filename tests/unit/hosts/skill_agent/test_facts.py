@@ -1,7 +1,7 @@
 """The events of a host's facts, passed to a function."""
 
 from grue import Recorder
-from grue.hosting import FactEvents
+from grue.hosts.skill_agent.facts import FactEvents
 from grue.messages import JsonObject
 from grue.tracing.facts import EpisodeEnded, EpisodeStarted
 

@@ -9,41 +9,37 @@ action is a tool of the server `agent`.
 class Move(Struct):
     direction: str
 
-actions = ActionRegistry()
+actions = ActionTypes()
 actions.add("move", Move, lambda params, world: world.move(params.direction), description="Take a step.")
 reply = runner.run_turn(TurnRequest(system=..., user=..., answer=actions.answer_spec())).response
 for action in reply.actions:
     print(actions.carry_out(action.type, action.params, world, timeout_s=10))
 ```
 
-Actions are carried out after their turn, so the turn does not record them. The host records them with the
-facts of this module, and passes those that it uses to `register_facts`. Their tags have the prefix of the
-host that recorded them first, and have to keep it, because traces contain it.
+Actions are carried out after their turn, so the turn does not record them. `facts.py` has the facts that do.
 """
 
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
+from grue import AnswerSpec, ToolAnnotations
 from grue import messages as m
-from grue.engine.answers import AnswerSpec
 from grue.errors import MCPConfigError
-from grue.policies import ApprovalDecision, ApprovalQuestion, ToolAnnotations
+from grue.hosting import ConfinedFolder
 from grue.runtime.loops.beside_loop import start_in_daemon_thread
-from grue.tool_sessions.confined_folder import ConfinedFolder
-from grue.tracing.facts import EventFact, Fact, LogLevel, LogLine, Severity, counted
 
 __all__ = [
     "AGENT",
     "FILE_ACTIONS",
     "Action",
-    "ActionRegistry",
     "ActionReply",
     "ActionType",
+    "ActionTypes",
     "HasWorkspace",
     "PlannedAction",
     "StepExecutionResult",
@@ -164,7 +160,7 @@ class ActionType(Struct, frozen=True):
         return {"type": self.name, "params": params, "description": self.description}
 
 
-class ActionRegistry:
+class ActionTypes:
     """The types of actions that a model can answer with.
 
     Args:
@@ -359,231 +355,3 @@ FILE_ACTIONS = (
     ),
 )
 """`list_files`, `read_file` and `write_file`, for a context that has a `workspace`."""
-
-
-_SHORT = 80
-
-
-class _TurnFact(Fact, frozen=True, kw_only=True):
-    """Base of the facts about the actions of a turn, which are carried out after it."""
-
-    between_turns: ClassVar[bool] = True
-
-    turn: int
-
-
-class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ActionsPlanned"):
-    """The actions of a reply, before the first of them is carried out."""
-
-    thought: str
-    actions: tuple[PlannedAction, ...]
-
-    def summary(self) -> str:
-        """Return the types of the actions."""
-        return ", ".join(f"{each.step} {each.type}" for each in self.actions) or "no usable reply"
-
-    def headline(self) -> str:
-        """Return the types of the actions."""
-        return ", ".join(each.type for each in self.actions)
-
-    def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `actions_planned`."""
-        return (LogLine("info", "actions_planned", f"Actions: {self.summary()}", self.log_fields()),)
-
-
-class StepStarted(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepStarted"):
-    """An action is carried out. It is on file before anything happens."""
-
-    number: int
-    action: str
-    target: str
-
-    def summary(self) -> str:
-        """Return number, action and target."""
-        return f"step {self.number}: {self.action} {self.target}".rstrip()
-
-    def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines: the line for the end of the step says it."""
-        return ()
-
-
-class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"):
-    """The result of an action."""
-
-    result: StepExecutionResult
-
-    def summary(self) -> str:
-        """Return number, status, and the error or the beginning of the output."""
-        result = self.result
-        said = result.error or result.output
-        return f"step {result.step}: {result.action} {result.status}{f': {_short(said)}' if said else ''}"
-
-    def severity(self) -> Severity:
-        """Return the severity of the status."""
-        severities: dict[StepStatus, Severity] = {"completed": "good", "failed": "fail", "skipped": "quiet"}
-        return severities.get(self.result.status, "warn")
-
-    def mark(self) -> str:
-        """Return the status if the action was not completed."""
-        return "" if self.result.status in ("completed", "skipped") else f"step {self.result.status}"
-
-    def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `step_completed`, or `step_failed` and the like."""
-        level: LogLevel = "info" if self.result.status in ("completed", "skipped") else "warning"
-        fields: m.JsonObject = msgspec.to_builtins(self.result)
-        return (LogLine(level, f"step_{self.result.status}", self.summary(), fields),)
-
-
-class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """The policy asked about actions. `parked`: the run ends, and waits for decisions until `expires_at`."""
-
-    questions: tuple[ApprovalQuestion, ...]
-    decisions: tuple[ApprovalDecision, ...] = ()
-    parked: bool = False
-    expires_at: float | None = None
-
-    def summary(self) -> str:
-        """Return the names of the tools, and what was decided."""
-        decided = {each.call_id: each.verdict for each in self.decisions}
-        said = (f"{each.name}: {decided.get(each.call_id, 'no answer')}" for each in self.questions)
-        return f"{', '.join(said)}{' (parked)' if self.parked else ''}"
-
-
-class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersConnected"):
-    """The servers are connected, or those that could be. `tools` has the names that calls use."""
-
-    event: ClassVar[str] = "mcp_servers_connected"
-
-    servers: tuple[str, ...]
-    tools: tuple[str, ...]
-    tool_count: int = 0
-
-    def summary(self) -> str:
-        """Return the number of tools, and the servers' names."""
-        return f"{counted(len(self.tools), 'tool')} from {', '.join(self.servers) or 'no server'}"
-
-
-class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpConnectionFailed"):
-    """A server could not be connected.
-
-    Attributes:
-        server_name: The server; empty if the failure concerns none, as when the package `mcp` is absent.
-        goes_on_with: The servers that are used without it.
-    """
-
-    event: ClassVar[str] = "mcp_connection_failed"
-    level: ClassVar[LogLevel] = "warning"
-
-    server_name: str = ""
-    error: str
-    goes_on_with: tuple[str, ...] = ()
-
-    def summary(self) -> str:
-        """Return the error and what follows."""
-        error = " ".join(self.error.splitlines())
-        return f"{error} Going on with {', '.join(self.goes_on_with) or 'no MCP tools'}."
-
-
-class McpServerAbsent(McpConnectionFailed, frozen=True, kw_only=True, tag="skillagent.McpServerAbsent"):
-    """A server that may be absent could not be connected. The run goes on as if it were not configured."""
-
-    level: ClassVar[LogLevel] = "info"
-
-
-class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolShadowed"):
-    """Two servers have a tool of the same name. The bare name means the one of `server`."""
-
-    event: ClassVar[str] = "mcp_tool_shadowed"
-    level: ClassVar[LogLevel] = "warning"
-
-    tool: str
-    server: str
-    shadowed: str
-
-    def summary(self) -> str:
-        """Name the two servers that have the tool, and the name of each tool."""
-        return (
-            f"{self.server} and {self.shadowed} both have a tool {self.tool!r}: {self.tool} means that of"
-            f" {self.server}, and {self.shadowed}.{self.tool} the other one"
-        )
-
-
-class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersDisconnected"):
-    """The servers were disconnected. `error` says what failed in it; the run goes on regardless."""
-
-    event: ClassVar[str] = "mcp_servers_disconnected"
-
-    servers: tuple[str, ...] = ()
-    error: str = ""
-
-    def summary(self) -> str:
-        """Return the servers, and the error if there was one."""
-        error = f": {self.error}" if self.error else ""
-        return f"{', '.join(self.servers) or 'MCP servers'} disconnected{error}"
-
-
-class _CallFact(EventFact, frozen=True, kw_only=True):
-    """Base of the facts about a call.
-
-    Attributes:
-        number: The number of its step; `step` in the event. Old traces lack it.
-        tool_name: As the model wrote it.
-        server_name: The server of the tool; empty if there is none.
-        arguments: Those that the tool is called with.
-    """
-
-    turn: int
-    number: int = msgspec.field(default=0, name="step")
-    tool_name: str
-    server_name: str = ""
-    arguments: m.JsonObject = msgspec.field(default_factory=dict)
-
-    @property
-    def _name(self) -> str:
-        named = self.tool_name.startswith(f"{self.server_name}.") or not self.server_name
-        return _short(self.tool_name if named else f"{self.server_name}.{self.tool_name}") or "mcp_call"
-
-
-class McpToolCallStarted(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallStarted"):
-    """A tool is called."""
-
-    event: ClassVar[str] = "mcp_tool_call_started"
-
-    def summary(self) -> str:
-        """Return step and tool."""
-        return f"step {self.number}: calling {self._name}"
-
-
-class McpToolCallCompleted(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallCompleted"):
-    """A tool has given a result; `status` is `failed` if the result is an error."""
-
-    event: ClassVar[str] = "mcp_tool_call_completed"
-
-    status: StepStatus
-    is_error: bool = False
-    duration_ms: float = 0.0
-    artifact: str = ""
-
-    def summary(self) -> str:
-        """Return step, tool, time and where the result is."""
-        kept = f", in {self.artifact}" if self.artifact else ""
-        result = "an error" if self.is_error else "a result"
-        return f"step {self.number}: {self._name} gave {result} after {self.duration_ms / 1000:.3g} s{kept}"
-
-
-class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallFailed"):
-    """A tool gave no result: it timed out, its server died, or there was nothing to call."""
-
-    event: ClassVar[str] = "mcp_tool_call_failed"
-    level: ClassVar[LogLevel] = "warning"
-
-    error: str
-    duration_ms: float = 0.0
-
-    def summary(self) -> str:
-        """Return step, tool and error."""
-        return f"step {self.number}: {self._name} failed: {' '.join(self.error.splitlines())}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"

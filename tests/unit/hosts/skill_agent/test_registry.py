@@ -12,9 +12,9 @@ from case_tables import each_case
 from msgspec import Struct
 
 from grue import ToolAnnotations
-from grue.engine.actions import FILE_ACTIONS, Action, ActionRegistry, ActionType, PlannedAction
 from grue.errors import MCPConfigError
 from grue.hosting import ConfinedFolder
+from grue.hosts.skill_agent.registry import FILE_ACTIONS, Action, ActionType, ActionTypes, PlannedAction
 
 WORD: ContextVar[str] = ContextVar("WORD", default="")
 
@@ -35,8 +35,8 @@ def move(params: Move, world: list[str]) -> str:
     return f"You are {params.direction} of the house."
 
 
-def registry() -> ActionRegistry:
-    actions = ActionRegistry([ActionType("call", Move, None, "Call a tool.")])
+def registry() -> ActionTypes:
+    actions = ActionTypes([ActionType("call", Move, None, "Call a tool.")])
     actions.add("move", Move, move, annotations=ToolAnnotations(idempotent=True))
     return actions
 
@@ -118,9 +118,9 @@ def test_a_function_that_blocks_does_not_keep_the_program_alive() -> None:
     program = """
 import threading
 from msgspec import Struct
-from grue.engine.actions import ActionRegistry
+from grue.hosts.skill_agent.registry import ActionTypes
 class Nothing(Struct): pass
-actions = ActionRegistry()
+actions = ActionTypes()
 actions.add("block", Nothing, lambda params, world: str(threading.Event().wait()))
 try:
     actions.carry_out("block", {}, None, timeout_s=0.01)
@@ -147,7 +147,7 @@ class Desk(Struct):
 
 
 def test_file_actions_work_in_the_workspace_of_the_context(tmp_path: Path) -> None:
-    actions, desk = ActionRegistry(FILE_ACTIONS), Desk(ConfinedFolder(tmp_path))
+    actions, desk = ActionTypes(FILE_ACTIONS), Desk(ConfinedFolder(tmp_path))
 
     def done(name: str, **params: str) -> str:
         return actions.carry_out(name, params, desk, timeout_s=60)

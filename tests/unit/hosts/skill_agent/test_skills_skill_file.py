@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from grue.engine.skills import AllowedTool, read_skill, read_skills
 from grue.errors import MCPConfigError, MissingDependencyError
+from grue.hosts.skill_agent.skills import AllowedTool, read_skill, read_skills
 
 PDF = """\
 ---
