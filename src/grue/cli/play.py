@@ -29,7 +29,7 @@ from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.games.zmachine import ZMachineGame
 from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
-from grue.hosts.zork.past import Past, read_past
+from grue.hosts.zork.past import GamePast, read_past
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import RunFolder, new_run_path
@@ -100,7 +100,7 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
         return _play(options, past)
 
 
-def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
+def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
     config, server = _configuration(options)
     played = open_game(options.game, interpreter=options.interpreter)
     if isinstance(played, ZMachineGame) and played.notice:
@@ -151,7 +151,7 @@ def _played(
     return _finish(orchestrator, folder, view, options)
 
 
-def _setup(options: PlayOptions, past: Past | None, recorder: Recorder) -> EpisodeSetup:
+def _setup(options: PlayOptions, past: GamePast | None, recorder: Recorder) -> EpisodeSetup:
     return EpisodeSetup(
         seed=options.seed,
         max_turns=options.turns or DEFAULT_MAX_TURNS,

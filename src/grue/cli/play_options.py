@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.hosts.zork.past import Past
+from grue.hosts.zork.past import GamePast
 from grue.policies import StartAhead, StartWhen
 
 
@@ -71,7 +71,7 @@ def recorded(options: PlayOptions) -> m.JsonObject:
     return recorded_options(options, _RECORDED)
 
 
-def as_started(options: PlayOptions, past: Past) -> PlayOptions:
+def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
     """Return the options of an episode's first run, with the turns, time limit and output of this command.
 
     If the folder in which it was started no longer exists, the working directory is used.

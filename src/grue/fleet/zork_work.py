@@ -21,7 +21,7 @@ from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
-from grue.hosts.zork.past import Past, read_past
+from grue.hosts.zork.past import GamePast, read_past
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, playbook_for
 from grue.transports.llm.endpoint import api_key
 
@@ -110,7 +110,7 @@ def _played(case: PlayCase, episode: Episode) -> EpisodeResult:
     return result
 
 
-def _past(episode: Episode) -> Past | None:
+def _past(episode: Episode) -> GamePast | None:
     """Copy an interrupted attempt into this one, to go on from it; `None`: play from the beginning."""
     if not continue_interrupted(episode):
         return None

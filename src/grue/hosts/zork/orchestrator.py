@@ -49,7 +49,7 @@ from grue.hosts.zork.facts import (
 from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.manager import MCPManager
-from grue.hosts.zork.past import Past
+from grue.hosts.zork.past import GamePast
 from grue.policies import Start
 from grue.protocol.chat_wire.failures import shown_endpoint
 
@@ -348,7 +348,7 @@ class EpisodeSetup(Struct, kw_only=True):
     start: Start | None = None
     stream: bool = False
     settings: m.JsonObject = {}
-    past: Past | None = None
+    past: GamePast | None = None
 
 
 class ZorkOrchestratorV2:
@@ -507,7 +507,7 @@ class ZorkOrchestratorV2:
             )
         )
 
-    def _come_back(self, past: Past) -> list[Remembered]:
+    def _come_back(self, past: GamePast) -> list[Remembered]:
         """Restore the state of an episode: replay its commands in the game, and read the rest from the trace.
 
         Nothing is recorded here, because the game and the tools may turn out not to be those of the trace.
@@ -537,7 +537,7 @@ class ZorkOrchestratorV2:
         self._began -= past.lasted_s
         return unrecorded
 
-    def _record_resumption(self, past: Past, unrecorded: list[Remembered]) -> None:
+    def _record_resumption(self, past: GamePast, unrecorded: list[Remembered]) -> None:
         resumed = EpisodeResumed(
             episode_id=self.game_state.episode_id,
             turns=past.turns,

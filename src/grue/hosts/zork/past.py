@@ -17,7 +17,7 @@ from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed, Remembered
 _FOR_GOOD = ("won", "died", "quit")
 
 
-class Past(hosting.Past[EpisodeStarted], kw_only=True):
+class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
     """The recorded part of an episode.
 
     Attributes:
@@ -52,7 +52,7 @@ class Past(hosting.Past[EpisodeStarted], kw_only=True):
                 self.forgiven = self.turns
 
 
-def read_past(path: Path) -> Past:
+def read_past(path: Path) -> GamePast:
     """Read how far an episode got.
 
     If an episode was won, lost or quit but its result file was not written, it can be resumed, which writes
@@ -65,7 +65,7 @@ def read_past(path: Path) -> Past:
         TraceError: The trace cannot be read or has no episode, the episode is over, or a message that is
             needed was redacted.
     """
-    read = Past.read(path, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
+    read = GamePast.read(path, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
     _check_order(path, read.decided)
     return read
 

@@ -12,7 +12,7 @@ from grue.errors import GameError, TraceError
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed, Remembered
 from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
-from grue.hosts.zork.past import Past, read_past
+from grue.hosts.zork.past import GamePast, read_past
 from grue.messages import (
     CompletionReceived,
     ConversationId,
@@ -446,7 +446,7 @@ def test_the_time_that_it_was_played_is_its_duration(tmp_path: Path) -> None:
     past = read_past(write(tmp_path, STARTED, *plays("north")))
     assert past.lasted_s > 0
     resumed = Resumed(tmp_path, turns=1)
-    resumed.setup.past = past = Past(started=STARTED, decided=past.decided, lasted_s=1000.0)
+    resumed.setup.past = past = GamePast(started=STARTED, decided=past.decided, lasted_s=1000.0)
     assert resumed.play().duration_s >= 1000
 
 
