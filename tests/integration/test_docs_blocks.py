@@ -22,10 +22,11 @@ from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner, TurnRequest
 from grue.cli.app import app
-from grue.config.mcp_servers import MCPConfig, read_servers
+from grue.config.mcp_servers import MCPConfig
 from grue.config.wiring import from_configuration
 from grue.fleet import read_sweep
 from grue.fleet.scoring import read_scoring
+from grue.hosting import read_servers
 from grue.hosts.agent_loop import reset_mcp_client
 from grue.hosts.skill_agent.configuration import load_config
 from grue.testing.llm_server import ScriptedLlmServer
