@@ -20,7 +20,7 @@ from grue import AnswerSpec, FailurePolicy, Recorder, Runner, TurnOutcome, TurnR
 from grue import messages as m
 from grue.config.wiring import episode_budget, on_tool_drift, turn_limits
 from grue.engine.tool_servers import hide_secrets
-from grue.engine.turn_request import outcome_of
+from grue.engine.turn import outcome_of
 from grue.hosting import GameConfiguration, LangfuseObserver, LoggerObserver, ToolServer, error_for
 from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_server_of
 from grue.hosts.zork.chat_messages import Sampling

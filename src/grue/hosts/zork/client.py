@@ -34,7 +34,7 @@ from grue.hosts.zork.chat_messages import (
 from grue.hosts.zork.look_alikes import asked_of_client, is_overridden, own_methods
 from grue.policies import SupportCheck
 from grue.protocol.chat_wire.conversation import EncodedConversation
-from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.chat_wire.profiles import supports_tool_calling, tool_support_error
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Choice

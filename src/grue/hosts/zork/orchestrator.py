@@ -51,7 +51,7 @@ from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.past import GamePast
 from grue.policies import Start
-from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.protocol.chat_wire.profile import shown_endpoint
 
 RECENT = 6
 """How many past commands are shown, and are checked for a player who is stuck."""
