@@ -166,7 +166,9 @@ def init(
     sources: Annotated[
         list[Path] | None,
         typer.Option(
-            "--from", metavar="FILE", help="Copy the MCP servers of another host's file; repeatable."
+            "--from",
+            metavar="FILE",
+            help="Copy the MCP servers from a file of Claude, Cursor or another host; repeatable.",
         ),
     ] = None,
 ) -> None:
@@ -202,10 +204,10 @@ def add(
     kind: Annotated[
         Literal["npm", "pypi", "oci", "mcpb", "remote"] | None,
         typer.Option(
-            "--use", help="Run it this way, if there are several.", show_default="the first that works here"
+            "--use", help="Which of the ways that the source names.", show_default="the first that works here"
         ),
     ] = None,
-    sha256: Annotated[str | None, typer.Option(help="The digest that a bundle has to have.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="SHA-256 of the bundle; any other is refused.")] = None,
     registry: Annotated[
         str | None, typer.Option(metavar="URL", help="The MCP registry to ask.", show_default="the project's")
     ] = None,
@@ -262,7 +264,7 @@ def chat(
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The model's instructions.", show_default="to be brief")
     ] = None,
-    ask: Annotated[bool, typer.Option("--ask", help="Ask before each tool call.")] = False,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask you before each tool call.")] = False,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for trace, logs and conversation.", show_default="runs/CHAT")
     ] = None,
@@ -330,7 +332,7 @@ def run(
     quiet: _Quiet = False,
     as_json: _Json = False,
 ) -> None:
-    """Run a task with an agent that acts step by step, in actions that it plans as JSON.
+    """Run a task with an agent that plans its actions as JSON and carries them out one by one.
 
     AGENT.yaml names the model, the servers, the skills and the limits: --offline writes an example of it, and
     runs that.
@@ -388,7 +390,8 @@ def fork(
     tools: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Offer the tools of this mcp_tools.lock or listing; `lock`: your own."
+            metavar="FILE",
+            help="Offer the tools in this mcp_tools.lock or listing file; `lock`: those of your project's.",
         ),
     ] = None,
     misses: Annotated[
@@ -520,7 +523,7 @@ def call(
 
 @app.command()
 def login(
-    server: Annotated[str, typer.Argument(help="A server by URL.")],
+    server: Annotated[str, typer.Argument(help="A server that has a URL.")],
     mcp_config: _McpConfig = None,
     scope: Annotated[
         str | None, typer.Option(help="Further scopes to ask for.", show_default="what the server says")
@@ -537,7 +540,7 @@ def login(
 
 @app.command()
 def logout(
-    server: Annotated[str, typer.Argument(help="A server by URL.")], mcp_config: _McpConfig = None
+    server: Annotated[str, typer.Argument(help="A server that has a URL.")], mcp_config: _McpConfig = None
 ) -> None:
     """Forget the tokens of an MCP server, and have them revoked where that is possible."""
     with plain_errors():

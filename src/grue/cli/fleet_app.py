@@ -56,7 +56,7 @@ def retry(
     ray: _Ray = None,
     batch: _Batch = False,
 ) -> None:
-    """Go on with a sweep, and try again the episodes that failed three times because a server was missing."""
+    """Go on with a sweep, and try again the episodes that were given up after three attempts."""
     _run(_Chosen(sweep, directory, workers, engine, ray, batch), retry=True)
 
 
@@ -140,11 +140,11 @@ def table(
         ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Count the episodes too that the latest sweep has not.")
+        bool, typer.Option("--all", help="Also count episodes that are not in the latest sweep.")
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Print the mean scores of each cell of the grid, with standard error, and an episode of it."""
+    """Print the mean scores of each cell of the grid, with standard error, and the id of an episode."""
     with plain_errors():
         from grue.cli.fleet_view import print_table
 
@@ -262,7 +262,7 @@ def failures(
 ) -> None:
     """Group the failed episodes by what went wrong, with the commands that open their traces there.
 
-    If the folder also has episodes of earlier sweeps, these do not count, and are told.
+    Episodes of earlier sweeps in the same folder are left out; their number is printed.
     """
     with plain_errors():
         from grue.cli.fleet_failures import print_failures
