@@ -153,7 +153,8 @@ def test_a_result_that_was_cut_is_told_wherever_a_trace_is_read(tmp_path: Path, 
         sent = len(told(server.requests[-1]))
     whole = len(log()) if not json_results else len(msgspec.json.encode({"content": log()}))
     bodies = [envelope.body for envelope in read_episode(path).envelopes]
-    words = f"; {outcome.tool_calls[0].call_id} cut: the model was sent {sent:,} of {whole:,} characters"
+    words = f"; {outcome.tool_calls[0].call_id} cut (max_result_chars):"
+    words += f" the model was sent {sent:,} of {whole:,} characters"
     requests = [body for body in bodies if isinstance(body, RequestCompletion)]
     assert [summarize(body).partition(";")[1:] for body in requests] == [("", ""), (";", words[1:])]
     assert [mark_of(body) for body in bodies if severity_of(body) == "warn"] == ["cut"], "no other problem"

@@ -266,18 +266,23 @@ _told: set[str] = set()
 
 
 def recorder_that_tells() -> Recorder:
-    """Return a recorder for a program that watches none: what has no effect is told by the logger `grue`.
+    """Return a recorder for a program that watches none: the logger `grue` tells it what else only traces do.
+
+    That is what the program asked for and did not get: tools that the model is not shown, a pattern that
+    matches no tool, a setting that is not sent, a reply that was cut short.
 
     Python writes its warnings to standard error unless the program has configured logging. Each is written
     once in a process.
     """
     recorder = Recorder()
-    kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut)
+    kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut, m.ReplyCut)
     recorder.watch(dict.fromkeys(kinds, partial(_tell, recorder)))
     return recorder
 
 
 def _tell(recorder: Recorder, body: Struct) -> None:
+    if isinstance(body, m.ReplyCut) and body.retried_with is not None:
+        return  # it is asked for again, with a larger limit
     # Few programs have something to be told.
     from grue.tracing.message_words import log_lines
     from grue.tracing.observers.events import LoggerObserver

@@ -379,7 +379,8 @@ def _supported(body: m.ToolSupportChecked) -> str:
 def _asked(body: m.RequestCompletion) -> str:
     wants = "tools on offer" if isinstance(body.mode, m.OfferTools) else "an answer, no tools"
     cuts = (
-        f"; {each.call_id} cut: the model was sent {len(each.content):,} of {each.whole_chars:,} characters"
+        f"; {each.call_id} cut (max_result_chars):"
+        f" the model was sent {len(each.content):,} of {each.whole_chars:,} characters"
         for each in cut_results(body)
     )
     return f"request {body.request}: {wants}, {counted(len(body.new), 'new item')}{''.join(cuts)}"

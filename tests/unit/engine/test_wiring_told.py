@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from grue import FunctionTools, LlmSettings, Recorder, Runner, ToolPolicy, ToolRule, TurnRequest
+from grue import FunctionTools, LlmSettings, Recorder, RetryPolicy, Runner, ToolPolicy, ToolRule, TurnRequest
 from grue.engine import wiring
-from grue.testing.llm_server import ScriptedLlmServer
+from grue.testing.llm_server import ScriptedLlmServer, completion
 from grue.tracing.observers.events import LoggerObserver
 
 SHOP = {"shop": FunctionTools({"price": lambda article: 21})}
@@ -60,6 +60,19 @@ def test_a_pattern_that_matches_nothing_is_told_once_in_a_process(caplog: pytest
 def test_a_rule_that_matches_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
     ask(TurnRequest("How much?"), policy=ToolPolicy(rules=(ToolRule(tools=("shop.pay",), verdict="deny"),)))
     assert told(caplog) == ["grue: the tool policy has 'shop.pay', which matches no tool"]
+
+
+def test_a_reply_that_was_cut_is_told_unless_it_is_asked_for_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cut = completion({"role": "assistant", "content": "It is"}, finish_reason="length")
+    for factor, said in ((1.0, ["grue: LLM reply was cut at 5 tokens"]), (4.0, [])):
+        caplog.clear()
+        with ScriptedLlmServer([cut, "It is blue."]) as llm:
+            retry = RetryPolicy(length_retry_factor=factor)
+            llm_settings = LlmSettings(base_url=llm.base_url, model="m", max_tokens=5, retry=retry)
+            Runner(llm=llm_settings).run_turn(TurnRequest("A colour?", answer=None))
+        assert told(caplog) == said
 
 
 def settings(llm: ScriptedLlmServer) -> LlmSettings:
