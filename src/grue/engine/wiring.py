@@ -283,6 +283,8 @@ def recorder_that_tells() -> Recorder:
 def _tell(recorder: Recorder, body: Struct) -> None:
     if isinstance(body, m.ReplyCut) and body.retried_with is not None:
         return  # it is asked for again, with a larger limit
+    if isinstance(body, m.ServerNoted) and body.kind != "bad_tool":
+        return
     # Few programs have something to be told.
     from grue.tracing.message_words import log_lines
     from grue.tracing.observers.events import LoggerObserver

@@ -33,7 +33,6 @@ from grue.engine.tool_servers import (
     startup_limits,
     usable_servers,
 )
-from grue.engine.wiring import recorder_that_tells
 from grue.errors import MCPConfigError, MCPError, TurnCancelled
 from grue.policies import ApprovalDecision, ApprovalQuestion, ToolPolicy, TurnLimits
 from grue.protocol.tools.policy import judge, judged, own_copies, question_about, read_decisions, settled
@@ -90,7 +89,7 @@ class ToolClient(ToolAccess):
     ) -> None:
         refuse_other_kinds(recorder=recorder, elicit=elicit, process_limits=process_limits)
         self.limits = settings_or_default("limits", limits, TurnLimits())
-        self.recorder = recorder or recorder_that_tells()
+        self.recorder = recorder or Recorder()
         self._servers = usable_servers(servers)
         self._options = ClientOptions(
             limits=process_limits or ProcessLimits(),
