@@ -1,6 +1,7 @@
 """Running the command line as a user does: a process of its own, its output, its leftovers."""
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -71,11 +72,31 @@ def forked(*args: str, before: str = "") -> Sequence[str]:
 
 @cache
 def _fork_server() -> str:
-    """Start the fork server, which ends soon after this process does; return the path of its socket."""
-    path = str(Path(tempfile.mkdtemp(prefix="grue-forks-")) / "socket")
+    """Return the path of the fork server's socket. All workers share one, which ends soon after them."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+    owner = os.getppid() if run else os.getpid()
+    folder = Path(tempfile.gettempdir(), f"grue-forks-{owner}-{run[:8]}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with _locked(folder):
+        if not (folder / "socket").exists():
+            _start_fork_server(folder / "socket", owner)
+    return str(folder / "socket")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _start_fork_server(path: Path, owner: int) -> None:
     plain = {name: value for name, value in environment().items() if name != _MARK}
     subprocess.run(
-        [sys.executable, fork_server.__file__, "serve", path, str(os.getpid())],
+        [sys.executable, fork_server.__file__, "serve", str(path), str(owner)],
         env=plain,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -84,7 +105,6 @@ def _fork_server() -> str:
         timeout=DEADLINE_S,
         check=True,
     )
-    return path
 
 
 def command(*args: str, before: str = "") -> Sequence[str]:

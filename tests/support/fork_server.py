@@ -2,7 +2,8 @@
 
 A program that speaks MCP imports the SDK, which takes a second of processor time, and the tests run hundreds
 of programs. Each one is still a process of its own, with its own arguments, environment, folder, session,
-standard streams, signals and exit status. A test of how a program starts must run a new interpreter instead.
+standard streams, signals and exit status. A test of how a program starts must run a new interpreter instead,
+and so must one of what is freed at its end: after `atexit`, this one flushes its streams and is gone.
 
     python fork_server.py serve SOCKET OWNER                  the server; it ends with the process OWNER
     python -I -S fork_server.py run SOCKET BEFORE grue ARGS   one command, in place of `grue ARGS`
@@ -14,19 +15,22 @@ program first.
 """
 
 import os
-import signal
-import socket
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` would take as long to import as all the rest of `run`
+    from socket import socket
 
 _NOT_IMPORTED = ("grue.__main__", "grue.tracing.observers.", "grue.servers", "grue.testing")
-_PASSED_ON = {number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
-_PASSED_ON[signal.SIGUSR1] = signal.SIGKILL
+_SIZE = 4  # bytes that say how long a request is
 _LOOK_FOR_OWNER_S = 1.0
 
 
 def serve(path: str, owner: int) -> None:
     """Import everything, listen, go on in the background, and fork for each client."""
+    import signal
+    import socket
+
     _import_everything()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -76,19 +80,21 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _monitor(connection: socket.socket) -> None:
+def _monitor(connection: "socket") -> None:
     """Fork the program, pass signals on, and report its end. Returns in the program's process only."""
-    import json
+    import marshal
+    import signal
+    import socket
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     connection.settimeout(None)
     text, streams, _, _ = socket.recv_fds(connection, 1 << 16, 3)
-    while not text.endswith(b"\n"):
+    while len(text) < _SIZE or len(text) < _SIZE + int.from_bytes(text[:_SIZE], "little"):
         text += connection.recv(1 << 16)
     pid = os.fork()
     if pid == 0:
         connection.close()
-        _run(json.loads(text), streams)
+        _run(marshal.loads(text[_SIZE:]), streams)
         return
     for stream in streams:
         os.close(stream)
@@ -99,11 +105,12 @@ def _monitor(connection: socket.socket) -> None:
         os._exit(0)  # also where nobody waits for the status any longer
 
 
-def _status_of(pid: int, connection: socket.socket) -> int:
+def _status_of(pid: int, connection: "socket") -> int:
     """Wait for the program's end. A byte is a signal for it; the end of the client is its end."""
     import select
+    import signal
 
-    sources: list[Any] = [connection]
+    sources: list[object] = [connection]
     if hasattr(os, "pidfd_open"):
         sources.append(os.pidfd_open(pid))
     while True:
@@ -116,9 +123,8 @@ def _status_of(pid: int, connection: socket.socket) -> int:
             return status
 
 
-def _run(request: dict[str, Any], streams: list[int]) -> None:
+def _run(request: dict[str, object], streams: list[int]) -> None:
     import random
-    import runpy
 
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -130,7 +136,19 @@ def _run(request: dict[str, Any], streams: list[int]) -> None:
     _open_streams()
     random.seed()
     exec(request["before"], {})
-    target, *args = request["command"]
+    status = 0
+    try:
+        _run_program(*request["command"])
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        status = ended.code or 0
+    _end(status)
+
+
+def _run_program(target: str, *args: str) -> None:
+    import runpy
+
     if target == "grue":
         sys.argv = ["grue", *args]
         sys.path[0] = ""  # as `python -c` has it
@@ -141,6 +159,26 @@ def _run(request: dict[str, Any], streams: list[int]) -> None:
         sys.argv = [target, *args]
         sys.path[0] = os.path.dirname(target)  # noqa: PTH120
         runpy.run_path(target, run_name="__main__")
+
+
+def _end(status: int) -> None:
+    """End as an interpreter does, but free nothing: that would copy the memory that all programs share.
+
+    Threads that it waits for, and streams that cannot be written, are left to the interpreter itself.
+    """
+    import atexit
+    import threading
+
+    others = (each for each in threading.enumerate() if each is not threading.main_thread())
+    if not all(each.daemon for each in others):
+        sys.exit(status)
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(status)
+    os._exit(status & 0xFF)
 
 
 def _open_streams() -> None:
@@ -155,20 +193,29 @@ def _open_streams() -> None:
 
 
 def run(path: str, before: str, command: list[str]) -> int:
-    """Have the server run a program with this process's folder, environment and streams."""
-    import json
+    """Have the server run a program with this process's folder, environment and streams.
 
+    `socket` and `signal` take longer to import than all the rest of this process.
+    """
+    import _signal
+    import _socket
+    import marshal
+
+    passed_on = {each: each for each in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)}
+    passed_on[_signal.SIGUSR1] = _signal.SIGKILL
     request = {"cwd": os.getcwd(), "environ": dict(os.environ), "before": before, "command": command}  # noqa: PTH109
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
-        text = json.dumps(request).encode() + b"\n"
-        sent = socket.send_fds(connection, [text], [0, 1, 2])
-        connection.sendall(text[sent:])
-        for number in _PASSED_ON:
-            signal.signal(number, lambda caught, _frame: connection.sendall(bytes([_PASSED_ON[caught]])))
-        for stream in (0, 1, 2):
-            os.close(stream)
-        return int(connection.recv(100))
+    connection = _socket.socket(_socket.AF_UNIX)
+    connection.connect(path)
+    body = marshal.dumps(request)
+    text = len(body).to_bytes(_SIZE, "little") + body
+    streams = b"".join(stream.to_bytes(4, sys.byteorder) for stream in (0, 1, 2))
+    sent = connection.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+    connection.sendall(text[sent:])
+    for number in passed_on:
+        _signal.signal(number, lambda caught, _frame: connection.sendall(bytes([passed_on[caught]])))
+    for stream in (0, 1, 2):
+        os.close(stream)
+    return int(connection.recv(100))
 
 
 if __name__ == "__main__":
@@ -178,6 +225,8 @@ if __name__ == "__main__":
         case ["run", path, before, *command]:
             status = run(path, before, command)
             if status < 0:  # die of the same signal
+                import signal
+
                 signal.signal(-status, signal.SIG_DFL)
                 os.kill(os.getpid(), -status)
             os._exit(status)
