@@ -10,7 +10,7 @@ from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.runtime.safe_text import printable, shown_whole, well_formed
+from grue.runtime.safe_text import printable, shortened, shown_whole, well_formed
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=80)
 
@@ -117,3 +117,16 @@ def test_what_is_too_long_or_no_json_is_not_shown() -> None:
     assert shown_whole({"x": "ab" * 40_000}) is None
     assert shown_whole({"x": " " * 3_000_000}) is None
     assert shown_whole({"x": object()}) is None
+
+
+@given(st.text(max_size=60), st.integers(min_value=3, max_value=40))
+def test_a_shortened_text_keeps_its_beginning_and_its_end(text: str, limit: int) -> None:
+    short = shortened(text, limit)
+    if len(text) <= limit:
+        assert short == text
+    else:
+        assert len(short) == limit
+        end = limit // 3
+        assert text.startswith(short[: limit - 1 - end])
+        assert short[limit - 1 - end] == "…"
+        assert text[len(text) - end :] == short[limit - end :]

@@ -68,9 +68,11 @@ _FORMS = (
     r"|(?P<other><\|tool_call_start\|>|<\|tool_calls\|>|<\|tools_prefix\|>)"
 )
 _MARKS = re.compile(rf"^[ \t]*(?:{_FORMS}|(?P<recipient>to=[\w.\-/]{{1,200}} ?<\|channel\|>))", re.MULTILINE)
-_ATTACHED = re.compile(rf"(?<=[^\s`'\"(\[])(?:{_FORMS})")
-"""A mark that stands directly behind a text."""
+_FORM = re.compile(_FORMS)
+_FIRST_CHARS = re.compile(r"[<\[\]]")
+"""What a mark directly behind a text begins with. A search for these alone is much quicker."""
 
+_NO_TEXT = frozenset(" \t\n\r`'\"([")
 _MOST_LOOKED_AT = 10_000
 _FENCE = re.compile(r"```(?:json|tool_call|tool_calls|xml)?[ \t]*\n", re.IGNORECASE)
 _NAME = re.compile(r"[\w.\-/:]{1,200}")
@@ -273,7 +275,7 @@ def read_written(
 
 
 def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
-    mark, attached = _MARKS.search(text), _ATTACHED.search(text)
+    mark, attached = _MARKS.search(text), _attached_mark(text)
     if attached is not None and (mark is None or attached.start() < mark.start()):
         found = _read_attached(text, attached, tools)
         if found is not None:
@@ -296,6 +298,15 @@ def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
         return None
     # A mark before this one may be of another call, and half of the calls is not what was said.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
+
+
+def _attached_mark(text: str) -> "re.Match[str] | None":
+    """Return the first mark that stands directly behind a text."""
+    for each in _FIRST_CHARS.finditer(text, 1):
+        at = each.start()
+        if text[at - 1] not in _NO_TEXT and (mark := _FORM.match(text, at)) is not None:
+            return mark
+    return None
 
 
 def _read_attached(text: str, mark: "re.Match[str]", tools: Mapping[str, m.ToolDefinition]) -> Written | None:
