@@ -21,7 +21,7 @@ def runner() -> Runner:
     return Runner(
         llm=LlmSettings(base_url=base_url, model=model),
         servers={"plain": StdioServer(name="plain", command=command, args=tuple(args))},
-        tool_lock=tool_lock_file.read(Path("mcp_tools.lock")),
+        tool_lock=tool_lock_file.read_tool_lock(Path("mcp_tools.lock")),
         trace=trace,
     )
 

@@ -186,9 +186,9 @@ class LLMError(MCPError):
     Attributes:
         kind: How it failed: `refused`, `unavailable`, `timed_out`, `invalid_reply`, `damaged` (a stream with
             garbage in it) or `unreachable`. A connection that broke off is `unavailable`.
-        reason: Why, a word of `grue.policies.FailureReason` that programs can match: `key`, `permission`,
-            `credit`, `rate`, `overloaded`, `region`, `model`, `tools`, `content`, `too_long`, `request`,
-            `address`, `connection`, `timeout` or `reply`; empty if it is not known.
+        reason: Why, a word that programs can match: `key`, `permission`, `credit`, `rate`, `overloaded`,
+            `region`, `model`, `tools`, `content`, `too_long`, `request`, `address`, `connection`, `timeout`
+            or `reply`; empty if it is not known.
         status: HTTP status, or `None` if there was no reply.
         retry_after_s: The wait in seconds that the endpoint asked for last, or `None`.
         model: The model that was asked for.

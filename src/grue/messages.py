@@ -79,7 +79,6 @@ __all__ = [
     "ModelPassedOver",
     "OfferTools",
     "RequestCompletion",
-    "RequireAnswer",
     "RewriteHistory",
     "RunTurn",
     "ServerDied",

@@ -7,13 +7,34 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from commands import environment, grue
 
-from grue import LlmSettings
+from grue import FunctionTools, LlmSettings, Runner
 from grue.errors import LLMError
-from grue.hosting import read_episode
+from grue.hosting import (
+    Actor,
+    Envelope,
+    LentConversation,
+    LlmFactory,
+    Mailbox,
+    ModelSettings,
+    Note,
+    Reply,
+    WireProfile,
+    read_episode,
+)
+from grue.messages import (
+    CheckToolSupport,
+    CompletionReceived,
+    OfferTools,
+    RequestCompletion,
+    ToolCall,
+    ToolMessage,
+    ToolSupportChecked,
+)
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.facts import EpisodeResumed
 
@@ -114,3 +135,60 @@ def test_the_guide_names_the_public_modules() -> None:
         line.split()[0] for line in (DOCS.parent / "tests/unit/public_api.txt").read_text().splitlines()
     }
     assert public <= named
+
+
+# --- A model of the host's own, on public names only ---
+
+
+class OwnModel(Actor[Any]):
+    """Calls `look` once, and then says what it has read."""
+
+    def __init__(
+        self, mailbox: Mailbox[Any], agent: Mailbox[Any], lent: LentConversation | None = None
+    ) -> None:
+        super().__init__(mailbox)
+        self.agent, self.lent = agent, lent
+
+    async def receive(self, envelope: Envelope[Any]) -> None:
+        outcome: ToolSupportChecked | CompletionReceived
+        match envelope.body:
+            case CheckToolSupport():
+                outcome = ToolSupportChecked(model="own", endpoint="here", supported=True, by="client")
+            case RequestCompletion(request=number) as command if self.lent is not None:
+                asked = await self.lent.ask(command)
+                said = json.loads(asked.body(ModelSettings(model="own")))["messages"]
+                reply = Reply(content=f"{number}: {[each['role'] for each in said]}")
+                outcome = await self.lent.answered(command, asked, reply, 0.0)
+            case RequestCompletion(request=1, mode=OfferTools(tools=(tool, *_))):
+                call = ToolCall(call_id="a", name=tool.name, arguments="{}")
+                outcome = CompletionReceived(request=1, tool_calls=(call,))
+            case RequestCompletion(request=number, new=(ToolMessage(content=found),)):
+                outcome = CompletionReceived(request=number, content=found)
+        await self.agent.send(outcome, sender=self.name, cause=envelope.seq)
+
+
+class OwnModels:
+    """Its factory, for conversations too."""
+
+    profile = WireProfile(name="own")
+    model = "own"
+
+    def __call__(self, mailbox: Mailbox[Any], agent: Mailbox[Any], _: Note) -> OwnModel:
+        return OwnModel(mailbox, agent)
+
+    def lending(self, lent: LentConversation) -> LlmFactory:
+        return lambda mailbox, agent, _: OwnModel(mailbox, agent, lent)
+
+
+def test_a_model_of_the_hosts_own_calls_tools_and_answers() -> None:
+    with Runner(llm=OwnModels(), servers={"room": FunctionTools({"look": lambda: "A dark room."})}) as runner:
+        outcome = runner.run_turn("Where am I?")
+    assert outcome.response == "A dark room."
+    assert [call.name for call in outcome.tool_calls] == ["room.look"]
+
+
+def test_a_model_of_the_hosts_own_goes_on_in_a_conversation() -> None:
+    with Runner(llm=OwnModels()) as runner:
+        talk = runner.conversation("You are brief.")
+        talk.ask("One?")
+        assert talk.ask("Two?").response == "1: ['system', 'user', 'assistant', 'user']"

@@ -194,7 +194,7 @@ def _lock(rng: Random, sound: Path, folder: Path, findings: Findings) -> str:
     file.write_bytes(
         rng.choice((_spoilt(rng, dumps(_LOCK)), with_another_member(rng, _LOCK), dumps(odd_value(rng))))
     )
-    return _typed(findings, "a lock", lambda: tool_lock_file.read(file))
+    return _typed(findings, "a lock", lambda: tool_lock_file.read_tool_lock(file))
 
 
 def _settings(rng: Random, sound: Path, folder: Path, findings: Findings) -> str:

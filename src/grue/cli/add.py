@@ -228,7 +228,7 @@ def _approved(name: str, path: Path) -> bool:
     for line in described(outcome, known.source, 80):
         say(line)
     others = [each for each in (*known.servers, *known.unusable) if each != name]
-    if others and tool_lock_file.read(tool_lock_file.lock_path(path)) is None:
+    if others and tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path)) is None:
         # A lock with this server alone would say that nothing of the others is approved.
         say(f"The file's servers have no tool lock. To approve the tools of all: {GRUE} tools --lock")
     else:

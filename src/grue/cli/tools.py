@@ -62,7 +62,7 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
     """
     if known.source == BUNDLED or config.mcp_tool_lock == "off":
         return
-    lock = tool_lock_file.read(tool_lock_file.lock_path(Path(known.source)))
+    lock = tool_lock_file.read_tool_lock(tool_lock_file.lock_path(Path(known.source)))
     if lock is None:
         return
     for name, tools in listings.items():

@@ -34,7 +34,7 @@ def lock_path(mcp_config: Path) -> Path:
     return mcp_config.parent / FILE_NAME
 
 
-def read(path: Path) -> ToolLock | None:
+def read_tool_lock(path: Path) -> ToolLock | None:
     """Return the tool lock in a file, with the listings of the file beside it; `None`: there is no lock.
 
     Raises:
@@ -72,7 +72,7 @@ def write(
     Raises:
         MCPConfigError: The file exists and is not a tool lock, or it cannot be written.
     """
-    before = read(path) or ToolLock()
+    before = read_tool_lock(path) or ToolLock()
     listed = {name: tuple(tools) for name, tools in tools_by_server.items()}
     servers = {name: dict(pins) for name, pins in before.servers.items() if name in keep}
     servers |= {name: lock_of(tools) for name, tools in listed.items()}

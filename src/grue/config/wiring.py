@@ -117,7 +117,7 @@ def tool_lock(config: GameConfiguration) -> ToolLock | None:
     if config.mcp_tool_lock == "off":
         return None
     path = tool_lock_file.lock_path(config.mcp_config_path)
-    lock = tool_lock_file.read(path)
+    lock = tool_lock_file.read_tool_lock(path)
     if lock is None and config.mcp_tool_lock == "refuse":
         raise MCPConfigError(
             f'There is no tool lock {path}, and the setting mcp.tool_lock = "refuse" requires one. '

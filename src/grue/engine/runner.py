@@ -119,9 +119,10 @@ class Runner(AsyncToolAccess, Closing):
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
             model stay open. `sessions`: also the sessions; all turns share one per server, and in `map` each
             worker has its own.
-        start: When a server starts, unless its own options say it: a word of `grue.policies.StartWhen` (in
-            the turn) or `StartAhead` (for the turn after), or a pair of both. No call is made before its
-            server has listed its tools, and none of a tool that has changed.
+        start: When a server starts, unless its own options say it. In the turn: `before` the first request,
+            `beside` it if its tools are known, `beside_if_locked` by the listing file, or `when_called`. For
+            the turn after: `after_turn`, or `beside_turn`, while this one waits for its model. Or a pair of
+            both. Only tools that their server has listed, and that have not changed, are called.
 
     Raises:
         MCPConfigError: A server name, `keep`, `start` or `tool_policy` is invalid, or `keep` and `start` make

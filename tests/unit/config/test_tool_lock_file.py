@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
-from grue.config.tool_lock_file import lock_path, read, write
+from grue.config.tool_lock_file import lock_path, read_tool_lock, write
 from grue.config.wiring import on_tool_drift, tool_lock
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolDefinition
@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, names
     path = tmp_path_factory.mktemp("lock") / "mcp_tools.lock"
     tools = [tool(name, name) for name in names]
     write(path, {"a": tools})
-    lock = read(path)
+    lock = read_tool_lock(path)
     assert lock is not None
     assert lock.pins("a") == lock_of(tools)
     assert drift(lock.pins("a"), tools) == ()
@@ -63,7 +63,7 @@ def test_writing_says_what_has_changed(tmp_path: Path) -> None:
         ("a", "y", "removed"),
         ("gone", "w", "removed"),
     ]
-    lock = read(path)
+    lock = read_tool_lock(path)
     assert lock is not None
     assert set(lock.servers) == {"a", "b"}
     assert lock.pins("b") == lock_of([tool("z")])
@@ -85,7 +85,7 @@ def test_writing_says_what_has_changed(tmp_path: Path) -> None:
 def test_what_is_no_tool_lock_is_refused_and_left_alone(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "mcp_tools.lock"
     path.write_text(text)
-    for use in (lambda: read(path), lambda: write(path, {"a": [tool("x")]})):
+    for use in (lambda: read_tool_lock(path), lambda: write(path, {"a": [tool("x")]})):
         with pytest.raises(MCPConfigError) as error:
             use()
         assert words in str(error.value)
@@ -159,18 +159,18 @@ def test_half_a_surrogate_pair_or_deep_nesting_is_a_sentence(tmp_path: Path, tex
     path = tmp_path / "mcp_tools.lock"
     path.write_text(text)
     with pytest.raises(MCPConfigError, match=r"is not a tool lock: .*remove it and approve the tools again"):
-        read(path)
+        read_tool_lock(path)
 
 
 def test_a_folder_or_an_endless_file_in_its_place_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "mcp_tools.lock"
     path.mkdir()
     with pytest.raises(MCPConfigError, match="not a regular file"):
-        read(path)
+        read_tool_lock(path)
     path.rmdir()
     path.symlink_to("/dev/zero")
     with pytest.raises(MCPConfigError, match="not a regular file"):
-        read(path)
+        read_tool_lock(path)
 
 
 def test_a_note_about_a_name_that_is_no_text_can_be_recorded() -> None:

@@ -63,7 +63,8 @@ from grue.hosts.agent_loop.injected import MCP, PREFIX, InjectedTools, InvokeMcp
 from grue.policies import StartWhen
 
 if TYPE_CHECKING:
-    from grue.hosting import LlmEndpoint, ToolLock
+    from grue.hosting import LlmEndpoint
+    from grue.protocol.tools.lock import ToolLock
 
 
 FUNCTIONS = "tools"

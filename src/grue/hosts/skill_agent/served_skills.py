@@ -22,7 +22,6 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError, MCPError
-from grue.hosting import printable
 from grue.hosts.skill_agent.skills import (
     LOCK_FILE,
     SKILL_FILE,
@@ -32,6 +31,7 @@ from grue.hosts.skill_agent.skills import (
     read_skill_lock,
     write_skill_lock,
 )
+from grue.runtime.safe_text import printable
 
 LIST, GET = "skills/list", "skills/get"
 MOST_FILES, MOST_BYTES = 512, 16 << 20

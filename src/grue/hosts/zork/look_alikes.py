@@ -15,13 +15,12 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import LLMError
-from grue.hosting import printable
 from grue.policies import FailureKind
 from grue.protocol.chat_wire.failures import MAX_WORDS, Fault, kind_of_status, reason_of_fault
 from grue.protocol.chat_wire.profiles import ToolSupportPolicy, checked_support
 from grue.protocol.tools import results as tool_results
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
-from grue.runtime.safe_text import beginning
+from grue.runtime.safe_text import beginning, printable
 from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import secrets_in
 
