@@ -269,8 +269,8 @@ def test_r14_doctor_without_mcp_names_the_command(tmp_path: Path) -> None:
         "    if name == 'mcp':\n        raise m.PackageNotFoundError(name)\n"
         "    return real(name)\n"
         "m.version = version\n"
-        "from pathlib import Path\niterdir = Path.iterdir\n"
-        "Path.iterdir = lambda self: (p for p in iterdir(self) if not p.name.startswith('mcp-'))\n"
+        "from pathlib import Path\nglob = Path.glob\n"
+        "Path.glob = lambda self, *how: (p for p in glob(self, *how) if not p.name.startswith('mcp-'))\n"
     )
     found = grue("doctor", "--no-network", cwd=tmp_path, before=without)
     assert found.returncode == 1

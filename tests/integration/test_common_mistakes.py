@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_MCP = """
 import importlib.metadata as m
 from pathlib import Path
-real, iterdir = m.version, Path.iterdir
+real, glob = m.version, Path.glob
 def version(name):
     if name == "mcp":
         raise m.PackageNotFoundError(name)
     return real(name)
 m.version = version
-Path.iterdir = lambda self: (p for p in iterdir(self) if not p.name.startswith("mcp-"))
+Path.glob = lambda self, *how: (p for p in glob(self, *how) if not p.name.startswith("mcp-"))
 """
 
 

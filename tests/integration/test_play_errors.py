@@ -19,8 +19,8 @@ def version(name):
     return real(name)
 metadata.version = version
 from pathlib import Path
-iterdir = Path.iterdir
-Path.iterdir = lambda self: (path for path in iterdir(self) if not path.name.startswith("mcp-"))
+glob = Path.glob
+Path.glob = lambda self, *how: (path for path in glob(self, *how) if not path.name.startswith("mcp-"))
 sys.modules["mcp"] = None
 """
 
