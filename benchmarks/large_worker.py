@@ -25,8 +25,11 @@ from grue.hosts.zork.facts import Observed
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.reader import TraceReader
 from grue.runtime.trace.recorder import Recorder
-from grue.testing import hostile_server
-from grue.testing.faulty_http_server import faulty_http_server
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+import hostile_server
+from faulty_http_server import faulty_http_server
 
 PATHS = {
     "stdio text": "--result text={}",

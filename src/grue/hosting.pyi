@@ -14,7 +14,7 @@ from grue.engine.outside_turns.tool_client import judge_calls as judge_calls
 from grue.engine.turn import error_for as error_for
 from grue.protocol.chat_wire.profile import ModelSettings as ModelSettings
 from grue.protocol.chat_wire.profile import WireProfile as WireProfile
-from grue.protocol.chat_wire.reply import Reply as Reply
+from grue.protocol.chat_wire.wire_format import Reply as Reply
 from grue.runtime.actor import Actor as Actor
 from grue.runtime.actor import Mailbox as Mailbox
 from grue.runtime.actor import Note as Note

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from faulty_http_server import faulty_http_server
 from http_servers import real_http_server
 
 from grue import FailurePolicy, HttpServer, LlmSettings, Runner, ServerOptions, TraceWriter, TurnRequest
@@ -21,7 +22,6 @@ from grue.hosts.zork.manager import MCPManager
 from grue.messages import ConnectFailed, PrewarmLost, SessionPrewarmed
 from grue.policies import TurnLimits
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.testing.faulty_http_server import faulty_http_server
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -94,7 +94,7 @@ def test_a_server_that_was_down_is_tried_again_when_its_wait_is_over(
 ) -> None:
     """The waits are 30 s and then 60 s, by a clock that the test sets."""
     gone_by_s = [0.0]
-    monkeypatch.setattr(mcp_session, "now", lambda: gone_by_s[0])
+    monkeypatch.setattr(mcp_session, "current_time", lambda: gone_by_s[0])
     tried: list[ConnectFailed] = []
 
     def note(envelope: Envelope[Any], _line: bytes) -> None:

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from fault_matrix import TOLERATED
 from fault_turns import MODES, Mode, drive_turn
+from faulty_http_server import faulty_http_server
 from lifetimes import (
     DONE,
     ECHO,
@@ -48,7 +49,6 @@ from grue.policies import Budget
 from grue.protocol.tools.lock import ToolLock, lock_of
 from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.testing.faulty_http_server import faulty_http_server
 from grue.tool_sessions.failures import ServerFailed
 from grue.tool_sessions.server_requests import ElicitationRequest
 from grue.tracing.diff import diff

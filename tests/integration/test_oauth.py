@@ -18,6 +18,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+from faulty_http_server import faulty_http_server
 from http_servers import real_http_server
 
 from grue.cli.login import stored
@@ -25,7 +26,6 @@ from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import NeedsLogin
 from grue.messages import ServerFailure, SessionOpened
 from grue.runtime.trace.recorder import Recorder
-from grue.testing.faulty_http_server import faulty_http_server
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from commands import environment
+from faulty_http_server import faulty_http_server
 from patient_turns import patient_model
 from rows import first_of
 
 from grue.testing import faulty_server
-from grue.testing.faulty_http_server import faulty_http_server
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

@@ -7,10 +7,10 @@ only its own call. A tool with such a definition is left out of the listing, wit
 from collections import Counter
 from collections.abc import Sequence
 
+import hostile_server
 from fault_turns import Fault, RowOutcome, run_and_summarize, runner_for
+from hostile_server import FLOODS
 
-from grue.testing import hostile_server
-from grue.testing.hostile_server import FLOODS
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 
 _CALL = '{"jsonrpc":"2.0","id":ID,'

@@ -22,7 +22,7 @@ from grue.protocol.chat_wire.failures import Fault, describe, fault_of_status
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import profile_for
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import (
     AdaptProfile,

@@ -28,8 +28,7 @@ from grue.protocol.answers import has_shape
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
-from grue.protocol.chat_wire.reply import Reply
-from grue.protocol.chat_wire.wire_format import Choice, Delta
+from grue.protocol.chat_wire.wire_format import Choice, Delta, Reply
 from grue.protocol.chat_wire.written_calls import Part, ThoughtSplitter
 from grue.protocol.context.fit import TEXT_BYTES_PER_TOKEN
 from grue.protocol.context.history import History

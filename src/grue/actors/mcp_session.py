@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 
 import anyio
+from anyio import current_time
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -131,7 +132,7 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _open(self, command: m.OpenSession, cause: int | None) -> None:
         self._closed_reported = False
         before = self.connection
-        requested = ConnectRequested(command.policy, anyio.current_time())
+        requested = ConnectRequested(command.policy, current_time())
         order: ConnectionCommand | None = self._connection_step(requested)
         while isinstance(order, Attempt):
             order = await self._attempt(order, command, cause)
@@ -158,7 +159,7 @@ class SessionActor(Actor[m.SessionCommand]):
         Returns:
             The next command of the connection's state machine; `None` if the turn's deadline has passed.
         """
-        started = anyio.current_time()
+        started = current_time()
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
@@ -172,7 +173,7 @@ class SessionActor(Actor[m.SessionCommand]):
                     attempt=attempt.number,
                     protocol_version=listing.protocol_version,
                     pid=connection.status.pid,
-                    elapsed_s=anyio.current_time() - started,
+                    elapsed_s=current_time() - started,
                     serves_unlisted=listing.serves_unlisted,
                     address=connection.status.address,
                     box=connection.status.box,
@@ -184,19 +185,19 @@ class SessionActor(Actor[m.SessionCommand]):
                 else:
                     await self._report(opened, cause)
                 cause = await self._serve(connection) or cause
-                closing = anyio.current_time()
+                closing = current_time()
         except ServerFailed as failed:
             self._connected = None
-            if anyio.current_time() >= self._deadline:
+            if current_time() >= self._deadline:
                 return None
             return self._connect_failed(failed, attempt, cause)
         finally:
             if closing is not None:
-                await self._report_closed(cause, elapsed_s=anyio.current_time() - closing)
+                await self._report_closed(cause, elapsed_s=current_time() - closing)
         return order
 
     def _connect_failed(self, failed: ServerFailed, attempt: Attempt, cause: int | None) -> ConnectionCommand:
-        order = self._connection_step(AttemptFailed(failed.failure, anyio.current_time()))
+        order = self._connection_step(AttemptFailed(failed.failure, current_time()))
         then: AfterFailedConnect = "disable"
         if isinstance(order, Attempt):
             then = "retry"
@@ -218,7 +219,7 @@ class SessionActor(Actor[m.SessionCommand]):
             elapsed_s=elapsed_s,
         )
         self._closed_reported = True
-        bound = anyio.current_time() + _CLOSE_REPORT_S
+        bound = current_time() + _CLOSE_REPORT_S
         with anyio.CancelScope(shield=True, deadline=bound), contextlib.suppress(MailboxClosed):
             await self._report(closed, cause)
 
@@ -295,10 +296,10 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _call(
         self, connection: ToolConnection, batch: m.CallTools, call: m.ToolCalled, message: int
     ) -> CallSettled:
-        started = anyio.current_time()
+        started = current_time()
 
         def lasted() -> float:
-            return anyio.current_time() - started
+            return current_time() - started
 
         number, call_id, error_code = batch.batch, call.call_id, None
         try:
@@ -352,4 +353,4 @@ class SessionActor(Actor[m.SessionCommand]):
         return order
 
     def _within(self, timeout_s: float) -> float:
-        return max(0.0, min(timeout_s, self._deadline - anyio.current_time()))
+        return max(0.0, min(timeout_s, self._deadline - current_time()))

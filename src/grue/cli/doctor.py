@@ -3,24 +3,25 @@
 import ast
 import importlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import NamedTuple, assert_never
 
 import anyio
+from msgspec import Struct
 
 from grue import __version__
 from grue import messages as m
-from grue.cli.doctor_boot import before_start, boot_lines
-from grue.cli.doctor_boxes import boxes
 from grue.cli.doctor_llm import look_at_llm, names_an_endpoint
 from grue.cli.finding import Finding, Verdict
 from grue.cli.login import stored_login
@@ -34,17 +35,159 @@ from grue.config.wiring import takes_servers, tool_lock, turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosts.zork.games.interpreters import choose_interpreter
+from grue.policies import TurnLimits
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.tools.lock import drift_text
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
+from grue.sandbox.box import in_words
+from grue.sandbox.kernel import coverage
+from grue.sandbox.launch import missing_for
 from grue.tool_sessions.failures import INSTALL_NODE, failure_text
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, is_own_key, visible_keys
 from grue.tracing.facts import counted
 from grue.transports.mcp.http_faults import AuthorizationRefused
-from grue.transports.mcp.launchers import node_too_old
+from grue.transports.mcp.launchers import Direct, Launcher, direct_command, launcher_of, node_too_old
 from grue.transports.mcp.listing import ListingCache
 from grue.transports.mcp.sdk_version import require_mcp
+
+
+def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
+    """Yield what this machine can enforce, and for each server that is started what it can reach.
+
+    Args:
+        servers: The servers by name.
+        source: Where they are configured, for the text.
+    """
+    started = {name: server for name, server in servers.items() if isinstance(server, StdioServer)}
+    yield machine(needed=any(server.sandbox for server in started.values()))
+    for name, server in started.items():
+        if server.sandbox is None:
+            yield Finding("note", f"{name} ({source}): no box: it can reach all that you can")
+            continue
+        missing = missing_for(server.sandbox)
+        text = f"{name} ({source}), box: {in_words(server.sandbox)}"
+        lines = "\n".join((text, *(f"Not enforced here: {each}." for each in missing)))
+        yield Finding("WRONG" if missing and server.sandbox.required else "note" if missing else "ok", lines)
+
+
+def machine(*, needed: bool) -> Finding:
+    """Report which limits of a box this machine can enforce. It is no fault if no server has a box."""
+    have = coverage()
+    missing = have.missing(hosts=True)
+    about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"
+    about += f", hosts by name {'possible' if have.listener else 'not possible'}"
+    text = f"boxes on {have.system}: {about}"
+    lines = [text, *(f"{each}." for each in (*missing, *have.notes()))]
+    return Finding("note" if missing and needed else "ok", "\n".join(lines))
+
+
+_DO_NOTHING = {"node": ("-e", "0"), "python": ("-c", "")}
+_INTERPRETER_S = 10.0
+_SHEBANG_BYTES = 256
+
+
+class Launch(Struct, frozen=True):
+    """The facts about a server's start that are known before it is started.
+
+    Attributes:
+        launcher: npx or uvx.
+        installed: The launcher has the package, so that the start downloads nothing.
+    """
+
+    server: StdioServer
+    launcher: Launcher
+    installed: bool
+
+
+def before_start(server: McpServer) -> Launch | None:
+    """Look at a server before it is started; `None`: it is not started by npx or uvx."""
+    if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
+        return None
+    # What uv has in its cache shows only when it is started again.
+    return Launch(server, launcher, installed=launcher == "npx" and direct_command(server) is not None)
+
+
+def boot_lines(launch: Launch, opened: m.SessionOpened, limits: TurnLimits) -> Iterator[str]:
+    """Yield what a server's start consisted of. It is started up to twice more for that.
+
+    Args:
+        launch: As it was before the start.
+        opened: Its first start.
+        limits: For the further ones.
+    """
+    launcher, first_s = launch.launcher, opened.elapsed_s
+    again = None if launch.installed else _started(launch.server, limits)
+    warm_s = first_s if again is None else min(first_s, again.elapsed_s)
+    parts = [f"download {first_s - warm_s:.2f} s"]
+    direct = direct_command(launch.server)
+    straight = None if direct is None else _started(direct.server, limits)
+    if direct is None or straight is None or _names(straight) != _names(opened):
+        yield f"its start: {', '.join(parts)}, {launcher} and the server {warm_s:.2f} s"
+        return
+    interpreter = _interpreter_s(direct.server)
+    own_s = straight.elapsed_s
+    parts.insert(0, f"{launcher} {max(0.0, warm_s - own_s):.2f} s")
+    if interpreter is not None:
+        name, took_s = interpreter
+        parts.append(f"{name} {min(took_s, own_s):.2f} s")
+        own_s = max(0.0, own_s - took_s)
+    yield f"its start: {', '.join(parts)}, program and handshake {own_s:.2f} s"
+    yield from _advice(launcher, direct, f"{straight.elapsed_s:.2f} s instead of {warm_s:.2f} s")
+
+
+def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
+    server = direct.server
+    hidden = dict(server.__rich_repr__())
+    command = f'"command": {json.dumps(server.command, ensure_ascii=False)}'
+    args = f'"args": {json.dumps(server.args, ensure_ascii=False)}'
+    if hidden["args"] != server.args:
+        args = "with the arguments that follow the package now"  # one looks like a key
+    how = "from uv's cache" if "--offline" in server.args else f"without {launcher}"
+    yield printable(f"faster {how}, {times}: {command}, {args}")
+    yield printable(direct.note)
+
+
+def _started(server: StdioServer, limits: TurnLimits) -> m.SessionOpened | None:
+    """Start a server and end it; `None`: it did not start."""
+    with ToolClient({server.name: server}, limits=limits) as client:
+        outcome = client.connect()[server.name]
+    return outcome if isinstance(outcome, m.SessionOpened) else None
+
+
+def _names(opened: m.SessionOpened) -> set[str]:
+    return {tool.tool for tool in opened.tools}
+
+
+def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
+    """Return the program's interpreter, and how long it takes to do nothing; `None`: it has none we know."""
+    command = _shebang(Path(server.command))
+    name = PurePath(command[-1]).name if command else ""
+    words = next((words for known, words in _DO_NOTHING.items() if name.startswith(known)), None)
+    if words is None:
+        return None
+    begun = time.monotonic()
+    try:
+        subprocess.run(
+            [*command, *words],
+            env=server.environment(),
+            capture_output=True,
+            timeout=_INTERPRETER_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return name, time.monotonic() - begun
+
+
+def _shebang(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            first = file.read(_SHEBANG_BYTES).partition(b"\n")[0]
+    except OSError:
+        return []
+    return first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+
 
 _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
 _NODE = ("node", "npx", "npm", "pnpm", "yarn")

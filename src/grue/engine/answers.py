@@ -13,7 +13,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.protocol.answers import json_objects
-from grue.protocol.chat_wire.reply import UNREADABLE
+from grue.protocol.chat_wire.wire_format import UNREADABLE
 from grue.protocol.json_text import json_value, strict_value
 from grue.runtime.loops.host_code import blame
 from grue.runtime.safe_text import fault_text, well_formed, well_formed_escapes

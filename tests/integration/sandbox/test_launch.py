@@ -15,7 +15,7 @@ import promises
 import pytest
 
 from grue import ShellTool, StdioServer
-from grue.cli.doctor_boxes import boxes as findings
+from grue.cli.doctor import boxes as findings
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import SandboxError
 from grue.runtime.processes.descendants import live_members
@@ -336,7 +336,7 @@ def test_the_doctor_says_what_each_server_can_reach(monkeypatch: pytest.MonkeyPa
         "free": StdioServer(name="free", command="x"),
         "boxed": StdioServer(name="boxed", command="x", sandbox=Sandbox(network=("a.example:443",))),
     }
-    monkeypatch.setattr("grue.cli.doctor_boxes.coverage", lambda: OLD)
+    monkeypatch.setattr("grue.cli.doctor.coverage", lambda: OLD)
     monkeypatch.setattr(launch, "coverage", lambda: OLD)
     machine, free, boxed = findings(servers, "mcp.json")
     assert machine.verdict == "note"

@@ -42,9 +42,7 @@ from grue.tracing.differences import Difference
 from grue.tracing.divergence import Divergence, derived
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope, open_episode
-from grue.tracing.replay import Changes, TurnReplay, render, replay
-from grue.tracing.replay_agent import same_redacted
-from grue.tracing.replay_sessions import Connections
+from grue.tracing.replay import Changes, Connections, TurnReplay, render, replay, same_redacted
 from grue.tracing.turn_slices import TurnSlice
 
 CLOSED = SessionClosed(server="cave")

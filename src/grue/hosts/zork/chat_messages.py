@@ -21,7 +21,7 @@ from grue import messages as m
 from grue.hosting import WireProfile
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import ModelSettings
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Reply
 
 
 @dataclass

@@ -36,8 +36,7 @@ from grue.policies import SupportCheck
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.chat_wire.profiles import supports_tool_calling, tool_support_error
-from grue.protocol.chat_wire.reply import Reply
-from grue.protocol.chat_wire.wire_format import Choice
+from grue.protocol.chat_wire.wire_format import Choice, Reply
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.loops.sync_edge import run_blocking
 

@@ -29,7 +29,7 @@ from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings
 from grue.protocol.chat_wire.profiles import ToolSupportPolicy, supports_tool_calling
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.json_text import from_json, to_json
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.transports.llm.exchange import (

@@ -18,23 +18,6 @@ from grue import messages as m
 from grue.protocol.chat_wire.batch_forms import AnthropicBatches
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.chat_wire.reply import (
-    MAX_CALLS,
-    CallIds,
-    Reply,
-    as_object,
-    as_text,
-    facts_of,
-    listed,
-    no_completion,
-    read_call,
-    read_object,
-    text_of,
-    tokens,
-    unless_cut,
-    usage_of,
-    weight,
-)
 from grue.protocol.chat_wire.server_events import (
     DamagedStream,
     OversizedStream,
@@ -45,22 +28,37 @@ from grue.protocol.chat_wire.server_events import (
 from grue.protocol.chat_wire.strict_schema import strict_format
 from grue.protocol.chat_wire.wire_format import (
     EPHEMERAL,
+    MAX_CALLS,
     Assembler,
+    CallIds,
     Choice,
     Delta,
     EncodedItems,
+    Reply,
     Shown,
     WireFormat,
     WireItem,
     WireRequest,
+    as_object,
+    as_text,
     encode_body,
+    facts_of,
     label,
+    listed,
     marked_pieces,
+    no_completion,
     non_blank,
+    read_call,
+    read_object,
     result_text,
     sent,
     shortened,
+    text_of,
+    tokens,
+    unless_cut,
+    usage_of,
     user_text,
+    weight,
 )
 from grue.protocol.json_text import strict_object, strict_value, to_json
 from grue.protocol.tools.names import WireNames, openai_tool

@@ -16,45 +16,43 @@ from grue import messages as m
 from grue.protocol.chat_wire.batch_forms import BatchForm, OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault, error_in, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.chat_wire.reply import (
-    LENGTH,
-    MAX_CALLS,
-    CallIds,
-    Reply,
-    as_object,
-    as_text,
-    facts_of,
-    listed,
-    no_completion,
-    read_call,
-    read_object,
-    text_of,
-    texts_of,
-    unless_cut,
-    usage_of,
-    weight,
-)
 from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent, intact
 from grue.protocol.chat_wire.strict_schema import strict_format
 from grue.protocol.chat_wire.wire_format import (
+    LENGTH,
+    MAX_CALLS,
     SHOWN_NEXT,
     Assembler,
+    CallIds,
     Choice,
     Delta,
     EncodedItems,
+    Reply,
     Shown,
     WireFormat,
     WireItem,
     WireRequest,
+    as_object,
+    as_text,
     data_url,
     encode_body,
+    facts_of,
     label,
+    listed,
     marked_pieces,
+    no_completion,
     non_blank,
+    read_call,
+    read_object,
     result_text,
     sent,
     shortened,
+    text_of,
+    texts_of,
+    unless_cut,
+    usage_of,
     user_text,
+    weight,
 )
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import WireNames, openai_tool

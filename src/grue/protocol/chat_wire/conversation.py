@@ -33,14 +33,19 @@ from grue.protocol.answers import SCHEMA_BESIDE_TOOLS, SCHEMA_IN_WORDS
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, TextToolCalls, WireProfile, with_inputs
-from grue.protocol.chat_wire.reply import UNREADABLE, CallIds, Reply, as_it_ended, no_completion, read_call
 from grue.protocol.chat_wire.wire_format import (
     EPHEMERAL,
+    UNREADABLE,
+    CallIds,
     Choice,
+    Reply,
     Shown,
     WireItem,
     WireRequest,
+    as_it_ended,
     has_attachments,
+    no_completion,
+    read_call,
     with_shown,
     without_attachments,
 )

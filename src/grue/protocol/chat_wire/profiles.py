@@ -38,7 +38,7 @@ from grue.errors import MCPError
 from grue.protocol.chat_wire.failures import says
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.chat_wire.reply import as_object, listed
+from grue.protocol.chat_wire.wire_format import as_object, listed
 from grue.protocol.json_text import from_json
 
 _BY_HOST = {

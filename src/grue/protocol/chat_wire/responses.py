@@ -23,22 +23,6 @@ from grue import messages as m
 from grue.protocol.chat_wire.batch_forms import OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.chat_wire.reply import (
-    MAX_CALLS,
-    CallIds,
-    Reply,
-    as_object,
-    as_text,
-    facts_of,
-    listed,
-    no_completion,
-    read_call,
-    read_object,
-    text_of,
-    unless_cut,
-    usage_of,
-    weight,
-)
 from grue.protocol.chat_wire.server_events import (
     DamagedStream,
     OversizedStream,
@@ -48,22 +32,36 @@ from grue.protocol.chat_wire.server_events import (
 )
 from grue.protocol.chat_wire.strict_schema import strict_format
 from grue.protocol.chat_wire.wire_format import (
+    MAX_CALLS,
     Assembler,
+    CallIds,
     Choice,
     Delta,
     EncodedItems,
+    Reply,
     Shown,
     WireFormat,
     WireItem,
     WireRequest,
+    as_object,
+    as_text,
     data_url,
     encode_body,
+    facts_of,
     label,
+    listed,
+    no_completion,
     non_blank,
+    read_call,
+    read_object,
     result_text,
     sent,
     shortened,
+    text_of,
+    unless_cut,
+    usage_of,
     user_text,
+    weight,
 )
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import CUT_MARK, WireNames, openai_tool

@@ -51,7 +51,7 @@ from grue import messages as m
 from grue.policies import ContextOverflow, FailureKind
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})

@@ -43,9 +43,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.reply import Reply, cost
 from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent
-from grue.protocol.chat_wire.wire_format import Assembler, Delta
+from grue.protocol.chat_wire.wire_format import Assembler, Delta, Reply, cost
 from grue.protocol.retry import RetryPolicy, asked_wait
 
 STEP_BYTES = 64 * 2**10

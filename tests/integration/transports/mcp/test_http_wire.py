@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import anyio
 import pytest
+from faulty_http_server import faulty_http_server
 from http_servers import real_http_server
 from promises import GUARD_S
 from rows import first_of
@@ -18,7 +19,6 @@ from rows import first_of
 from grue.messages import JsonObject, ServerFailure, ToolCallResult
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.testing.faulty_http_server import faulty_http_server
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError

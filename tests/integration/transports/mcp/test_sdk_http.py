@@ -4,12 +4,12 @@ from typing import Literal
 
 import anyio
 import pytest
+from faulty_http_server import FLOODS, faulty_http_server
 from rows import first_of
 
 from grue.messages import ToolCallResult
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
-from grue.testing.faulty_http_server import FLOODS, faulty_http_server
 from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError
 from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer

@@ -26,7 +26,7 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.chat_wire.profiles import OPENROUTER
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Reply
 from grue.runtime.trace.recorder import Recorder
 from grue.transports.llm.endpoint import LlmSettings
 

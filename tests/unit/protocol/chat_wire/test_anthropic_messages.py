@@ -12,8 +12,7 @@ from grue.protocol.chat_wire.anthropic_messages import AnthropicMessages
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import ANTHROPIC, GENERIC_MESSAGES
-from grue.protocol.chat_wire.reply import Reply
-from grue.protocol.chat_wire.wire_format import Choice, WireRequest
+from grue.protocol.chat_wire.wire_format import Choice, Reply, WireRequest
 from grue.protocol.tools.names import WireNames
 
 WIRE = AnthropicMessages()

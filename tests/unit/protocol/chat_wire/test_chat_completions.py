@@ -22,8 +22,7 @@ from grue.messages import (
 from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, OPENAI_CHAT, OPENROUTER
-from grue.protocol.chat_wire.reply import Reply
-from grue.protocol.chat_wire.wire_format import Choice, WireRequest
+from grue.protocol.chat_wire.wire_format import Choice, Reply, WireRequest
 from grue.protocol.tools.names import WireNames
 
 CHAT = ChatCompletions()

@@ -14,7 +14,7 @@ from grue.messages import CallId, ReplyTokens, ToolCall, Usage
 from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, WireName
-from grue.protocol.chat_wire.reply import MAX_CALLS, Reply
+from grue.protocol.chat_wire.wire_format import MAX_CALLS, Reply
 from grue.protocol.tools.names import WireNames
 
 CHAT = ChatCompletions()

@@ -52,8 +52,7 @@ from grue.protocol.chat_wire.profiles import (
     OPENROUTER,
     PROFILES,
 )
-from grue.protocol.chat_wire.reply import NAMELESS, Reply
-from grue.protocol.chat_wire.wire_format import Choice
+from grue.protocol.chat_wire.wire_format import NAMELESS, Choice, Reply
 from grue.protocol.context.history import History, Ledger
 from grue.protocol.tools.names import WireNames
 

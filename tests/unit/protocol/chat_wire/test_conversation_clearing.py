@@ -17,7 +17,7 @@ from grue.messages import (
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import ModelSettings
 from grue.protocol.chat_wire.profiles import GENERIC
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Reply
 
 SETTINGS = ModelSettings(model="m")
 

@@ -28,8 +28,8 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
-from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import EventLines
+from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import asked_wait, next_delay
 from grue.protocol.turn.completion_attempts import larger_limit
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings

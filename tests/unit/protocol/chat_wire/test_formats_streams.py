@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from grue.messages import ReplyTokens
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, WireName
-from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import EventLines
-from grue.protocol.chat_wire.wire_format import Assembler, Delta
+from grue.protocol.chat_wire.wire_format import Assembler, Delta, Reply
 from grue.protocol.tools.names import WireNames
 from grue.testing.providers.dialects import Dialect, dialect_of
 

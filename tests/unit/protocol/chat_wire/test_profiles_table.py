@@ -34,7 +34,7 @@ from grue.protocol.chat_wire.profiles import (
     PROFILES,
     profile_for,
 )
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Reply
 from grue.testing.providers.dialects import dialect_of
 
 GOLDEN = Path(__file__).parents[3] / "recorded" / "golden"

@@ -20,9 +20,8 @@ from grue.messages import (
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC_RESPONSES
-from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.responses import Responses
-from grue.protocol.chat_wire.wire_format import Choice, WireRequest
+from grue.protocol.chat_wire.wire_format import Choice, Reply, WireRequest
 from grue.protocol.tools.names import WireNames
 
 WIRE = Responses()

@@ -37,7 +37,7 @@ from grue.protocol.chat_wire.profiles import (
     PROFILES,
     adapt_profile,
 )
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Reply
 
 GOLDEN = Path(__file__).with_name("golden_requests")
 replace = msgspec.structs.replace

@@ -13,7 +13,7 @@ from grue.policies import ContextOverflow
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, adapt_profile
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import (
     AdaptProfile,

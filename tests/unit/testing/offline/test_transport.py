@@ -12,7 +12,7 @@ from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.orchestrator import Move, context_text
 from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.failures import fault_of_status
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.tools.names import WireNames
 from grue.testing.offline import MODEL, ScriptedModelTransport
 from grue.testing.offline.repertoire import house_playbook

@@ -19,9 +19,8 @@ import pytest
 
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, WireName
-from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream
-from grue.protocol.chat_wire.wire_format import Delta
+from grue.protocol.chat_wire.wire_format import Delta, Reply
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tools.names import WireNames
 from grue.testing.providers.dialects import dialect_of

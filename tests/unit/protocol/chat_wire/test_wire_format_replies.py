@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from wire_bodies import JSON_VALUES
 
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.reply import CallIds, cost, read_call, read_object, text_of, tokens
+from grue.protocol.chat_wire.wire_format import CallIds, cost, read_call, read_object, text_of, tokens
 from grue.protocol.tools.names import WireNames
 
 NAMES = WireNames("encoded", ["s.t"])

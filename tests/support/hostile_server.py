@@ -4,7 +4,7 @@ Without flags it is a correct small server with one tool, `echo`. Use it for mes
 large or malformed; use `faulty_server` for other faults. Flags can be combined:
 
 ```python
-from grue.testing import hostile_server
+import hostile_server
 
 command, *args = hostile_server.argv("--flood", "ping")
 ```

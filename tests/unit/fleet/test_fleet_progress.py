@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from grue.fleet import progress
+from grue.fleet import fleet
 from grue.fleet.driver import Tally
 from grue.fleet.engine import Costs
-from grue.fleet.progress import shown_progress
+from grue.fleet.fleet import shown_progress
 
 
 class Screen(io.StringIO):
@@ -38,7 +38,7 @@ def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_notebook_shows_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    monkeypatch.setattr(fleet, "in_notebook", lambda: True)
     seen, written = followed(shown=True)
     assert seen == [1, 3]
     assert written.endswith("\r3/3 episodes, 1 failed\n")

@@ -5,7 +5,7 @@ It speaks Streamable HTTP, or with `--legacy` the older SSE transport, at any pa
 first line. Each flag adds one fault, and flags can be combined:
 
 ```python
-from grue.testing.faulty_http_server import faulty_http_server
+from faulty_http_server import faulty_http_server
 
 with faulty_http_server("--status", "call=503") as url:
     ...

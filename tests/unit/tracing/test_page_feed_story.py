@@ -8,8 +8,8 @@ from viewer_traces import small_episode
 
 from grue.tracing.facts import Fact
 from grue.tracing.overview import Overview
+from grue.tracing.page_feed import Passage, StoryTeller
 from grue.tracing.reading import open_episode
-from grue.tracing.story import Passage, StoryTeller
 
 pytestmark = pytest.mark.made_up_trace
 
