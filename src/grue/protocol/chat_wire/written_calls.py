@@ -301,7 +301,9 @@ def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
 
 
 def _attached_mark(text: str) -> "re.Match[str] | None":
-    """Return the first mark that stands directly behind a text."""
+    """Return the first mark directly behind a text. A JSON object is an answer, whatever is in it."""
+    if text.startswith("{"):
+        return None
     for each in _FIRST_CHARS.finditer(text, 1):
         at = each.start()
         if text[at - 1] not in _NO_TEXT and (mark := _FORM.match(text, at)) is not None:

@@ -123,6 +123,7 @@ def test_a_reply_as_the_models_own_template_renders_it(reply: dict[str, str | bo
         ('I look.<tool_call>\n{"name": "files.read", "argu', "hermes"),
         ("I look.<|tool_call_start|>[shop.buy()]<|tool_call_end|>", None),
         ("I look.<tool_call> is a mark.", None),
+        ('{"how": "It writes<tool_call> and then files.read"}', None),
         (f'I look.<tool_call>{{"name": "files.read", "argu</tool_call>\n{LIST}', "hermes"),
         ("<tool_call>hello</tool_call>", "hermes"),
         ("<tool_call>files.read<arg_key>lines</arg_key><arg_value>x</arg_value></tool_call>", "hermes"),
