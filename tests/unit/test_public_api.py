@@ -1,8 +1,12 @@
 """The public names are those of `public_api.txt`, so that a change of them is seen and meant."""
 
+import ast
 import importlib
 import importlib.util
+import re
+import textwrap
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -81,3 +85,33 @@ def test_hosts_are_held_to_the_public_modules() -> None:
         path.stem for path in source.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     assert modules - forbidden - set(tool().PUBLIC) == {"__init__", "__main__", "hosts"}
+
+
+def test_docs_and_examples_import_what_is_public() -> None:
+    """Also what has a page of its own in the reference, or a guide: tests, fleets, bundled hosts, actors."""
+    public = {line for line in SNAPSHOT.read_text().splitlines()}
+    docs = ROOT / "docs"
+    codes = [(path, path.read_text(encoding="utf-8")) for path in docs.rglob("*.py")]
+    codes += [
+        (path, textwrap.dedent(block))
+        for path in (*docs.rglob("*.md"), ROOT / "README.md")
+        for block in re.findall(
+            r"^ *```python\n(.*?)^ *```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        )
+    ]
+    found, private = 0, []
+    for path, code in codes:
+        of_actors = path.name in ("two_actors.py", "runtime.md")
+        for module, name in _imported(code):
+            found += 1
+            told = re.fullmatch(r"grue\.(testing(\.\w+)?|fleet|hosts\.\w+)", module)
+            if f"{module} {name}" not in public and not told and not of_actors:
+                private.append(f"{path.name}: {module} {name}")
+    assert found > 100
+    assert private == []
+
+
+def _imported(code: str) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "grue":
+            yield from ((str(node.module), each.name) for each in node.names)

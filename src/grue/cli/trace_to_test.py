@@ -22,7 +22,7 @@ import msgspec
 from msgspec import NODEFAULT, Struct, structs
 
 import grue
-from grue import errors, policies
+from grue import errors
 from grue import messages as m
 from grue.cli.saying import say, shown_path
 from grue.engine.answers import unusable_answer
@@ -214,7 +214,7 @@ def _lines(
     mine = {*named.values(), *([spec] if spec else ())}
     for module in sorted({module for module, _ in mine}):
         yield f"from {module} import {', '.join(sorted(name for place, name in mine if place == module))}"
-    for package in (grue, errors, policies, m, decisions, llm_server):
+    for package in (grue, errors, m, decisions, llm_server):
         names = sorted(used & {*_names(package)})
         used -= {*names}
         if names:
