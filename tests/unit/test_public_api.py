@@ -89,16 +89,12 @@ def test_hosts_are_held_to_the_public_modules() -> None:
 
 def test_docs_and_examples_import_what_is_public() -> None:
     """Also what has a page of its own in the reference, or a guide: tests, fleets, bundled hosts, actors."""
-    public = {line for line in SNAPSHOT.read_text().splitlines()}
+    public = set(SNAPSHOT.read_text().splitlines())
     docs = ROOT / "docs"
     codes = [(path, path.read_text(encoding="utf-8")) for path in docs.rglob("*.py")]
-    codes += [
-        (path, textwrap.dedent(block))
-        for path in (*docs.rglob("*.md"), ROOT / "README.md")
-        for block in re.findall(
-            r"^ *```python\n(.*?)^ *```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-        )
-    ]
+    block = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+    for path in (*docs.rglob("*.md"), ROOT / "README.md"):
+        codes += [(path, textwrap.dedent(code)) for code in block.findall(path.read_text(encoding="utf-8"))]
     found, private = 0, []
     for path, code in codes:
         of_actors = path.name in ("two_actors.py", "runtime.md")
