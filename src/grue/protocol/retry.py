@@ -20,30 +20,24 @@ _UNREACHABLE_DELAY_S = 0.5
 
 _UNIT_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "mi": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_S |= {"秒": 1.0, "分": 60.0, "小": 3600.0}
-_AMOUNT = re.compile(r"(\d{1,9}(?:\.\d{1,18})?) ?(ms|milli|mi|[smhd秒分小])", re.IGNORECASE)
+# Patterns are texts, as in `chat_wire/failures.py`: `re` compiles them when the first refusal is read.
+_AMOUNT = r"(\d{1,9}(?:\.\d{1,18})?) ?(ms|milli|mi|[smhd秒分小])"
 _DURATION = (
     r"((?:\d{1,9}(?:\.\d{1,18})? ?"
     r"(?:milliseconds?|ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d)[ ,]{0,2}(?:and )?){1,4})"
     r"(?![a-z])"
 )
-_NAMED_WAIT = re.compile(
+_NAMED_WAIT = (
     r"(?:again|retry|retrying|wait|available|allowed|resets?)(?: your request)?"
     rf'(?:[ _](?:in|after|for|at least))?(?: about)? ?:? ?~?{_DURATION}|"retry_?delay" ?: ?"{_DURATION}'
-    r"|(\d{1,6} ?(?:秒钟?|分钟|小时))(?:之?后|再)",
-    re.IGNORECASE,
+    r"|(\d{1,6} ?(?:秒钟?|分钟|小时))(?:之?后|再)"
 )
-_CLOCK_WAIT = re.compile(
-    r"(?:again|retry|replenished|resets?) (?:in|after) (?:(\d{1,3})\.)?(\d{1,2}):(\d{2}):(\d{2})\b",
-    re.IGNORECASE,
-)
+_CLOCK_WAIT = r"(?:again|retry|replenished|resets?) (?:in|after) (?:(\d{1,3})\.)?(\d{1,2}):(\d{2}):(\d{2})\b"
 """Azure's gateway counts as a clock does: days, hours, minutes and seconds."""
 
-_DRAFTED = re.compile(
-    r"\b(?:r|remaining) ?= ?0\b[^,\n]{0,20}[;,] ?(?:t|reset) ?= ?(\d{1,9})\b", re.IGNORECASE
-)
-_NUMBERED_WAIT = re.compile(
-    r'"(?:estimated_time|retry_?after(?:_s|_?seconds|(_?ms))?)" ?: ?"?(\d{1,8}(?:\.\d{1,18})?)"?\s*[,}]',
-    re.IGNORECASE,
+_DRAFTED = r"\b(?:r|remaining) ?= ?0\b[^,\n]{0,20}[;,] ?(?:t|reset) ?= ?(\d{1,9})\b"
+_NUMBERED_WAIT = (
+    r'"(?:estimated_time|retry_?after(?:_s|_?seconds|(_?ms))?)" ?: ?"?(\d{1,8}(?:\.\d{1,18})?)"?\s*[,}]'
 )
 
 
@@ -172,26 +166,27 @@ def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
         and _number(headers.get(name.removesuffix("-after").replace("reset", "remaining"))) == 0
     ]
     # The IETF's draft, in its older and newer form: `limit=9, remaining=0, reset=12` and `"all";r=0;t=12`.
-    drafted = _DRAFTED.search(headers.get("ratelimit", ""))
+    drafted = re.search(_DRAFTED, headers.get("ratelimit", ""), re.IGNORECASE)
     spent.append(float(drafted[1]) if drafted else None)
     return max((wait for wait in spent if wait is not None), default=None)
 
 
 def wait_in(words: str) -> float | None:
     """Return the seconds after which an endpoint's text says to try again, such as `in 7m12s`, or `None`."""
-    found = _NAMED_WAIT.search(words)
+    found = re.search(_NAMED_WAIT, words, re.IGNORECASE)
     if found is not None:
         return _seconds(next(group for group in found.groups() if group))
-    clock = _CLOCK_WAIT.search(words)
+    clock = re.search(_CLOCK_WAIT, words, re.IGNORECASE)
     if clock is not None:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-    numbered = _NUMBERED_WAIT.search(words)
+    numbered = re.search(_NUMBERED_WAIT, words, re.IGNORECASE)
     return float(numbered[2]) / (1000 if numbered[1] else 1) if numbered else None
 
 
 def _seconds(duration: str) -> float:
-    return sum(float(amount) * _UNIT_S[unit.lower()] for amount, unit in _AMOUNT.findall(duration))
+    amounts = re.findall(_AMOUNT, duration, re.IGNORECASE)
+    return sum(float(amount) * _UNIT_S[unit.lower()] for amount, unit in amounts)
 
 
 def _until(value: str, now: float) -> float | None:
