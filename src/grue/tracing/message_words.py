@@ -276,7 +276,8 @@ def _schema_ignored(body: m.SchemaIgnored) -> str:
 def _tools_unseen(body: m.ToolsUnseen) -> str:
     return (
         f"{body.model} ({body.endpoint}) has counted {body.prompt_tokens} tokens for a prompt with"
-        f" {counted(body.tools, 'tool')} and called none: its chat template seems to leave them out"
+        f" {counted(body.tools, 'tool')} and called none: its chat template seems to leave them out;"
+        " grue doctor tries it"
     )
 
 
@@ -601,7 +602,7 @@ def _log_uncounted(body: m.CostUncounted) -> LogLine:
 
 
 def _log_unseen(body: m.ToolsUnseen) -> LogLine:
-    message = f"LLM {_tools_unseen(body)}. grue doctor tries it"
+    message = f"LLM {_tools_unseen(body)}"
     counted_as = {"tools": body.tools, "prompt_tokens": body.prompt_tokens}
     return _problem("llm_tools_unseen", message, **counted_as, request=body.request)
 

@@ -126,7 +126,7 @@ def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
         " form",
         "the endpoint refused the form of request 1: nothing new",
         "m (generic) has counted 16 tokens for a prompt with 14 tools and called none: its chat template"
-        " seems to leave them out",
+        " seems to leave them out; grue doctor tries it",
         "the limit of 2.5 USD has no effect: groq does not report what m costs, and no price is configured"
         " for it",
         "c1, 2 entries replaced: too long",

@@ -203,6 +203,8 @@ def test_a_server_that_may_be_absent_is_left_out_without_a_warning() -> None:
     absent = StdioServer(name="files", command="grue-no-npx")
     with McpManager(recorder=recorder, optional={"files"}) as manager:
         manager.connect_all({"files": absent, "a": fake("a", "look")})
+        missing = manager.call_tool("files.read").raw_text
+        assert missing.startswith("Unknown MCP tool: files.read. The server 'files' could not be used: ")
         assert manager.servers == ("a",)
     (fact,) = (each.body for each in seen if isinstance(each.body, McpServerAbsent))
     assert fact.server_name == "files"
