@@ -121,6 +121,21 @@ def test_the_rules_of_the_system_are_made_ahead_once_a_start(made: list[int]) ->
 
 
 @boxes.needs_boxes
+def test_the_rules_for_the_next_start_are_made_while_a_program_runs(made: list[int]) -> None:
+    registry = ProcessRegistry()
+    group = registry.spawn("/bin/cat", (), dict(os.environ), None, Sandbox())
+    try:
+        assert group._boxed is not None
+        assert group._boxed._thread is not None
+        assert group._boxed._thread._runs.acquire(timeout=promises.GUARD_S), "it waits for the program's end"
+        group._boxed._thread._runs.release()
+        assert len(made) == 2
+        assert [*launch._ahead] == [False]
+    finally:
+        registry.kill_leftovers()
+
+
+@boxes.needs_boxes
 def test_programs_do_not_see_each_others_scratch_folders() -> None:
     code = "import os; open(os.environ['TMPDIR'] + '/mine', 'w').write('STOLEN'); print(os.environ['TMPDIR'], flush=True); input()"
     registry = ProcessRegistry()

@@ -202,6 +202,14 @@ async def test_a_name_that_is_none_is_unreachable() -> None:
     await connection.close()
 
 
+async def test_who_waits_for_a_request_to_be_sent_hears_of_one_that_failed() -> None:
+    heard: list[str] = []
+    request = request_to(f"http://{'a' * 70}.invalid/")
+    fault = await exchange(Connections(network), request, PATIENCE, on_sent=lambda: heard.append("sent"))
+    assert isinstance(fault, Fault)
+    assert heard == ["sent"]
+
+
 @pytest.mark.parametrize("location", ["https://elsewhere.invalid/", "http://[::1", "x" * 9])
 async def test_a_redirect_is_a_reply_whatever_its_address_is(location: str) -> None:
     asked: list[str] = []
