@@ -16,6 +16,7 @@ import pytest
 
 from grue import ShellTool, StdioServer
 from grue.cli.doctor import boxes as findings
+from grue.cli.sandbox import _waited, try_command
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import SandboxError
 from grue.runtime.processes.descendants import live_members
@@ -23,6 +24,7 @@ from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.sandbox import kernel, launch, places
 from grue.sandbox.box import Preset, Sandbox
 from grue.sandbox.kernel import Coverage, Rule
+from grue.sandbox.seccomp import Wanted
 from grue.testing.leftovers import assert_nothing_left
 
 OLD = Coverage(system="Linux 5.10.0 on x86_64", landlock=0, seccomp=True, listener=True)
@@ -328,6 +330,113 @@ def test_greenlets_are_refused_before_the_box_closes_around_the_host(monkeypatch
     with pytest.raises(SpawnError, match="a box needs a thread of its own"):
         boxes.run(Sandbox(), "true")
     assert SandboxError("x", remedy="y").remedy == "y"
+
+
+@boxes.needs_boxes
+def test_nobody_else_may_look_into_a_scratch_folder() -> None:
+    started = launch.boxed(Sandbox(), program="/bin/true", args=(), env=dict(os.environ), cwd="/")
+    before = os.umask(0)
+    try:
+        other = launch.boxed(Sandbox(), program="/bin/true", args=(), env=dict(os.environ), cwd="/")
+    finally:
+        os.umask(before)
+    for each in (started, other):
+        assert Path(each.scratch).stat().st_mode & 0o777 == 0o700
+        each.end()
+
+
+def test_a_box_that_the_kernel_refuses_keeps_nobody_waiting_for_its_listener() -> None:
+    def refused() -> int | None:
+        raise SandboxError("no box")
+
+    thread = launch.ConfinedThread(refused, lambda: None)
+    heard: list[str] = []
+
+    def ask() -> None:
+        try:
+            thread.call(lambda _: None)
+        except SandboxError as error:
+            heard.append(str(error))
+
+    asked = threading.Thread(target=ask, daemon=True)
+    asked.start()
+    asked.join(promises.GUARD_S)
+    assert heard == ["no box"]
+
+
+def test_the_end_of_a_box_waits_for_the_end_of_its_thread() -> None:
+    go_on = threading.Event()
+    thread = launch.ConfinedThread(lambda: None, lambda: "started", lambda: go_on.wait(promises.GUARD_S))
+    assert thread.call(None) == "started"
+    ended = threading.Thread(target=thread.end)
+    ended.start()
+    ended.join(0.05)
+    assert ended.is_alive()
+    go_on.set()
+    ended.join(promises.GUARD_S)
+    assert not ended.is_alive()
+
+
+@boxes.needs_boxes
+@pytest.mark.parametrize("way", ["server", "command"])
+def test_a_program_that_has_failed_is_looked_up_in_the_records(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(launch, "refusals", lambda *_, died, **__: told.append(died) or ())
+    if way == "command":
+        assert try_command("pure", ["/bin/false"], None) == 1
+    else:
+        server = StdioServer("/bin/false", sandbox=Sandbox())
+        with ToolClient({"gone": server}) as client:
+            client.connect("gone")
+    assert told[-1] is True
+
+
+@pytest.mark.parametrize(("landlock", "named"), [(6, False), (7, True)])
+def test_the_kernel_is_told_the_mark_of_a_box_if_it_writes_records(
+    landlock: int, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    class Library:
+        def prctl(self, *arguments: object) -> int:
+            calls.append(arguments)
+            return 0
+
+        syscall = prctl
+
+    monkeypatch.setattr(kernel, "_libc", Library)
+    monkeypatch.setattr(kernel, "_drop_capabilities", lambda: None)
+    have = Coverage(system="Linux", landlock=landlock, seccomp=False, listener=False)
+    monkeypatch.setattr(kernel, "coverage", lambda: have)
+    kernel.confine(-1, (), Wanted(network="none"), "0123456789abcde")
+    assert ((kernel._SET_NAME, b"0123456789abcde", 0, 0, 0) in calls) == named
+    assert calls[-1] == (kernel._RESTRICT_SELF, -1, kernel._LOG_NEW_EXEC_ON if named else 0)
+
+
+def test_a_program_that_ignores_ctrl_c_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stubborn:
+        def __init__(self) -> None:
+            self.waits: list[float | None] = []
+            self.is_killed = False
+
+        def wait(self, within_s: float | None = None) -> int:
+            self.waits.append(within_s)
+            if len(self.waits) == 1:
+                raise KeyboardInterrupt
+            if within_s is not None:
+                raise subprocess.TimeoutExpired("stubborn", within_s)
+            return -9
+
+        def kill(self) -> None:
+            self.is_killed = True
+
+    process = Stubborn()
+    with pytest.raises(KeyboardInterrupt):
+        _waited(process)  # type: ignore[arg-type]
+    assert process.is_killed
+    assert process.waits[-1] is None
 
 
 def test_where_no_thread_can_start_the_box_says_so_and_nothing_waits_for_it(

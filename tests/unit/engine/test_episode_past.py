@@ -104,9 +104,12 @@ def test_a_turn_that_was_resumed_is_counted_once(tmp_path: Path, earlier: tuple[
 def test_the_state_of_each_server_and_the_last_runs_conditions_are_known(tmp_path: Path) -> None:
     resumed = EpisodeResumed(episode_id="e", turns=0, max_turns=9, conditions={"model": "n"})
     tool = ToolDefinition(server="a", tool="t", input_schema={})
-    opened, gone = SessionOpened(server="a", tools=(tool,)), McpDisabled(server="b", reason="r", newly=True)
+    opened, gone = (
+        SessionOpened(server="a", tools=(tool,)),
+        McpDisabled(server="b", reason="r", newly=True, last_words="w"),
+    )
     read = past(tmp_path, STARTED, opened, gone, resumed)
-    assert read.connections == {"a": Proven(), "b": Disabled("r", until_s=0.0)}
+    assert read.connections == {"a": Proven(), "b": Disabled("r", until_s=0.0, last_words="w")}
     assert (read.conditions, read.max_turns) == ({"model": "n"}, 9)
     assert read.listings == {"a": (tool,)}
 

@@ -186,8 +186,8 @@ def test_episodes_that_the_latest_sweep_has_not_are_left_out_and_counted(tmp_pat
 def test_groups_of_cases_widen_the_interval_and_are_counted(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, planted(0), questions=0)
     chance = random.Random(1)
-    for document in range(20):
-        good = chance.random()
+    goods = [chance.random() for _ in range(20)]
+    for document, good in enumerate(goods):
         for question in range(6):
             for number, prompt in enumerate(("short", "long")):
                 settings = {"prompt": prompt, "document": document, "question": question}
@@ -195,6 +195,9 @@ def test_groups_of_cases_widen_the_interval_and_are_counted(tmp_path: Path) -> N
                 add_episode(folder, settings, 0, ended(good if prompt == "long" else 0.5))
     plain, grouped = by_prompt(tmp_path), by_prompt(tmp_path, Options(cluster=("document",)))
     assert (plain.groups, grouped.groups) == (120, 20)
+    better = sum(good > 0.5 for good in goods)
+    assert (plain.better, plain.worse) == (6 * better, 6 * (20 - better))
+    assert (grouped.better, grouped.worse) == (better, 20 - better)
     one, other = plain.measures[0].difference, grouped.measures[0].difference
     assert other.high - other.low > 1.5 * (one.high - one.low)
     with pytest.raises(FleetError, match="no setting 'page'; they have document, question"):

@@ -147,6 +147,12 @@ def test_hidden_paths_are_left_out_of_an_open_folder(home: Path) -> None:
         assert not may(found, home / hidden, READ_FILE), hidden
 
 
+def test_a_file_of_the_system_can_be_hidden(home: Path) -> None:
+    found = places(Sandbox(hide=("/etc/passwd",)), home / "work")
+    assert not may(found, "/etc/passwd", READ_FILE)
+    assert may(places(Sandbox(), home / "work"), "/etc/passwd", READ_FILE)
+
+
 def test_the_systems_rules_name_each_folder_once() -> None:
     rules = _system_rules((), executable=True)
     paths = [rule.path for rule in rules]

@@ -559,6 +559,16 @@ def test_the_counts_of_ordinary_questions_with_two_small_tools(
     assert conversation.leaves_tools_out(Reply(content="There are 2.", prompt_tokens=tokens)) is out
 
 
+def test_what_is_said_of_an_argument_counts_as_words_of_its_tool() -> None:
+    at: JsonObject = {"type": "string", "description": "The place to look at. " * 20}
+    schema: JsonObject = {"type": "object", "properties": {"at": at}}
+    tool = ToolDefinition(server=ServerName("a"), tool="look", description="Look.", input_schema=schema)
+    conversation = EncodedConversation(GENERIC)
+    conversation.ask([UserText("Hi.")], OfferTools((tool,)))
+    assert conversation.leaves_tools_out(Reply(content="Hello.", prompt_tokens=60))
+    assert not conversation.leaves_tools_out(Reply(content="Hello.", prompt_tokens=160))
+
+
 def test_a_count_shows_nothing_of_tools_once_one_was_called_or_an_answer_is_required() -> None:
     conversation = EncodedConversation(GENERIC)
     conversation.ask([UserText("What does notes.txt say about it?")], OfferTools((WORDY,)))

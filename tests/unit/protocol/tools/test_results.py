@@ -464,6 +464,16 @@ def test_short_results_are_told_whole_and_long_ones_without_a_handle_are_cut() -
     assert tool_results.told_plainly(long, 10)[0] == "a" * 10 + "… [cut: 40 of 50 characters]"
 
 
+def test_how_long_a_cut_text_was_goes_with_it() -> None:
+    long = tool_results.success("a" * 50)
+    assert tool_results.told_plainly(long, 50).whole_chars == 0
+    assert tool_results.told_plainly(long, 10).whole_chars == 50
+    assert tool_results.told_plainly(long, 10, handle="c").whole_chars == 50
+    whole = tool_results.told(long, 1000)
+    assert whole.whole_chars == 0
+    assert tool_results.told(long, 10).whole_chars == len(whole.text)
+
+
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
