@@ -75,7 +75,7 @@ _TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is 
 
 TASKS = "io.modelcontextprotocol/tasks"
 SKILLS = "io.modelcontextprotocol/skills"
-"""Skills are asked for by requests of their own (`grue.engine.served_skills`)."""
+"""Skills are asked for by requests of their own (`grue.hosts.skill_agent.served_skills`)."""
 
 _DECLINED = -1
 """The error code that the specification uses for a request that the user declines."""

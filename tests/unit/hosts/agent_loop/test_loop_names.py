@@ -8,8 +8,8 @@ import pytest
 
 from grue import FunctionTools, ShellTool, ToolPolicy, ToolRule, ToolSearch
 from grue.errors import MCPConfigError
-from grue.hosting import ToolLock
 from grue.hosts.agent_loop.loop import beside, prefixed, prefixed_lock, prefixed_policy, prefixed_search
+from grue.protocol.tools.lock import ToolLock
 
 
 def add(a: int, b: int) -> int:
