@@ -30,8 +30,8 @@ from grue.runtime.processes.limits import ProcessLimits as ProcessLimits
 from grue.runtime.trace.file import TraceWriter as TraceWriter
 from grue.runtime.trace.recorder import Recorder as Recorder
 from grue.sandbox.box import Sandbox as Sandbox
-from grue.tool_sessions.function_parameters import ToolContext as ToolContext
 from grue.tool_sessions.function_tools import FunctionTools as FunctionTools
+from grue.tool_sessions.function_tools import ToolContext as ToolContext
 from grue.tool_sessions.function_tools import tool as tool
 from grue.tool_sessions.oauth_settings import OAuth as OAuth
 from grue.tool_sessions.server_specs import HttpServer as HttpServer

@@ -176,6 +176,8 @@ class AgentActor(Actor[m.TurnEvent]):
         following, commands = await self._step(envelope)
         self._note_reply(envelope.body)
         self._before, self._state = self._state, following
+        if len(commands) > 1:
+            self._pace.paused()  # while it waited for the message, others have run
         for place, command in enumerate(commands):
             if len(commands) > _MANY:
                 # A reply may hold thousands of invalid calls, which are answered without a server. Let

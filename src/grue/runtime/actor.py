@@ -412,7 +412,7 @@ class Supervisor:
         finally:
             for mailbox in self._mailboxes:
                 mailbox.abandon()
-                self._recorder.forget_text(mailbox.name, self.turn)
+            self._recorder.forget_texts([mailbox.name for mailbox in self._mailboxes], self.turn)
 
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:

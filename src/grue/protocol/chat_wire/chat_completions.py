@@ -142,8 +142,8 @@ class ChatCompletions(WireFormat):
                 return fault_of_error(error)
             case [{"message": {"tool_calls": list(calls)}}, *_] if len(calls) > MAX_CALLS:
                 return no_completion(f"more than {MAX_CALLS} tool calls")
-            case [{"message": dict() as message} as choice, *_]:
-                return _read(answer, as_object(choice), message, CallIds(request, used_ids), names)
+            case [dict() as choice, *_] if isinstance(message := choice.get("message"), dict):
+                return _read(answer, choice, message, CallIds(request, used_ids), names)
             case _:
                 return fault_in(answer, "no choices")
 

@@ -224,7 +224,7 @@ class EncodedConversation:
         self.model = model
         self._given_markers = given_markers
         self._mode: m.OfferTools | m.RequireAnswer = m.RequireAnswer()
-        self.names = WireNames(profile.name_style) if names is None else names
+        self.names = WireNames("canonical") if names is None else names
         self.bytes_per_token: float | None = None
         self.adopt(profile)
 

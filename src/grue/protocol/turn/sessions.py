@@ -188,10 +188,9 @@ def _with_all_tools(state: AwaitingSessions, resumed: m.Resumption | None) -> Tr
         )
     if turn.forced:
         return ask(turn, "forced", state.new)
-    if turn.can_call and turn.budget_reached:
-        return force(turn, "budget", state.new)
     if turn.can_call:
-        return ask(turn, "loop", state.new)
+        spent = turn.budget_reached
+        return force(turn, "budget", state.new) if spent else ask(turn, "loop", state.new)
     if turn.reconnected:
         return force(turn, "server_died", state.new)
     return ask(turn, "only", state.new)

@@ -159,7 +159,7 @@ def _next_run(state: AwaitingTools) -> Run | None:
     are under way. A session serves one batch at a time, so the server of such a run has to be idle. And
     the server of a run has to have started.
     """
-    if not state.unsent or not all(batch.parallel for batch in state.under_way):
+    if not all(batch.parallel for batch in state.under_way) or not state.unsent:
         return None
     waiting = {*state.starting, *state.turn.unstarted}
     first = state.unsent.first
@@ -343,7 +343,7 @@ def call(
         # Most turns have no policy, and need not pay for one.
         reply = JudgedReply(calls=every, open=judged, settled=Growing[m.ToolCallRecord]().add(answered))
         reply, at_once = _noted(turn, reply, rejections)
-        return start_calls(turn, reply, _changed_before(turn), at_once)
+        return start_calls(turn, reply, _changed_before(tasks), at_once)
     denials, denied_records = _denials(turn, judged)
     refused: tuple[CallNote, ...] = (*rejections, *denials)
     reply = JudgedReply(
@@ -460,11 +460,11 @@ def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[JudgedCall, ...]) -> 
     return tuple(sorted(judged, key=lambda each: place[each.valid.call.call_id]))
 
 
-def _changed_before(turn: Turn) -> dict[m.CallId, m.JsonObject]:
+def _changed_before(tasks: Mapping[m.CallId, m.OpenTask]) -> dict[m.CallId, m.JsonObject]:
     """Return the arguments that a person had changed before the calls were sent by an earlier process."""
     return {
         call_id: task.changed_arguments
-        for call_id, task in turn.open_tasks.items()
+        for call_id, task in tasks.items()
         if task.changed_arguments is not None
     }
 
@@ -477,7 +477,7 @@ def _send(turn: Turn, reply: JudgedReply, decisions: Decisions, notes: tuple[m.T
     """Answer the calls that were denied, and have the others made."""
     approved: list[JudgedCall] = []
     denied: list[tuple[m.ToolCall, str]] = []
-    changed = _changed_before(turn)
+    changed = _changed_before(turn.open_tasks)
     for each in reply.open:
         made_call = each.valid.call
         outcome = _decided(each, decisions.get(made_call.call_id))

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
@@ -204,11 +204,12 @@ class Recorder:
         """
         self._piece = piece
 
-    def forget_text(self, sender: str, turn: int) -> None:
-        """Drop the held-back text of a sender that was cancelled."""
+    def forget_texts(self, senders: Iterable[str], turn: int) -> None:
+        """Drop the held-back texts of senders that were cancelled."""
         if self._texts:
             with self._lock:
-                self._texts.pop((sender, turn), None)
+                for sender in senders:
+                    self._texts.pop((sender, turn), None)
 
     def settle(self) -> None:
         """Wait, blocking, until the observers have seen everything recorded so far.

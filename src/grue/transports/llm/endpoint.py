@@ -432,20 +432,18 @@ class LlmEndpoint:
         room = current_room()
         if room is not None:
             return room.reply_to(self, body, request)
-        retry = self.settings.retry
         posted = httpx.Request(
             "POST",
             self._url_of(FORMATS[self.profile.wire].path),
             headers=self.headers,
             content=body,
-            extensions={"timeout": timeouts_of(retry)},
         )
-        return exchange(self._open(), posted, retry, streamed, on_sent)
+        return exchange(self._open(), posted, self.settings.retry, streamed, on_sent)
 
     async def models(self) -> Answered | Fault:
         """Request the list of models, within a few seconds. This is free of charge at every provider."""
         patience = msgspec.structs.replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
-        return await exchange(self._open(), self._request("GET", "/models", patience), patience)
+        return await exchange(self._open(), self._request("GET", "/models"), patience)
 
     async def call(
         self, method: str, path: str, *, content: bytes | None = None, upload: Upload | None = None
@@ -461,13 +459,14 @@ class LlmEndpoint:
         retry = self.settings.retry
         if upload is not None:
             retry = msgspec.structs.replace(retry, timeout_s=max(retry.timeout_s, _UPLOAD_TIMEOUT_S))
-        return await exchange(self._open(), self._request(method, path, retry, content, upload), retry)
+        return await exchange(self._open(), self._request(method, path, content, upload), retry)
 
     async def download(self, path: str) -> AsyncIterator[bytes | Fault]:
         """Yield the body of a file piece by piece, of any length; a `Fault`: it did not come to its end."""
         retry = self.settings.retry
-        request = self._request("GET", path, retry)
+        request = self._request("GET", path)
         request.headers["Accept-Encoding"] = "identity"
+        request.extensions["timeout"] = timeouts_of(retry)
         with self._open().lease() as connection:
             try:
                 reply = await connection.send(request)
@@ -487,12 +486,7 @@ class LlmEndpoint:
                 yield fault_of(error, retry.timeout_s)
 
     def _request(
-        self,
-        method: str,
-        path: str,
-        retry: RetryPolicy,
-        content: bytes | None = None,
-        upload: Upload | None = None,
+        self, method: str, path: str, content: bytes | None = None, upload: Upload | None = None
     ) -> httpx.Request:
         headers = {name: value for name, value in self.headers.items() if name != "Content-Type"}
         if upload is not None:
@@ -506,7 +500,6 @@ class LlmEndpoint:
             url.copy_merge_params(dict(each.split("=") for each in query.split("&"))) if query else url,
             headers=headers,
             content=content if upload is None else upload.pieces(),
-            extensions={"timeout": timeouts_of(retry)},
         )
 
     async def _listed(self, answer: Answered | Fault) -> dict[str, ListedModel] | None:

@@ -263,7 +263,7 @@ class Connection:
                         connecting.deadline = math.inf
                         opened.clear()
                         if on_sent is None:
-                            del request.extensions["trace"]  # nothing else is to be learned
+                            request.extensions.pop("trace", None)  # nothing else is to be learned
                 elif event == "connection.connect_tcp.complete":
                     opened.append(info["return_value"])
                 elif event == "http11.receive_response_headers.started" and on_sent is not None:
@@ -555,6 +555,7 @@ async def exchange(
         streamed: Receives the reply if it is streamed; `None`: no stream is expected.
         on_sent: Called when the request has been written, or has failed; `None`: nobody waits for that.
     """
+    request.extensions["timeout"] = timeouts_of(patience)
     try:
         with connections.lease() as connection:
             outcome = await _exchanged(connection.send(request, on_sent), patience, streamed)

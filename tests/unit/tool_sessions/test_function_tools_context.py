@@ -8,8 +8,7 @@ import pytest
 
 from grue.messages import ServerNoted
 from grue.tool_sessions.failures import ToolTimedOutError
-from grue.tool_sessions.function_parameters import ToolCancelled, ToolContext
-from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools
+from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools, ToolCancelled, ToolContext
 
 pytestmark = pytest.mark.anyio
 

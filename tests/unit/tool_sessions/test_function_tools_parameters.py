@@ -12,7 +12,7 @@ from annotated_types import Ge, MinLen
 from pydantic import BaseModel, ConfigDict, Field
 
 from grue.errors import MCPConfigError
-from grue.tool_sessions.function_parameters import Parameters, ToolContext
+from grue.tool_sessions.function_tools import Parameters, ToolContext
 from grue.tool_sessions.host_tools import InvalidArgumentsError
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.tool_sessions.function_parameters import read_docstring
+from grue.tool_sessions.function_tools import read_docstring
 
 GOOGLE = """Look around.
 
