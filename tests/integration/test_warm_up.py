@@ -19,6 +19,7 @@ pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue
 HEAVY = ("grue", "mcp", "mcp_types", "httpx", "httpcore", "h11", "httpx2", "httpcore2", "pydantic")
 RARE = {
     "jsonschema_rs",
+    "grue.engine.conversations.recorded_conversation",
     "grue.engine.conversations.resume",
     "grue.engine.fork",
     "grue.engine.waiting_turns",

@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload, ru
 from grue import messages as m
 from grue.engine.answers import AnswerSpec
 from grue.engine.conversations.kept_conversation import KeptConversation
-from grue.engine.conversations.recorded_conversation import resume_conversation
 from grue.engine.turn import Image, TurnOutcome, TurnRequest
 from grue.errors import MCPConfigError, NothingToResume
 from grue.policies import ApprovalDecision, ApprovalQuestion, ContextPolicy, ToolSearch
@@ -145,7 +144,9 @@ class Conversation(Closing):
             TraceError: The trace cannot be read.
             ConversationError: The trace does not hold all of it, or a secret in it was redacted.
         """
-        resumed = resume_conversation(path, name)
+        from grue.engine.conversations import recorded_conversation  # few programs need it
+
+        resumed = recorded_conversation.resume_conversation(path, name)
         if isinstance(runner, RemembersServers):
             for server, listing in resumed.listings.items():
                 runner.remember(server, None, listing)
