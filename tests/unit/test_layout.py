@@ -106,8 +106,10 @@ def modules_that_name(word: str) -> set[str]:
     source = ROOT / "src" / "grue"
     found = set()
     for path in source.rglob("*.py"):
-        place = path.relative_to(source).as_posix()
-        for node in ast.walk(ast.parse(path.read_bytes())):
+        place, text = path.relative_to(source).as_posix(), path.read_bytes()
+        if word.encode() not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
             imported = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             if (isinstance(node, ast.Constant) and node.value == word) or word in imported.split("."):
                 found.add(place)
