@@ -149,3 +149,11 @@ def test_a_trace_with_a_limit_that_is_none_is_refused_by_file_and_line(tmp_path:
     trace.write_text(trace.read_text().replace('"tool_call_timeout_s":30.0', '"tool_call_timeout_s":-1.0'))
     with pytest.raises(TraceError, match=r"trace\.jsonl, line \d+: .*tool_call_timeout_s is -1\.0"):
         list(read_episode(trace))
+
+
+def test_a_number_of_another_library_is_a_number_like_any_other() -> None:
+    class Float64(float):
+        """As numpy has one."""
+
+    settings = LlmSettings(base_url=OFFLINE_URL, model=MODEL, temperature=Float64(0.5))
+    assert settings.temperature == 0.5

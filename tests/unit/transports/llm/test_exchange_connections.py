@@ -445,6 +445,9 @@ def test_the_proxy_is_the_one_that_the_environment_names(
 async def test_a_proxy_or_certificates_that_cannot_be_used_are_a_failed_connect(
     name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for other in ("https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(other.upper(), raising=False)
+        monkeypatch.delenv(other, raising=False)
     monkeypatch.setitem(sys.modules, "socksio", None)
     monkeypatch.setenv(name, value)
     exchange_module.tls.cache_clear()
