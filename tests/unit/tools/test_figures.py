@@ -51,4 +51,5 @@ def test_a_turn_with_a_function_tool_is_counted(figures: ModuleType) -> None:
         {"grue.engine.turn", "grue.protocol.tool_loop"} <= turn.before_request < turn.entered <= turn.loaded
     )
     assert turn.changes.total() > turn.going_on > 0
+    assert len(turn.before_request) <= 45, sorted(turn.before_request)
     assert {module for _, module in turn.changes} <= turn.entered

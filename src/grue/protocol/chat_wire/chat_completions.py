@@ -281,7 +281,9 @@ def _function(call: m.JsonObject) -> m.JsonObject:
 
 
 def _refusal_part(content: object) -> str | None:
-    refusals = (as_text(as_object(part).get("refusal")) for part in listed(content))
+    if not isinstance(content, list):
+        return None
+    refusals = (as_text(as_object(part).get("refusal")) for part in content)
     return "".join(text for text in refusals if text) or None
 
 

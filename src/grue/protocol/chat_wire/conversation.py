@@ -549,7 +549,7 @@ class EncodedConversation:
         return tuple(bridged)
 
     def _encode_tools(self) -> None:
-        self.names.add(tool.name for tool in self.tools)
+        self.names.add([tool.name for tool in self.tools])
         self._encoded_tools = self.format.encode_tools(self.tools, self.profile, self.names)
 
     def _with_schema(self, said: m.Said) -> tuple[m.ConversationItem, ...]:

@@ -93,7 +93,7 @@ def start_calls(
         changed: The arguments of calls that a person has changed.
         notes: Recorded before.
     """
-    runs = runs_of(((each.valid, each.terms) for each in reply.open), bind=turn.run.binds_calls)
+    runs = runs_of([(each.valid, each.terms) for each in reply.open], bind=turn.run.binds_calls)
     if not runs:
         # The notes use this number, and two replies must not share one.
         turn = replace(turn, batches=turn.batches + 1)
