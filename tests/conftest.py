@@ -190,7 +190,20 @@ def _put_covered_first(items: list[pytest.Item]) -> None:
     """
     covered = {item for item in items if _is_covered(item)}
     long = {item.path for item in items if item not in covered and _takes_more_time(item)}
-    items.sort(key=lambda item: (item not in covered, _begins_late(item), item.path not in long))
+    items.sort(
+        key=lambda item: (
+            item not in covered,
+            not _takes_minutes(item),
+            _begins_late(item),
+            item.path not in long,
+        )
+    )
+
+
+def _takes_minutes(item: pytest.Item) -> bool:
+    """Whether a test has more time than others before it counts as hanging: then it is one of the longest."""
+    mark = item.get_closest_marker("timeout")
+    return mark is not None and mark.args[0] > float(item.config.getini("timeout"))
 
 
 @pytest.hookimpl(wrapper=True)
