@@ -1,5 +1,6 @@
 """`grue add` and `grue remove`: a bundle, a registry on loopback and a description, as a user runs them."""
 
+import functools
 import hashlib
 import json
 import os
@@ -14,9 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from commands import command, environment, grue
 
+from grue.cli.add import _pieces
+from grue.errors import MCPConfigError
 from grue.hosts.servers import think
 from grue.sandbox.box import Sandbox
 from grue.sandbox.launch import missing_for
@@ -342,3 +346,31 @@ def test_an_address_and_a_command_are_told_how_to_be_added(tmp_path: Path) -> No
         assert says in refused.stderr
     grue("add", "http://127.0.0.1:9/mcp", "--use", "remote", "--name", "far", "--yes", cwd=tmp_path)
     assert servers(tmp_path) == {"far": {"url": "http://127.0.0.1:9/mcp"}}
+
+
+def test_a_download_follows_redirects_but_none_from_https_to_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        match request.url.path:
+            case "/moved":
+                return httpx.Response(302, headers={"Location": "https://b.example/here"})
+            case "/plain":
+                return httpx.Response(302, headers={"Location": "http://b.example/here"})
+            case "/round":
+                return httpx.Response(302, headers={"Location": "/round"})
+        return httpx.Response(200, content=b"bundle")
+
+    client = functools.partial(httpx.Client, transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(httpx, "Client", client)
+    assert b"".join(_pieces("https://a.example/moved", most=6, redirects=1)) == b"bundle"
+    for path, most, redirects, words in (
+        ("plain", 6, 5, "status 302"),
+        ("moved", 6, 0, "status 302"),
+        ("round", 6, 5, "status 302"),
+        ("here", 5, 0, "longer than"),
+    ):
+        with pytest.raises(MCPConfigError, match=words):
+            list(_pieces(f"https://a.example/{path}", most=most, redirects=redirects))
+    assert all(url.startswith("https:") for url in asked)

@@ -51,6 +51,8 @@ def test_what_is_set_after_the_last_was_given_takes_its_place(cave: FakeToolServ
     play(cave, "dig")
     cave.fails("dig", "stone")
     assert one(play(cave, "dig")).result.error_message == "stone"
+    cave.answers("dig", "silver")
+    assert one(play(cave, "dig")).result.content == "silver", "the failure was met, and makes room too"
 
 
 def test_without_a_result_the_content_is_none(cave: FakeToolServer) -> None:
