@@ -160,7 +160,8 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
         idempotent: Likewise.
         open_world: Likewise.
         boxed: Match only tools whose server runs in a box (`True`), or does not (`False`); `None`: any. A box
-            that this machine enforces only in part is none. What the box opens does not count.
+            that this machine enforces only in part does not count as one. What the box opens makes no
+            difference.
         verdict: What happens to a call.
         max_calls: Calls of each such tool in one turn; further calls are denied. Calls that were asked about
             count, also those that a person denied. `None`: no limit.
@@ -469,7 +470,7 @@ class Batching(Struct, frozen=True, kw_only=True):
     retry_failed: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a wait that is none."""
+        """Refuse a size or a wait that is not above zero."""
         check_settings(self, above_0=("most_items", "first_look_s", "look_every_s"))
 
 

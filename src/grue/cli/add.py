@@ -426,7 +426,10 @@ class _Answers:
         return tuple(shlex.split(typed)) if wanted.repeated else (typed,) if typed else ()
 
     def refuse_unused(self) -> None:
-        """Refuse a `--set` that the description does not ask for: it is misspelt, or a key."""
+        """Refuse a `--set` whose name the description does not ask for.
+
+        The name may be misspelt, or be that of an API key, which is set in the environment instead.
+        """
         for name in self._given.keys() - self._used:
             known = ", ".join(sorted(self._used)) or "nothing"
             raise MCPConfigError(

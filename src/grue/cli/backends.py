@@ -36,6 +36,6 @@ class Backends(ExitStack):
         return backends
 
     def add(self, observer: "LangfuseObserver | OtelObserver") -> None:
-        """Use this observer, and close it with the stack."""
+        """Add an observer, and close it when this stack is closed."""
         self.observers.append(observer)
         self.callback(observer.close)

@@ -207,6 +207,6 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> 
 def _cell(found: Mapping[str, float] | None) -> str:
     if found is None:
         return "-"
-    # One episode says nothing of how much another one would differ.
+    # A single episode has no spread.
     spread = f" ± {found['standard_error']:.2g}" if found["n"] > 1 else ""
     return f"{found['mean']:.4g}{spread}"

@@ -72,7 +72,7 @@ def show(options: ShowOptions) -> bool:
 
 
 def _what_there_is(episode: EpisodeReader) -> str:
-    """Say which messages, turns, actors and kinds a trace has, for somebody who has looked for others."""
+    """Return which messages, turns, actors and kinds a trace has, for a filter that matches no message."""
     first = last = 0
     turns: set[int] = set()
     actors: Counter[str] = Counter()

@@ -172,7 +172,7 @@ def unusable_answer(answer: object) -> str:
     if isinstance(answer, Mapping):
         return "answer= wants a type; for a JSON schema, answer=AnswerSpec(json.loads, schema={...})"
     if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
-        # A text that names a type is the commonest of these.
+        # The commonest mistake is `answer="int"`: suggest the type that the text names.
         meant = answer if isinstance(answer, str) and answer.isidentifier() else "int"
         return f"answer= wants a type, answer={meant}, not {answer!r:.60}"
     if not isinstance(answer, type | AnswerSpec) and type(answer).__module__ not in _TYPES_OF_TYPES:
@@ -244,7 +244,7 @@ def _reader(type_: Any) -> _Reader:
     from pydantic.errors import PydanticUserError
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
-    # pydantic takes a function for a type, and means its arguments.
+    # pydantic would accept a function as a type and validate its arguments.
     if not (isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))):
         try:
             adapter = TypeAdapter(type_)

@@ -353,7 +353,7 @@ def _fault(question: ApprovalQuestion, decision: ApprovalDecision) -> str | None
         return arguments
     if question.input_schema is None:
         return None
-    # It brings the validator, which few programs need.
+    # This imports the schema validator, which few programs need.
     from grue.protocol.tools.json_schema import fault_of
 
     return fault_of(question.input_schema, arguments)
@@ -380,7 +380,7 @@ def _ask(question: ApprovalQuestion) -> ApprovalDecision:
     if rows is None:
         return question.deny(NOT_SHOWN)
     why = f" ({printable(question.reason, _REASON_CHARS)})" if question.reason else ""
-    # Whole lines, because a live view shows nothing less.
+    # Write whole lines: a live view does not show a line before it has ended.
     asked = [f"Allow {printable(question.name)}", *(f"  {row}" for row in rows), f"?{why} [y/N]"]
     sys.stderr.write("\n".join(asked) + "\n")
     sys.stderr.flush()

@@ -48,7 +48,8 @@ FINAL_STATUSES = frozenset({401, 402, 403, 404})
 """HTTP statuses after which every further turn would fail too, if no reason is known."""
 
 FINAL_REASONS = frozenset({"key", "permission", "credit", "region", "model", "tools", "address"})
-"""Reasons of failures after which every further turn would fail too. Refused content may be one turn's."""
+"""Reasons of failures after which every further turn would fail too. `content` is not among them: moderation
+may refuse the text of one turn and accept the next one."""
 
 
 def ends_episode(error: LLMError | m.LlmFailure, *, answered: bool) -> bool:
@@ -115,8 +116,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
             path: The run folder, or the trace in it.
             needed: Facts that the resume needs whole. `EpisodeStarted` and the last turn's end always are.
             started: The host's class for the start of its episodes.
-            over: Reasons for the end of an episode after which it cannot be resumed. If the result of such an
-                end was not written, it can be, which writes it.
+            over: Reasons for the end of an episode after which it cannot be resumed, except to write its
+                result if that is still missing.
 
         Raises:
             TraceError: The trace cannot be read or has no episode, another program has recorded it, it is

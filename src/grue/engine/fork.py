@@ -68,7 +68,7 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
     on_delta: Callable[[m.TextDelta], None] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what a field cannot be."""
+        """Refuse an unknown value of `misses`."""
         if self.misses not in get_args(Misses):
             known = ", ".join(map(repr, get_args(Misses)))
             raise MCPConfigError(f"misses= wants one of {known}, not {self.misses!r:.60}.")

@@ -363,8 +363,8 @@ class PresumedListings:
     def take_spoken(self, name: m.ServerName) -> str:
         """Return the MCP revision that a server spoke when it was last seen; empty: that is not known.
 
-        It counts as not known from then on, in the cache too, until the server has listed its tools. So a
-        server that ends because it is asked in that form is started as usual the next time.
+        From then on the revision counts as unknown, in the cache too, until the server has listed its tools.
+        So if the server exits because of a request of that revision, it gets the handshake at its next start.
         """
         seen = self._unsaved.get(name) or self._from_cache(name)
         if seen is None or not seen.protocol_version:

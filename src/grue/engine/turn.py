@@ -152,7 +152,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
     conversation: KeptConversation | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what a field cannot be, with the right form; take the system text of a history."""
+        """Refuse a field of the wrong form, and name the right one. Take the system text out of a history."""
         first = self.history[0] if isinstance(self.history, list | tuple) and self.history else None
         if isinstance(first, m.SystemText) and self.system in ("", first.text):
             force_setattr(self, "system", first.text)

@@ -152,7 +152,7 @@ class GoesOn(Struct, frozen=True, kw_only=True):
 
     Attributes:
         begun: Its last `RunTurn`.
-        events: What the agent was told from that on.
+        events: What the agent was told from that message on.
         asked: The request whose reply it reads next.
     """
 
@@ -437,7 +437,7 @@ class TurnActors:
         """Return the turn's command with the servers that start when they are called."""
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past is not None or self._goes_on is not None:
-            # A fork repeats what its turn was told.
+            # A fork, and a turn that has waited for a batch, repeat the recorded command.
             return command
         return replace(command, when_called=presumed.when_called(command, connections, anyio.current_time()))
 

@@ -285,7 +285,7 @@ def _tell(recorder: Recorder, body: Struct) -> None:
         return  # it is asked for again, with a larger limit
     if isinstance(body, m.ServerNoted) and body.kind != "bad_tool":
         return
-    # Few programs have something to be told.
+    # Imported here, because most programs have nothing to log.
     from grue.tracing.message_words import log_lines
     from grue.tracing.observers.events import LoggerObserver
 

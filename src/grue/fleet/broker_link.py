@@ -1,4 +1,4 @@
-"""A worker's connection to the broker: the gate that its requests and its server processes pass.
+"""A worker's connection to the broker: asks it before each request to a model and each start of a server.
 
 The connection also tells whether the driver is alive. When it ends, the driver is gone: the worker then ends
 its process, and with it the servers that it has started.
@@ -133,7 +133,7 @@ class _Permit:
 
 
 class _ServerGate:
-    """The link as the gate of server processes."""
+    """Asks the broker before each start of a server process."""
 
     def __init__(self, link: BrokerLink) -> None:
         self._link = link

@@ -185,7 +185,7 @@ class RayEngine:
             self._ray.shutdown()
 
     def _collect(self) -> None:
-        """Pass on what has ended; runs in a thread."""
+        """Report each attempt that has ended; runs in a thread."""
         asked_at = 0.0
         while not self._closed.is_set():
             with self._lock:
@@ -275,7 +275,7 @@ class _AskedOfBroker:
 
 
 class _RayRequests:
-    """The gate of an attempt's requests."""
+    """Asks the broker before each request of an attempt to a model."""
 
     def __init__(self, asked: _AskedOfBroker) -> None:
         self._asked = asked
@@ -300,7 +300,7 @@ class _RayPermit:
 
 
 class _RayServers:
-    """The gate of an attempt's server processes: each machine has places of its own."""
+    """Asks the broker before each start of a server process. Each machine has places of its own."""
 
     def __init__(self, asked: _AskedOfBroker) -> None:
         self._asked = asked

@@ -21,10 +21,10 @@ from grue.transports.llm.exchange import (
 
 
 class RequestCount:
-    """A gate around the process's gate, if it has one. Thread-safe.
+    """Counts what the requests of this process cost, and asks the gate that was set before. Thread-safe.
 
     Args:
-        inner: The gate that decides; `None`: each request may start.
+        inner: The gate that was set before, which decides; `None`: each request may start.
         prices: Prices by model's name or pattern, for endpoints that do not say what a request costs.
     """
 

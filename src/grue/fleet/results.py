@@ -194,7 +194,7 @@ def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
     end = episode.end_of(path)
     if end is None:
         return replace(result, attempt=number)
-    # A result that was not committed is none: another one was, or its commit was put aside.
+    # A result that was not committed does not count: another one was committed, or its commit was put aside.
     missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
     return replace(result, attempt=number, outcome=missing, end=end)
 

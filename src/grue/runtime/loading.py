@@ -75,10 +75,10 @@ _OURS_WITHIN_S = 60.0
 """How long a fork waits for imports that grue needs: they end, on a busy machine after many seconds."""
 
 _OTHERS_WITHIN_S = 5.0
-"""How long it waits for imports of others: a program may run its main loop within one."""
+"""How long a fork waits for imports of other code: a program may run its main loop within one."""
 
 _outlasted: set[int] = set()
-"""Threads whose imports took longer than that. Later forks do not wait for them again."""
+"""Threads whose imports took longer than `_OTHERS_WITHIN_S`. Later forks do not wait for them again."""
 
 
 def _wait_for_imports() -> None:

@@ -125,7 +125,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     required: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant, with the name of the key."""
+        """Refuse an invalid value, with the name of its key."""
         fault = _fault(self)
         if fault is not None:
             raise MCPConfigError(f"sandbox: {fault}.")
@@ -175,7 +175,7 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
     try:
         return msgspec.convert(dict(table), Sandbox)
     except msgspec.ValidationError as error:
-        # msgspec's text names kinds and the key, never the value.
+        # msgspec's text names the key and the types, and the value only of an unknown preset.
         raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
     except MCPConfigError as error:
         raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None

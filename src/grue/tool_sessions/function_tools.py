@@ -764,7 +764,8 @@ class FunctionConnection:
     ) -> functools.partial[Any]:
         """Return the call with its converted arguments."""
         converted, self._converted = self._converted, None
-        # Validators of the user's own should run once a call.
+        # If `refusal` has converted these arguments already, use its result: to convert them again would
+        # run the user's validators twice in one call.
         checked = converted is not None and converted[0] is arguments
         given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:

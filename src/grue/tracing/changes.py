@@ -93,7 +93,7 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
         changed: By name. The fields of the budget are `budget.requests` and so on.
 
     Raises:
-        ValueError: A name is neither's. The text has all that there are.
+        ValueError: No field has this name. The text lists the names.
     """
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}

@@ -340,7 +340,7 @@ class EpisodeTally:
             count(self, envelope, changes)
 
     def pass_over(self, t: float) -> None:
-        """Count the next message without its content: no count but that of the messages depends on it."""
+        """Count the next message without reading its content, which no other count needs."""
         self.messages += 1
         self.clock.note(t)
 
@@ -489,11 +489,11 @@ _COUNTS: dict[type[Struct], _Count] = {
 
 @functools.cache
 def _count_of(kind: type[Struct]) -> _Count | None:
-    """Return the counters that such a message adds to; hosts subclass the facts of an episode."""
+    """Return the function that counts messages of this class; hosts subclass the facts of an episode."""
     return next((_COUNTS[base] for base in kind.__mro__ if base in _COUNTS), None)
 
 
 @functools.cache
 def _is_counted(kind: type[Struct]) -> bool:
-    """Return whether the content of such a message counts for anything."""
+    """Return whether some count needs the content of messages of this class."""
     return _count_of(kind) is not None or moves_steps(kind)

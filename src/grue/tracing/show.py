@@ -315,6 +315,6 @@ def headline(episode: str, started_at: float) -> str:
     try:
         began = f"{datetime.fromtimestamp(started_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
-        # A trace can come from anywhere.
+        # The time in a damaged or hostile trace may not be a date.
         began = "at an unknown time"
     return f"Episode {printable(episode, 80)}, started {began}"

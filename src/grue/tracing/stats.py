@@ -150,7 +150,7 @@ class Durations(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> "Durations":
-        """Sum up what was measured."""
+        """Return the count, the sum and the percentiles of some durations."""
         ordered = sorted(seconds)
         if not ordered:
             return cls()

@@ -33,7 +33,7 @@ _KEYS = (
 
 
 class UnknownCommand(MCPError):  # noqa: N818 - a state of the input
-    """There is no such command, or it needs something else behind it."""
+    """There is no such command, or its argument is missing or wrong."""
 
 
 class ChatCommands:
@@ -42,7 +42,8 @@ class ChatCommands:
     Args:
         talk: The conversation.
         screen: Where the output goes.
-        here: The folder that the user is in. The chat itself runs where it was started first.
+        here: The folder in which the user has started this process; `/save` writes there. A resumed chat
+            changes to the folder in which it was first started.
     """
 
     def __init__(self, talk: Talk, screen: Screen, here: Path) -> None:

@@ -51,7 +51,7 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
         return "quiet"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines: those of the turn say it."""
+        """Return no lines: the turn logs the same text."""
         return ()
 
 

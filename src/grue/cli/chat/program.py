@@ -158,7 +158,7 @@ class ChatProgram:
                 self._screen.end(None)
                 self._screen.tell(Line("(Ctrl-D or /quit leaves.)", DIM))
             except UnknownCommand as error:
-                # Nothing was asked, so nothing has failed.
+                # The model was not asked, so the program does not exit with the status of a failed turn.
                 self._screen.end(None)
                 self._screen.tell(lines.complaint(str(error)))
             except MCPError as error:

@@ -155,7 +155,7 @@ class ChatCompleter(Completer):
 
 def _matching(names: Iterable[str], begun: str) -> Iterable[Completion]:
     for name in names:
-        # A tool's name may be typed without the servers before it.
+        # Match `server.tool` by the beginning of `tool` too: people type a tool's name without its server.
         if name.startswith(begun) or (begun and f".{begun}" in name):
             yield Completion(printable(name), start_position=-len(begun))
 

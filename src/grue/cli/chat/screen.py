@@ -74,7 +74,7 @@ class TerminalScreen(Closing):
         self._in_line = False
 
     def begin(self, what: str = "thinking") -> None:
-        """Show what is waited for."""
+        """Show that the chat waits, and for what."""
         self._forget_words()
         self._row.show(what)
 

@@ -335,7 +335,7 @@ class Talk:
         self._load(self.path / (past.file or FIRST_FILE))
         self._turn, self._said, self._calls = past.turn, past.said, past.calls
         self._loop.runner.spent = past.spent
-        # The model that was chosen last is not a change.
+        # The user has chosen this model by `/model` in the chat, so resuming with it is not a change.
         known = {**past.conditions, **({"model": past.model} if past.model else {})}
         self.changed = changed_conditions(known, conditions)
         resumed = EpisodeResumed(

@@ -465,7 +465,7 @@ class RecordedTurn:
         return tuple(each for each in steps if isinstance(each, kinds))
 
     def waiting(self, path: str | PathLike[str]) -> "Waited | None":
-        """Return with what the turn goes on that waits for a reply; `None`: it is at another place.
+        """Return what a turn that waits for a reply needs to go on; `None`: it does not wait for one.
 
         Raises:
             TraceError: The trace lacks something that is needed.
@@ -494,7 +494,7 @@ class RecordedTurn:
         return body.request if isinstance(body, m.RequestCompletion) else 0
 
     def _take_back_rewrites(self) -> None:
-        """Forget what was noted of the request that is asked again: it is noted again."""
+        """Remove what is recorded after the request that is sent again: it is recorded again."""
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
         if at is not None:
@@ -540,7 +540,7 @@ class RecordedTurn:
         if asks_again(resumed):
             self.said.append(_AskedAgain())
         elif resumed.new:
-            # Old versions said again what the last request had said.
+            # Old versions recorded the messages of the last request a second time when they sent it again.
             at = len(self.said) - 1
             while at >= 0 and not isinstance(self.said[at], m.RequestCompletion):
                 at -= 1

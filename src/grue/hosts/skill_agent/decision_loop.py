@@ -160,7 +160,7 @@ class DecisionLoop:
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
-        # Where the model has read which tools there are.
+        # The text in which the model was last told which tools there are.
         self._shown = conversation.system
         self._plan: ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn

@@ -121,7 +121,7 @@ class LLMClient:
             sampling: The sampling settings; the endpoint chooses those that are left out.
         """
         settings = model_settings(model or self.config.agent_model, sampling)
-        # A program that names a model wants that one.
+        # A program that names another model wants that one only, without the models to fall back to.
         then = self._settings.then if settings.model == self._settings.model else ()
         chosen = {name: getattr(settings, name) for name in ("model", *_SAMPLING)}
         return replace(self._settings, **chosen, then=then)

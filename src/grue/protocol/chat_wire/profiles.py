@@ -86,7 +86,7 @@ def _ends(host: str, suffix: str) -> bool:
 
 _OPENAI_SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "stop"})
 
-# What is unknown: a local server, say, or a gateway.
+# The profiles of an unknown endpoint, such as a local server or a gateway.
 GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES = (
     FORMATS[wire].profile for wire in ("chat_completions", "responses", "messages")
 )

@@ -157,12 +157,15 @@ class ResponsesAssembler:
 
     @property
     def held(self) -> int:
-        """The most of what is said in pieces, in items, or at the end, which say the same."""
+        """The size of the reply so far: of its pieces, its items or the last event, whichever is largest.
+
+        All three hold the same text, so they are not added up.
+        """
         return max(self._held.values())
 
     @property
     def whole(self) -> bool:
-        """The event that holds the response has come."""
+        """Whether the event that holds the response has arrived."""
         return self.finished
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
@@ -290,7 +293,7 @@ class ResponsesAssembler:
         repeated = [_item(item) for item in listed(response.get("output"))]
         output = repeated or [_item(item) for item in self._items.values()]
         if self._gap and not repeated:
-            # Nothing else shows what is missing.
+            # An event is missing, and the last event does not repeat the items, so nothing can replace it.
             raise DamagedStream(f"follows a gap: one {self._gap}")
         # Fewer items than were begun: some servers leave those out that they do not say again.
         for index, item in enumerate(output):

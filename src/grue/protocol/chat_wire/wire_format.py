@@ -271,17 +271,17 @@ def _short(value: object) -> str:
 
 
 def listed(value: object) -> list[object]:
-    """Return a list; an empty one for anything else."""
+    """Return `value` if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
 def as_object(value: object) -> m.JsonObject:
-    """Return an object; an empty one for anything else."""
+    """Return `value` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def as_text(value: object) -> str | None:
-    """Return a text; `None` for anything else."""
+    """Return `value` if it is a text, else `None`."""
     return value if isinstance(value, str) else None
 
 
@@ -307,7 +307,7 @@ def weight(value: object) -> int:
 
 
 def tokens(value: object) -> int:
-    """Return a count of tokens; 0 for what can be none."""
+    """Return `value` if it can be a number of tokens, else 0."""
     return int(value) if isinstance(value, int | float) and 0 <= value < _ABSURD else 0
 
 
@@ -332,7 +332,7 @@ def usage_of(
 
 
 def cost(value: object) -> float | None:
-    """Return an amount of money; `None` for what can be none."""
+    """Return `value` if it can be an amount of money, else `None`."""
     return float(value) if isinstance(value, int | float) and 0 <= value < _ABSURD else None
 
 

@@ -2,14 +2,15 @@
 
 The functions are pure; `turn/asking.py` turns what they return into commands. The rules:
 
-1.  Nothing changes before a request would fill more than `high_water` of the window without the reply's part.
+1.  Nothing is cleared until a request would fill more than `high_water` of the window. The tokens that are
+    kept free for the reply are not part of the window here.
 2.  Then the oldest tool results, and user texts that have a stub, are replaced by stubs until the request
     fills at most `low_water`. So history changes seldom, and the endpoint's prompt cache stays valid in
     between.
 3.  The last reply, its results and the new entries are never replaced.
 4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
     is asked for a summary, which takes the place of everything but the first entry and the last reply.
-5.  If the request still does not fit, the results that are said now are cut in the middle, the largest first.
+5.  If the request still does not fit, the results that it adds are cut in the middle, the largest first.
     The trace has all of them.
 6.  If the endpoint still reports an overflow, the window size in its error replaces the policy's, everything
     down to `low_water` is cleared, and the newest results are cut.
@@ -375,7 +376,7 @@ def cut(
 def cut_last(
     ledger: ContextLedger, last: Sequence[m.ToolMessage], most: int
 ) -> tuple[ContextLedger, tuple[m.ToolMessage, ...]]:
-    """Cut the results that were said last until the conversation has at most `most` tokens.
+    """Cut the results that the last request added until the conversation has at most `most` tokens.
 
     Returns:
         The ledger, and the results that were cut.

@@ -363,7 +363,7 @@ def _error_text(blocks: list[m.JsonObject]) -> str:
     text = "\n".join(
         str(block["text"]) for block in blocks if block.get("type") == "text" and block.get("text")
     )
-    # The content keeps the complete text.
+    # The result's content still has the complete text.
     return text if len(text) <= MAX_ERROR_CHARS else _marked(text, MAX_ERROR_CHARS)
 
 

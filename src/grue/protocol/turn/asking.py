@@ -251,7 +251,7 @@ def may_summarise(turn: Turn) -> bool:
 
 
 def said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
-    """Add what a request says to the ledger."""
+    """Add the sizes of the messages of a request to the ledger."""
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
     # A turn's own text is its task: only a later turn may clear it.

@@ -271,7 +271,7 @@ def step_early(state: Presuming | AwaitingDrop, event: m.TurnEvent) -> Transitio
         case Presuming(reply=None), m.CompletionReceived() | m.CompletionFailed():
             return _replied(state, event)
         case AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage):
-            # It was on its way when it was dropped.
+            # The reply was on its way when the command to drop it was sent. Its tokens are counted.
             return replace(state, turn=turn.count(usage)), ()
         case AwaitingDrop(), m.CompletionFailed():
             return state, ()
@@ -348,7 +348,7 @@ def _when_verified(state: Presuming) -> Transition:
 def _go_on(
     turn: Turn, reply: m.CompletionReceived | m.CompletionFailed | None, notes: Commands
 ) -> Transition:
-    """Do what follows from the reply, if there is one by now."""
+    """Act on the reply, if it has arrived; otherwise wait for it."""
     state = AwaitingCompletion(turn, "loop")
     match reply:
         case None:

@@ -60,7 +60,7 @@ CLOSE_GRACE_S = 1.5
 """How long the clean-up may take when the loop ends. A cancelled session needs at most one second."""
 
 CLOSE_WITHIN_S = 10.0
-"""How long `close` waits after that, when all processes are killed."""
+"""How long `close` waits after the grace, when all processes have been killed."""
 
 
 class ErrorTexts(Struct, frozen=True):

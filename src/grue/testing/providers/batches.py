@@ -2,7 +2,8 @@
 
 A batch is answered when it has been looked at a number of times. Each of its requests is then checked and
 answered as if it had been posted alone, so one script serves both. What a provider refuses is refused: a file
-that is none, ids that are not unique, a request to another address or model than the first, a stream.
+that is not JSON Lines, ids that are not unique, a request to another address or model than the first one, and
+a stream.
 
 `BatchFaults` says what goes wrong.
 """

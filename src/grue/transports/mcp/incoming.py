@@ -237,7 +237,7 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
-        # The commas may be inside one long text.
+        # The commas that were counted as values may be inside one long text, which is harmless.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}

@@ -51,7 +51,7 @@ def library_logs_to(receive: Receive) -> Iterator[None]:
 
 
 def drop(record: logging.LogRecord) -> None:
-    """Receive a record that says nothing new."""
+    """Drop a record. During a login it may hold an address with a secret, and errors are raised as well."""
 
 
 class _ToReceiver(logging.Filter):
