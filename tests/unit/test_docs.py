@@ -259,3 +259,12 @@ def _rows(page: Path, head: str) -> list[str]:
     """Return the first column of the table with this head, sorted."""
     table = page.read_text(encoding="utf-8").partition(f"\n| {head} ")[2].partition("\n\n")[0]
     return sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+
+
+def test_a_program_of_the_docs_can_be_run_twice() -> None:
+    """A trace file of a fixed name is refused the second time. These pages name it for a later process."""
+    named = {"docs/guides/tool-policy.md", "docs/guides/conversations.md"}
+    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/**/*.py"), ROOT / "README.md"]
+    fixed = re.compile(r"^with Runner.*trace=\"[^\"]+\.jsonl\"[,)]", re.MULTILINE)
+    found = {str(page.relative_to(ROOT)) for page in pages if fixed.search(page.read_text(encoding="utf-8"))}
+    assert found == named

@@ -10,7 +10,7 @@ servers = {
     name: StdioServer(command=sys.executable, args=(os.environ[f"{name.upper()}_SERVER"],))
     for name in ("notes", "clock")
 }
-with Runner(llm=llm, servers=servers, trace="bot.jsonl", keep="sessions") as runner:
+with Runner(llm=llm, servers=servers, trace="runs", keep="sessions") as runner:
     talk = runner.conversation("You keep my notes. Use the tools.")
     for line in sys.stdin:
         print(talk.ask(line.strip()).response, flush=True)
