@@ -205,5 +205,6 @@ def test_the_bot_with_two_servers_talks_and_leaves_a_trace(llm: ScriptedLlmServe
         check=False,
     )
     assert (talked.returncode, talked.stdout) == (0, "Noted.\nNoted.\n"), talked.stderr
-    assert len(read_episode(tmp_path / "bot.jsonl").envelopes) > 20
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert len(read_episode(folder).envelopes) > 20
     assert llm.requests[-1].messages[-1]["role"] == "tool"
