@@ -335,58 +335,73 @@ def with_bar(
     """
     if total is None and isinstance(requests, Sized):
         total = len(requests)
-    if in_notebook():
-        return _followed_in_notebook(items, total)
-    return _followed(items, total) if sys.stderr.isatty() else items
+    return _followed(items, total) if in_notebook() or sys.stderr.isatty() else items
 
 
 def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[BatchItem[T], None, None]:
+    done = failed = recalled = 0
+    with contextlib.ExitStack() as ending, drawn_progress() as draw:
+        if isinstance(items, Generator):
+            ending.enter_context(contextlib.closing(items))
+        draw(0, total, "turns")
+        for item in items:
+            done, failed, recalled = done + 1, failed + (item.error is not None), recalled + item.recalled
+            notes = [f"{failed} failed"] * bool(failed) + [f"{recalled} recalled"] * bool(recalled)
+            draw(done, total, ", ".join(["turns", *notes]))
+            yield item
+
+
+Draw: TypeAlias = Callable[[int, int | None, str], None]
+"""Shows how much work is done, of how much (`None`: not known), and a few words."""
+
+
+@contextlib.contextmanager
+def drawn_progress() -> Iterator[Draw]:
+    """Yield the function that shows the progress of work on standard error.
+
+    At a terminal it draws a bar, and in a notebook one of plain text in one line: rich would ask for a
+    package that draws widgets there. Elsewhere it shows nothing.
+    """
+    if in_notebook():
+        with _in_a_line() as draw:
+            yield draw
+    elif sys.stderr.isatty():
+        with _as_a_bar() as draw:
+            yield draw
+    else:
+        yield lambda _done, _total, _words: None
+
+
+@contextlib.contextmanager
+def _as_a_bar() -> Iterator[Draw]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     # What the program prints to the terminal appears above the bar. Redirected output is left alone.
-    bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty())
-    with contextlib.ExitStack() as ending, bar as shown:
-        if isinstance(items, Generator):
-            ending.enter_context(contextlib.closing(items))
-        task = shown.add_task("turns", total=total)
-        failed = recalled = 0
-        for item in items:
-            failed += item.error is not None
-            recalled += item.recalled
-            shown.update(task, advance=1, description=_described(failed, recalled))
-            yield item
-
-
-def _described(failed: int, recalled: int) -> str:
-    notes = [f"{failed} failed"] * bool(failed) + [f"{recalled} recalled"] * bool(recalled)
-    return ", ".join(["turns", *notes])
-
-
-def _followed_in_notebook(
-    items: Iterator[BatchItem[T]], total: int | None
-) -> Generator[BatchItem[T], None, None]:
-    """Show a bar of plain text in one line. Rich would ask for a package that draws widgets there."""
-    done = failed = recalled = 0
-    drawn_at = -_REDRAW_S
-    with contextlib.ExitStack() as ending:
-        if isinstance(items, Generator):
-            ending.enter_context(contextlib.closing(items))
-        ending.callback(lambda: print(_line(done, total, failed, recalled), file=sys.stderr))  # noqa: T201
-        for item in items:
-            done, failed, recalled = done + 1, failed + (item.error is not None), recalled + item.recalled
-            if time.monotonic() - drawn_at >= _REDRAW_S:
-                drawn_at = time.monotonic()
-                print(_line(done, total, failed, recalled), end="", file=sys.stderr, flush=True)  # noqa: T201
-            yield item
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty()) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total, words: bar.update(task, completed=done, total=total, description=words)
 
 
 _REDRAW_S = 0.2
 _WIDTH = 40
 
 
-def _line(done: int, total: int | None, failed: int, recalled: int) -> str:
-    filled = _WIDTH * done // total if total else 0
-    bar = f"{'█' * filled}{'░' * (_WIDTH - filled)} {done}/{total}" if total else str(done)
-    return f"\r{bar} {_described(failed, recalled)}"
+@contextlib.contextmanager
+def _in_a_line() -> Iterator[Draw]:
+    drawn_at, last = -_REDRAW_S, ""
+
+    def draw(done: int, total: int | None, words: str) -> None:
+        nonlocal drawn_at, last
+        filled = _WIDTH * done // total if total else 0
+        count = f"{'█' * filled}{'░' * (_WIDTH - filled)} {done}/{total}" if total else str(done)
+        last = f"\r{count} {words}"
+        if time.monotonic() - drawn_at >= _REDRAW_S:
+            drawn_at = time.monotonic()
+            print(last, end="", file=sys.stderr, flush=True)  # noqa: T201
+
+    try:
+        yield draw
+    finally:
+        print(last, file=sys.stderr)  # noqa: T201

@@ -3,8 +3,6 @@
 import contextlib
 import hashlib
 import os
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 import grue
+from grue.engine.batch import drawn_progress
 from grue.errors import FleetError
 from grue.field_checks import check_settings
 from grue.fleet.broker import FleetBudget, Limits, Rate
@@ -30,60 +29,26 @@ from grue.fleet.sweep import Keep, Sweep
 from grue.fleet.work import Work, find_work, name_of
 from grue.policies import Batching
 from grue.protocol.turn.prices import Price
-from grue.runtime.loops.sync_edge import in_notebook
 
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
 """Gets the counts, the running episodes with the time of their start, and what requests have cost."""
-
-_REDRAW_S = 0.5
 
 
 @contextlib.contextmanager
 def shown_progress(watch: Watch | None, *, shown: bool) -> Iterator[Watch | None]:
     """Return a watch that also shows how far the fleet is, at a terminal or in a notebook."""
-    if not shown or not (in_notebook() or sys.stderr.isatty()):
+    if not shown:
         yield watch
         return
-    with _in_a_line() if in_notebook() else _as_a_bar() as draw:
+    with drawn_progress() as draw:
 
         def seen(tally: Tally, running: dict[str, float], costs: Costs) -> None:
-            draw(tally)
+            draw(tally.done + tally.given_up + tally.unpaid, tally.total, _described(tally))
             if watch is not None:
                 watch(tally, running, costs)
 
+        draw(0, None, "episodes")
         yield seen
-
-
-@contextlib.contextmanager
-def _as_a_bar() -> Iterator[Callable[[Tally], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty()) as bar:
-        task = bar.add_task("episodes", total=None)
-        yield lambda tally: bar.update(
-            task, completed=_ended(tally), total=tally.total, description=_described(tally)
-        )
-
-
-@contextlib.contextmanager
-def _in_a_line() -> Iterator[Callable[[Tally], None]]:
-    drawn_at, last = -_REDRAW_S, ""
-
-    def draw(tally: Tally) -> None:
-        nonlocal drawn_at, last
-        last = f"\r{_ended(tally)}/{tally.total} {_described(tally)}"
-        if time.monotonic() - drawn_at >= _REDRAW_S:
-            drawn_at = time.monotonic()
-            print(last, end="", file=sys.stderr, flush=True)  # noqa: T201
-
-    yield draw
-    print(last, file=sys.stderr)  # noqa: T201
-
-
-def _ended(tally: Tally) -> int:
-    return tally.done + tally.given_up + tally.unpaid
 
 
 def _described(tally: Tally) -> str:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from grue.fleet import fleet
+from grue.engine import batch
 from grue.fleet.driver import Tally
 from grue.fleet.engine import Costs
 from grue.fleet.fleet import shown_progress
@@ -38,10 +38,10 @@ def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_notebook_shows_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(fleet, "in_notebook", lambda: True)
+    monkeypatch.setattr(batch, "in_notebook", lambda: True)
     seen, written = followed(shown=True)
     assert seen == [1, 3]
-    assert written.endswith("\r3/3 episodes, 1 failed\n")
+    assert written.endswith(f"\r{'█' * 40} 3/3 episodes, 1 failed\n")
 
 
 def test_a_file_and_a_program_that_does_not_ask_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
