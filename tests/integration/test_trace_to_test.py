@@ -292,6 +292,10 @@ def test_the_assertions_name_the_first_difference() -> None:
         assert_answer(made, "south")
     with pytest.raises(AssertionError, match="the model gave an answer, 'north', and not the fallback"):
         assert_answer(made, "north", fallback=True)
+    made.kind, made.reason = "fallback", "no usable answer"
+    assert_answer(made, "north", fallback=True)
+    with pytest.raises(AssertionError, match="there is no answer of the model: no usable answer"):
+        assert_answer(made, "north")
 
 
 AGENT = """from grue import FunctionTools, Runner
