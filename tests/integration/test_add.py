@@ -19,7 +19,8 @@ import httpx
 import pytest
 from commands import command, environment, grue
 
-from grue.cli.add import _pieces
+from grue.cli.add import Adding, _downloaded, _pieces
+from grue.config.server_descriptions import OfferedBundle
 from grue.errors import MCPConfigError
 from grue.hosts.servers import think
 from grue.sandbox.box import Sandbox
@@ -374,3 +375,19 @@ def test_a_download_follows_redirects_but_none_from_https_to_http(monkeypatch: p
         with pytest.raises(MCPConfigError, match=words):
             list(_pieces(f"https://a.example/{path}", most=most, redirects=redirects))
     assert all(url.startswith("https:") for url in asked)
+
+
+def test_nothing_is_downloaded_if_somebody_at_the_terminal_says_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grue.cli.add._at_a_terminal", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    monkeypatch.setattr("grue.cli.add._pieces", lambda *_, **__: iter((b"bundle",)))
+    nothing = dict.fromkeys(("arguments", "name", "kind", "sha256", "registry", "mcp_config"))
+    adding = Adding(source="x", values=(), yes=False, **nothing)
+    offered = OfferedBundle(name="x", url="https://a.example/x.mcpb", sha256="0" * 64, others=())
+    with (
+        pytest.raises(MCPConfigError, match="Nothing was downloaded"),
+        _downloaded(offered, adding),
+    ):
+        raise AssertionError("it was downloaded")

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from story_traces import full_story
 from viewer_traces import small_episode
 
+from grue.messages import TurnForked
 from grue.tracing.facts import Fact
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import Passage, StoryTeller
@@ -81,6 +83,18 @@ def test_the_overview_counts_what_was_spent_and_says_how_it_ended(tmp_path: Path
     assert (overview.turns, overview.requests, overview.tool_calls) == (3, 6, 2)
     assert (overview.usage.input_tokens, overview.usage.output_tokens) == (7200, 204)
     assert overview.servers == ("mind",)
+
+
+def test_the_overview_counts_a_fork_and_not_the_turns_that_it_repeats(tmp_path: Path) -> None:
+    overview = Overview()
+    for envelope in open_episode(full_story(tmp_path / "trace.jsonl")):
+        overview.see(envelope)
+    overview.failures = 1  # of a turn before
+    for changed in ("system", "llm.model"):
+        forked = TurnForked(trace="t", episode="e", turn=3, at=9, misses="fail", changed=(changed,))
+        overview.see(replace(envelope, body=forked))
+    assert overview.forks == ("turn 3 of e: system", "turn 3 of e: llm.model")
+    assert (overview.turns, overview.failures) == (2, 0)
 
 
 def test_a_fact_of_a_host_that_is_not_installed_is_a_passage(tmp_path: Path) -> None:
