@@ -66,16 +66,16 @@ def test_a_runner_with_function_tools_loads_no_mcp_client() -> None:
     assert done.stdout.splitlines() == ["[]"]
 
 
-def test_the_patterns_of_refusals_are_compiled_by_the_first_refusal() -> None:
+def test_the_patterns_of_refusals_and_marks_are_compiled_when_they_are_needed() -> None:
     code = (
         "import re, re._compiler\n"
         "compiled, real = [], re._compiler.compile\n"
         "re._compiler.compile = lambda pattern, flags=0: compiled.append(pattern) or real(pattern, flags)\n"
         "from grue import Runner\n"
         "from grue.protocol import retry\n"
-        "from grue.protocol.chat_wire import failures, profiles\n"
-        "patterns = {text for module in (failures, profiles, retry) for text in vars(module).values()"
-        " if isinstance(text, str)}\n"
+        "from grue.protocol.chat_wire import failures, profiles, written_calls\n"
+        "modules = failures, profiles, retry, written_calls\n"
+        "patterns = {text for module in modules for text in vars(module).values() if isinstance(text, str)}\n"
         "before = patterns.intersection(compiled) | {each.pattern for each in vars(retry).values()"
         " if isinstance(each, re.Pattern)}\n"
         "failures.fault_of_status(429, b'no credit')\n"

@@ -67,8 +67,10 @@ _FORMS = (
     r"|(?P<gemma>```tool_co(?:de|call)|<\|tool_call>call:)"
     r"|(?P<other><\|tool_call_start\|>|<\|tool_calls\|>|<\|tools_prefix\|>)"
 )
-_MARKS = re.compile(rf"^[ \t]*(?:{_FORMS}|(?P<recipient>to=[\w.\-/]{{1,200}} ?<\|channel\|>))", re.MULTILINE)
-_FORM = re.compile(_FORMS)
+_MARKS = rf"^[ \t]*(?:{_FORMS}|(?P<recipient>to=[\w.\-/]{{1,200}} ?<\|channel\|>))"
+_SIGNS = ("<", "[", "`")
+"""Each mark has one of them. Most texts have none, and are not searched for marks."""
+
 _FIRST_CHARS = re.compile(r"[<\[\]]")
 """What a mark directly behind a text begins with. A search for these alone is much quicker."""
 
@@ -275,7 +277,9 @@ def read_written(
 
 
 def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
-    mark, attached = _MARKS.search(text), _attached_mark(text)
+    if not any(sign in text for sign in _SIGNS):
+        return None
+    mark, attached = re.search(_MARKS, text, re.MULTILINE), _attached_mark(text)
     if attached is not None and (mark is None or attached.start() < mark.start()):
         found = _read_attached(text, attached, tools)
         if found is not None:
@@ -304,9 +308,10 @@ def _attached_mark(text: str) -> "re.Match[str] | None":
     """Return the first mark directly behind a text. A JSON object is an answer, whatever is in it."""
     if text.startswith("{"):
         return None
+    form = re.compile(_FORMS)
     for each in _FIRST_CHARS.finditer(text, 1):
         at = each.start()
-        if text[at - 1] not in _NO_TEXT and (mark := _FORM.match(text, at)) is not None:
+        if text[at - 1] not in _NO_TEXT and (mark := form.match(text, at)) is not None:
             return mark
     return None
 
