@@ -283,7 +283,9 @@ def test_the_commands_from_plan_to_table(tmp_path: Path, monkeypatch: pytest.Mon
     assert said("fleet", "table", "runs/sweep").split()[:5] == ["score", "turns", "tool_calls", "deaths", "n"]
     episode = next((tmp_path / "runs" / "sweep").glob("*/*")).name
     attempt = f"runs/sweep/{episode[:2]}/{episode}/attempt-1"
-    assert f"grue trace show {attempt}" in said("fleet", "show", "runs/sweep", episode[:10])
+    shown = said("fleet", "show", "runs/sweep", episode[:10])
+    assert f"grue trace show {attempt}" in shown
+    assert "attempt 1: score " in shown
     assert "3 turns" in said("trace", "stats", attempt)
     assert said("fleet", "status", "nowhere").startswith("grue: There is no fleet in nowhere")
 

@@ -157,7 +157,7 @@ def print_episode(directory: Path, beginning: str) -> None:
             say(f"  attempt {number}: interrupted, or it still runs")
         else:
             scores = ", ".join(score_text(name, value) for name, value in end.scores.items())
-            what = f"{end.outcome} {scores or end.error}".rstrip()
+            what = scores or f"{end.outcome} {end.error}".rstrip()
             say(f"  attempt {number}: {what}, {end.duration_s:.1f} s")
         if (attempt / TRACE).is_file():
             say(f"    grue trace show {shown_path(attempt)}")
