@@ -192,8 +192,8 @@ class AgentActor(Actor[m.TurnEvent]):
         if isinstance(following, AwaitingClose | Waiting):
             # The model is not asked again, so its connections are closed while the sessions close.
             self._llm.close()
-        # Recorded as events of their own, so that a replay needs nothing but the trace. The servers are
-        # starting by now.
+        # Record these two as events of their own, so that a replay needs nothing but the trace. The servers
+        # have begun to start.
         first = (self.forked, self.presumed) if isinstance(envelope.body, m.RunTurn) else ()
         noted = [event for event in first if event is not None]
         for event in noted:

@@ -219,7 +219,7 @@ class Asking:
         reply = await self._posted(body, streamed, permit)
         self.unreported = before
         if isinstance(reply, Fault) and reply.received:
-            # It broke off, or did not end in time. What had come by then is paid for, and nobody counts it.
+            # The reply broke off, or did not end in time. What had arrived is billed, but came without usage.
             tokens = math.ceil(reply.received / per_token)
             lost = most_usage(len(body), per_token, tokens, self._price)
             self._lost, self.unreported = self._lost + lost, before + lost

@@ -18,7 +18,7 @@ from grue.fleet.folder import FleetFolder
 _SHOWN_EVERY_S = {True: 0.2, False: 10.0}
 _SLOW_AFTER_S = 10.0
 _SAMPLE = 10
-"""The time that is left is shown after so many episodes."""
+"""How many episodes have to be done before the remaining time is shown."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):

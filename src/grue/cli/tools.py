@@ -45,7 +45,7 @@ class ListingNotices:
         self.of: defaultdict[str, list[str]] = defaultdict(list)
 
     def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
-        """Take in a message."""
+        """Collect the notices about malformed tools and schemas."""
         match envelope.body:
             case m.ServerNoted(kind="bad_tool" | "bad_schema" as kind, server=server, text=text):
                 effect = "" if kind == "bad_tool" else " (its results are not checked)"

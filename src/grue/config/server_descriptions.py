@@ -307,7 +307,7 @@ class _Entry:
                 raise MCPConfigError(f"The description has a control character in {_quoted(text)}.")
             for inside, end in _EXPRESSION.findall(text):
                 if not end or inside not in allowed:
-                    # Also one that only several parts together make, as "$" and "{HOME}" do.
+                    # This also finds what only several parts together make, such as "$" and "{HOME}".
                     raise MCPConfigError(
                         f"The description has {_quoted(text)}: a '${{...}}' would read your environment."
                     )

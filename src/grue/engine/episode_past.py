@@ -164,7 +164,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         """
 
     def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
-        """Take the next envelope; return the requests and usage of the unfinished turn."""
+        """Read the next envelope; return the requests and usage of the unfinished turn."""
         self.lasted_s = envelope.t
         unended = self._take_message(envelope, unended)
         self.take_fact(envelope)

@@ -70,8 +70,8 @@ class TurnRecord:
     """What the record of a turn answers in a fork of it.
 
     Calls with the same tool and the same arguments get the recorded results in their order, those after the
-    fork first to last. When there are none left, only a tool that is read-only gets the last one again: any
-    other may have changed what it would answer.
+    fork first to last. When all of them are used, a call of a read-only tool gets the last one again. For any
+    other tool there is no result then: the calls before may have changed what the tool would return.
 
     Args:
         envelopes: All messages of the turn.

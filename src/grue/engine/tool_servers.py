@@ -191,7 +191,7 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server with this name, which is the first part of its tools' full names."""
+    """Return the server, renamed to its key in `servers=`, which begins the full names of its tools."""
     if isinstance(server, StdioServer | HttpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)

@@ -125,7 +125,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     presumed: PresumedListings | None = None
 
     def asking_first(self, lent: LentConversation, first: Envelope[m.LlmCommand]) -> LlmFactory:
-        """Return the factory of an LLM actor that goes on with a request which is in its trace already.
+        """Return the factory of an LLM actor whose first request is already recorded in the trace.
 
         Raises:
             ConversationError: The runner's model is a factory of the host's.
@@ -257,7 +257,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
 
 
 def _flat(settings: LlmSettings) -> tuple[LlmSettings, ...]:
-    """Return the settings of a model without `then`, and those of `then` behind them."""
+    """Return the settings of a model and, in their order, of the models that are asked if it cannot be."""
     return (replace(settings, then=()), *settings.then)
 
 

@@ -126,7 +126,7 @@ class _SampleReader:
         self._returned: set[m.CallId] = set()
 
     def see(self, envelope: EpisodeEnvelope) -> Sample | None:
-        """Take the next message; return the sample that it completes."""
+        """Read the next message; return the sample that it completes."""
         body = envelope.body
         # Only the reply settles a request. That it was cut, or asked for again, has the same cause.
         replied = isinstance(body, m.CompletionReceived)

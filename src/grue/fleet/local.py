@@ -45,7 +45,7 @@ _START_S = 120.0
 
 _START_AGAIN_S = 0.2
 _MOST_BROKEN = 5
-"""If so many workers in a row end before they are ready, none can work."""
+"""How many workers in a row may end before they are ready, until the fleet takes it that none can start."""
 
 _DEATH_S = 10.0
 _MOST_SAID_BYTES = 16 * 2**20

@@ -12,7 +12,7 @@ from grue.fleet.sweep import Sweep
 from grue.fleet.work import find_work
 
 SAMPLE = 10
-"""After so many episodes, size and cost are those of the episodes that are done."""
+"""How many episodes have to be done before size and cost are estimated from them."""
 
 _TURN_BYTES = 16_000
 _EPISODE_BYTES = 100_000

@@ -24,11 +24,11 @@ from msgspec import Struct
 from grue.errors import MissingDependencyError
 
 LEAST_CASES = 15
-"""With fewer cases (or groups of them) no interval holds what it promises."""
+"""With fewer cases (or groups of them) no interval would contain the true value as often as it claims."""
 
 LEVEL = 0.95
 SELDOM = 1 - LEVEL
-"""A result that chance alone gives less often than that is told."""
+"""A result is reported if chance alone gives one like it less often than this."""
 
 POWER = 0.8
 """A difference counts as detectable if this share of the sweeps would find it."""

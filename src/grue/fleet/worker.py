@@ -26,7 +26,7 @@ from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.guard import guard_pid
 
 EPISODES_A_WORKER = 200
-"""A worker is replaced after so many episodes, so that what a work leaks does not add up."""
+"""How many episodes a worker plays before it is replaced, so that what a work leaks does not add up."""
 
 READY = b"\n"
 """The first line that a worker says. Each later one is a `WorkerSaid` as JSON."""

@@ -221,11 +221,11 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # This limit is the mark by which leftover processes are found (runtime/processes/descendants.py).
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
-        # They are about any process of this user, or all of them. 0 is the calling thread.
+        # These calls can change other processes of this user. 0 stands for the calling thread.
         ("setpriority", _only(_PRIO_PROCESS, 0)),
         ("ioprio_set", _only(_IOPRIO_WHO_PROCESS, 0)),
         *((f"sched_{name}", _only(0)) for name in ("setparam", "setscheduler", "setaffinity", "setattr")),
-        # They type into a terminal, whose shell is not in the box.
+        # These requests type into the terminal, and the shell that reads it is not in the box.
         ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
     ]
     if wanted.network != "any":

@@ -49,7 +49,7 @@ from pydantic import BaseModel, Field
 
 from grue.testing.mock_server import MockServer
 
-# One red pixel, and a tenth of a second of silence.
+# An image of one red pixel, and a recording of a tenth of a second of silence.
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )

@@ -254,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
     def do_POST(self) -> None:
-        """Take the mark of a person."""
+        """Store the mark that a person gives an attempt."""
         self.close_connection = True  # what a refused request has left unread is not taken for the next one
         origin = self.headers.get("Origin", "").removeprefix("http://")
         if self.headers.get("Host", "") not in self.server.names or origin not in self.server.names:

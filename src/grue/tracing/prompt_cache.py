@@ -291,7 +291,7 @@ class CachedPrompts:
             self._adopt(self._talks[asked.command.conversation])
 
     def _adopt(self, talk: _Prompted) -> None:
-        """Write the conversation as the endpoint wants it by now, as the LLM actor does before a request."""
+        """Encode the conversation as the endpoint accepts it now; the LLM actor does so before a request."""
         form, encoded = self._form, talk.encoded
         if (encoded.profile, encoded.model) == (form.profile, form.model):
             return

@@ -29,7 +29,7 @@ from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, Fact, registered_fac
 _KIND = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z]\w{0,80}", re.ASCII)
 _MOST_KINDS = 1000
-"""How many classes are kept. A damaged or hostile file may have more kinds than that."""
+"""How many classes are kept. A damaged or hostile file may have more kinds of messages."""
 
 
 class _Tag(Struct):

@@ -97,7 +97,7 @@ class _Layout(Struct, frozen=True):
         return (" " * _GAP).join([*placed, summary]).rstrip()
 
     def headings(self) -> str:
-        """Return the line above the table."""
+        """Return the line with the headings of the columns."""
         return self.fit(self.aligned((column.heading for column in _COLUMNS), ""), DIM)
 
     def rows(self, envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
@@ -164,7 +164,7 @@ class _Measured:
         self._kinds: set[str] = set()
 
     def see(self, line: RecordedLine[EpisodeBody]) -> None:
-        """Take the next line that is shown."""
+        """Measure the next line that will be shown."""
         head = line.line
         self._last_seq = head.seq
         self._last_cause = max(self._last_cause, head.cause or 0)
@@ -174,7 +174,7 @@ class _Measured:
         self._kinds.add(kind_of_line(line))
 
     def widths(self) -> list[int]:
-        """Return the widths, headings included."""
+        """Return the width of each column, wide enough for its heading too."""
         texts = (
             (str(self._last_seq or ""),),
             map(_time, {self._first_t, self._last_t} - {math.inf, -math.inf}),

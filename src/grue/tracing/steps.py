@@ -177,7 +177,7 @@ class StepTracker:
         self._end(self._question("model", envelope))
 
     def _dropped(self, envelope: Envelope[Any]) -> None:
-        # Its cause is the command to drop it, not the request.
+        # The message's cause is the command to drop the reply, not the request.
         number = envelope.body.request
         self._end(self._asked_as(number, envelope.turn))
 

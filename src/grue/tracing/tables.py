@@ -174,7 +174,7 @@ class _Rows:
         self._requests: dict[int, RequestRow] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> Iterator[Row]:
-        """Take a message, and yield the rows that it completes."""
+        """Read a message, and yield the rows that it completes."""
         body, cause = envelope.body, envelope.cause or 0
         match body:
             case m.RunTurn():

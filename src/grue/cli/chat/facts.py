@@ -110,7 +110,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
     turn: int = 0
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
-        """Take the next envelope."""
+        """Read the next envelope of the trace."""
         self.turn = max(self.turn, envelope.turn)
         match envelope.body:
             case UserSaid() as said:

@@ -201,7 +201,7 @@ class TalkReader:
         self._requests: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> None:
-        """Take the next message. Messages that no conversation keeps are skipped."""
+        """Read the next message. Messages that no conversation keeps are skipped."""
         body, cause = envelope.body, envelope.cause or 0
         match body:
             case m.RunTurn():
@@ -359,7 +359,7 @@ class RecordedTurn:
         self.said_before = self.steps
 
     def add(self, envelope: EpisodeEnvelope) -> None:
-        """Take the next envelope of the turn."""
+        """Read the next envelope of the turn."""
         body = envelope.body
         self.last_seq, self._last_s = envelope.seq, envelope.t
         self.redacted = self.redacted or envelope.redacted

@@ -39,7 +39,7 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
         return len(self.decided)
 
     def take_fact(self, envelope: Envelope[Any]) -> None:
-        """Take the next envelope."""
+        """Read the next envelope of the trace."""
         match envelope.body:
             case Observed(turn=turn) as observed if not envelope.redacted:
                 self.shown.setdefault(turn, observed)

@@ -593,7 +593,7 @@ def _remedy(
             return "Correct the script of the test."
         case "request":
             return "Check the model and its settings against the endpoint's words."
-        # It was reached, and the connection broke afterwards: the address is right.
+        # The endpoint was reached, and the connection broke afterwards: the address is right.
         case "connection" if fault.kind != "unreachable":
             return "Try again later; if it happens again, check the network and the proxies."
         case "connection" if is_loopback(base_url):

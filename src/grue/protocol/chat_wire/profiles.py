@@ -447,7 +447,7 @@ _OF_STATUS: dict[int, tuple[Adaptation, ...]] = {
     415: (_media,),
     500: (_media,),
 }
-"""The adaptations to try with these statuses; with any other status, all of them."""
+"""The adaptations to try after a refusal with this status. After any other status, all are tried."""
 
 
 class ListedModel(Struct, frozen=True):

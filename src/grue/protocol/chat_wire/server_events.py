@@ -168,7 +168,7 @@ class EventLines:
         elif field == "event":
             self._kind = value
             if not _NAME.fullmatch(value):
-                # Its line has run into the next one, with which the data would be lost.
+                # A newline is missing: the next line, with the data, is part of this one and would be lost.
                 self._damaged("names no event")
         elif field not in _FIELDS:
             self._damaged("has no field of an event")

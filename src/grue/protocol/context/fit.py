@@ -88,7 +88,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return _PER_MESSAGE + int(size / self.bytes_per_token)
 
     def offer(self, tools: Iterable[m.ToolDefinition]) -> "ContextLedger":
-        """Take the definitions of the tools that are offered from now on."""
+        """Return the ledger with the size of the tools that are offered from now on."""
         sizes = (
             len(tool.name) + len(tool.description) + len(msgspec.json.encode(tool.input_schema))
             for tool in tools
@@ -240,7 +240,7 @@ StubFor: TypeAlias = Callable[[ContextItem], str]
 
 
 class Room(Struct, frozen=True):
-    """The part of a window that requests may fill: until when nothing is cleared, and down to where."""
+    """How many tokens of a window requests may fill: above `high` something is cleared, down to `low`."""
 
     high: int
     low: int
@@ -263,7 +263,7 @@ class Fit(Struct, frozen=True, kw_only=True):
 
 
 def room_in(policy: ContextPolicy, window_tokens: int) -> Room:
-    """Return the room in a window of this size."""
+    """Return how many tokens requests may fill in a window of this size, by the shares of the policy."""
     usable = window_tokens - min(policy.reply_tokens, window_tokens // 2)
     return Room(int(usable * policy.high_water), int(usable * policy.low_water))
 

@@ -38,8 +38,8 @@ _DEEPEST = 60
 """Deepest nesting of the parts that apply to one place: stack of the validator for each level of a value."""
 
 _MOST_TOLD = 2_000
-"""Above it the validator does not say what is wrong if a schema has branches: it copies the value for each
-of them."""
+"""Most values (of a result, say) for which the validator says what is wrong if the schema has branches: it
+copies all of them for each branch."""
 
 _MOST_WORK = 200_000
 """The most steps that the measuring of a schema may take."""

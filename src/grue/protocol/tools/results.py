@@ -218,7 +218,7 @@ MAX_ERROR_CHARS = 100_000
 
 _LOOK_CHARS = 1000
 _LONG_LINE = 2000
-"""JSON text with longer lines than that, on average, is laid out before it is read by lines."""
+"""JSON text whose lines are longer than this, on average, is indented before it is read by lines."""
 
 _SMALL_VALUES = 2000
 _SMALL_CHARS = 100_000

@@ -33,10 +33,10 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.1, 3600.0
 _ID_CHARS = 1000
 _MESSAGE_CHARS = 100_000
 _UNKNOWN_TASK = frozenset((-32602, -32601, -32002))
-"""Error codes of a server without such a task: invalid parameters, no such method, not found."""
+"""Error codes of a server that does not know the task: invalid parameters, no such method, not found."""
 
 MAX_POLL_ERRORS = 3
-"""After so many refused questions in a row nothing more is asked."""
+"""How often in a row a server may refuse to report on a task before it is not asked again."""
 
 
 class WaitFor(Struct, frozen=True):

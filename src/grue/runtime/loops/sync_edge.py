@@ -143,7 +143,7 @@ def warn_if_blocking(twin: str) -> bool:
     """Return whether an event loop runs in this thread. If so, warn once, at the line of the public call."""
     if not loop_is_running():
         return False
-    # A cell of a notebook blocks it in any case, and that is what its reader expects.
+    # A cell of a notebook always blocks the notebook's event loop, and its user expects that.
     if twin not in _warned and not in_notebook():
         _warned.add(twin)
         warnings.warn(

@@ -549,8 +549,8 @@ class Command(ChildProcess):
         Returns:
             Whether it has exited. If not, it has written too much.
         """
-        # Its input ends here, so waiting for a polite exit at the end of the input makes no sense later on.
-        # Leaving begins with SIGTERM.
+        # The command's input ends here, so ending it later would not ask the command to exit: leaving begins
+        # with SIGTERM.
         self._asked_to_exit = True
         if stdin:
             with contextlib.suppress(anyio.BrokenResourceError):  # it does not read its input, which is fine

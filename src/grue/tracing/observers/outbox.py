@@ -61,7 +61,7 @@ class Consumer(Protocol):
     """Handles envelopes in the outbox's thread. It may block; its exceptions are counted."""
 
     def consume(self, envelope: Envelope[Any]) -> None:
-        """Take the next envelope."""
+        """Handle the next envelope."""
         ...
 
     def finish(self) -> None:

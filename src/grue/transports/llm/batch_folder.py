@@ -324,7 +324,7 @@ class _Item(Struct, frozen=True):
 
     @classmethod
     def of(cls, item: str) -> "_Item":
-        """Take an id apart."""
+        """Parse the id of a request in a batch."""
         _, turn, request, digest, attempt = item.split("-")
         return cls(item, turn, int(request), digest, int(attempt))
 

@@ -284,7 +284,7 @@ class ReplyRoom(Protocol):
         """
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
-        """Take note of what a reply has cost that was read."""
+        """Count what a reply has cost, when it has been read."""
 
 
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
@@ -365,7 +365,7 @@ class LlmEndpoint:
         self.breaker = Breaker()
         self._says_tools: bool | None = None
         self._list_read = False
-        # Those of each event loop: turns may run in several threads at once.
+        # Each event loop has connections of its own, because turns may run in several threads at once.
         self._connections: RunVar[Connections | None] = RunVar("connections", None)
 
     @property

@@ -164,10 +164,10 @@ _CHUNKS_AT_ONCE = 64
 once may be ten thousand of them, and httpx does not pause."""
 
 _MAY_HIDE_BYTES = 32 * 2**10
-"""A reply of this length may have left something in the event loop; see `HttpReply.close`."""
+"""After a reply of this length, further bytes may still wait in the event loop; see `HttpReply.close`."""
 
 _QUIET_S = 0.001
-"""How long a connection has to be silent after so long a reply before it is used again."""
+"""How long a connection has to be silent after a reply of that length before it is used again."""
 
 
 class ExchangeError(Exception):

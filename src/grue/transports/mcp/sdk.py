@@ -60,11 +60,11 @@ from grue.transports.mcp.message_stream import MessageStream, is_closed
 __all__ = ["Link", "SdkError", "Welcome", "is_closed"]
 
 _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
-"""How servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some look at the headers first: those
-of that revision are missing, because a handshake has none."""
+"""How servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some check the headers first and find
+that those of their revision are missing: a handshake does not send them."""
 _NEWEST = "2026-07-28"
 _DISCOVERY_S = 5.0
-"""How long a server may take to answer as it did when it was last seen; it may speak otherwise by now."""
+"""How long a server may take to answer in the revision that it last spoke; it may speak another one now."""
 _MAX_INPUT_ROUNDS = 10
 """How often a request is repeated with the input that its server asked for."""
 
