@@ -90,7 +90,10 @@ def _monitor(connection: "socket") -> None:
     connection.settimeout(None)
     text, streams, _, _ = socket.recv_fds(connection, 1 << 16, 3)
     while len(text) < _SIZE or len(text) < _SIZE + int.from_bytes(text[:_SIZE], "little"):
-        text += connection.recv(1 << 16)
+        more = connection.recv(1 << 16)
+        if not more:
+            os._exit(0)  # the client was killed
+        text += more
     pid = os.fork()
     if pid == 0:
         connection.close()
