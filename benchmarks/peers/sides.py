@@ -83,8 +83,8 @@ TURNS = [
         "turn_worker.py",
         "ahead",
         note="keep='loop' with start='after_turn': each turn's process boots while the other sides have "
-        "theirs, as it does while a host plays its move; `left` counts the next turn's. HTTP connections "
-        "stay open. Its trace goes into a file.",
+        "theirs, as it does while a host plays its move; `left` counts the process that has started for "
+        "the next turn. HTTP connections stay open. Its trace goes into a file.",
     ),
     Side(
         "sdk-script",

@@ -172,6 +172,15 @@ def test_files_that_docstrings_and_comments_name_exist() -> None:
     assert {module: names for module, names in absent.items() if names} == {}
 
 
+def test_what_the_docstring_of_a_package_names_is_in_the_package() -> None:
+    absent = {}
+    for init in (ROOT / "src").rglob("__init__.py"):
+        package = ".".join(init.parent.relative_to(ROOT / "src").parts)
+        named = re.findall(r"`([a-z]+_\w+)`", ast.get_docstring(ast.parse(init.read_bytes())) or "")
+        absent[package] = [name for name in named if not _exists(f"{package}.{name}")]
+    assert {package: names for package, names in absent.items() if names} == {}
+
+
 def test_every_page_that_explains_something_is_behind_one_of_the_doors() -> None:
     doors = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md"), *ROOT.glob("docs/*/README.md")]

@@ -240,7 +240,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
     if isinstance(llm, list | tuple) and llm and all(isinstance(each, LlmSettings) for each in llm):
-        # The first one, and those that are asked if it cannot be.
+        # The first model, and those that are asked in its place if it cannot be.
         llm = replace(llm[0], then=(*llm[0].then, *(one for each in llm[1:] for one in _flat(each))))
     if isinstance(llm, LlmSettings):
         check_fields("llm", llm)

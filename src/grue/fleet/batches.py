@@ -189,7 +189,7 @@ class FleetBatches:
         return len(self._waiting)
 
     def add(self, episode: Path) -> None:
-        """Take in what an episode has asked and has no reply to.
+        """Read the requests of an episode that have no reply yet.
 
         Raises:
             FleetError: A folder of requests cannot be used.

@@ -109,7 +109,7 @@ class Limits(Struct, frozen=True):
 
     @property
     def on_requests(self) -> bool:
-        """Whether there is a limit on requests, so that they have to be asked for."""
+        """Whether there is a limit on requests. If so, the broker has to be asked before each of them."""
         return (self.budget, self.rate) != (FleetBudget(prices=self.budget.prices), Rate())
 
 

@@ -262,7 +262,7 @@ class _AskedOfBroker:
         return next(self._ids)
 
     async def answer(self, asked: Any, give_up: Callable[[], object]) -> str:
-        """Wait for an answer; it says why not, or is empty. `give_up` is called if this is cancelled."""
+        """Wait for the broker's answer: why it refuses, or an empty text. A cancellation calls `give_up`."""
         ray = _ray()
         try:
             refused: str = await anyio.to_thread.run_sync(ray.get, asked, abandon_on_cancel=True)

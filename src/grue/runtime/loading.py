@@ -72,7 +72,7 @@ def load(name: str) -> ModuleType:
 
 
 _OURS_WITHIN_S = 60.0
-"""How long a fork waits for imports that grue needs: they end, on a busy machine after many seconds."""
+"""How long a fork waits for imports that grue needs. On a busy machine they take many seconds."""
 
 _OTHERS_WITHIN_S = 5.0
 """How long a fork waits for imports of other code: a program may run its main loop within one."""

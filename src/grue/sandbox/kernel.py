@@ -249,7 +249,7 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Have the calling thread's system calls asked about, and limit nothing; return the listener.
+    """Report these system calls of the calling thread to a listener, without limits; return its descriptor.
 
     Raises:
         SandboxError: The kernel refused.

@@ -1,7 +1,8 @@
 """The testing kit for users.
 
 Servers and models: `mock_server`, `faulty_server`, `fake_tools`, `llm_server`, and pytest fixtures for them
-(`plugin`). One actor alone: `actor_harness`, `fake_channel`, `virtual_time`. Traces: `trace_watch`, `replay`.
+(`plugin`). One actor alone, with fake neighbours and a virtual clock: `actor_harness`. A trace as a test:
+`replay`, `assert_prefix_stable`. What was decided: `decisions`.
 """
 
 from grue.runtime.lazy_names import lazy_names

@@ -328,7 +328,7 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
-    """Return an envelope of such a slice with its message.
+    """Return an envelope with its message, read from the file if only its place is in memory.
 
     Raises:
         TraceError: The file has changed since, or cannot be read.

@@ -442,7 +442,7 @@ class _Diverged(Exception):  # noqa: N818 - it ends a session's replay, wherever
 
 
 class _Session:
-    """One server's session, over a turn."""
+    """Replays the session of one server in one turn."""
 
     def __init__(
         self, server: m.ServerName, turn: AgentTurn, turn_slice: TurnSlice, connection: ConnectionState

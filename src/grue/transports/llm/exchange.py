@@ -107,7 +107,7 @@ class ContentDecoder:
 
 
 class _Stage:
-    """Decompresses one coding."""
+    """Undoes one of the codings in `Content-Encoding`."""
 
     def __init__(self, windows: tuple[int, ...], max_bytes: int | None) -> None:
         self._windows = windows
