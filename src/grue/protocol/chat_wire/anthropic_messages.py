@@ -52,7 +52,6 @@ from grue.protocol.chat_wire.wire_format import (
     read_object,
     result_text,
     sent,
-    shortened,
     text_of,
     tokens,
     unless_cut,
@@ -61,7 +60,7 @@ from grue.protocol.chat_wire.wire_format import (
     weight,
 )
 from grue.protocol.json_text import strict_object, strict_value, to_json
-from grue.protocol.tools.names import WireNames, openai_tool
+from grue.protocol.tools.names import WireNames
 
 _PIECES = {
     "text_delta": "text",
@@ -336,20 +335,10 @@ class AnthropicMessages(WireFormat):
             return ()
         return (to_json({"role": "assistant", "content": blocks}),)
 
-    def encode_tools(
-        self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
-    ) -> bytes:
-        """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
-
-        Source: R4.1, P10
-        """
-        encoded: list[m.JsonObject] = []
-        for tool in tools:
-            short = shortened(tool, profile.max_description_chars)
-            function = as_object(openai_tool(short, name=names.to_wire(tool.name))["function"])
-            schema = function.pop("parameters")
-            encoded.append({**function, "input_schema": schema})
-        return to_json(encoded) if encoded else b""
+    def tool(self, function: m.JsonObject) -> m.JsonObject:
+        """Return a tool as a request lists it."""
+        schema = function.pop("parameters")
+        return {**function, "input_schema": schema}
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""

@@ -46,7 +46,6 @@ from grue.protocol.chat_wire.wire_format import (
     read_object,
     result_text,
     sent,
-    shortened,
     text_of,
     texts_of,
     unless_cut,
@@ -55,7 +54,7 @@ from grue.protocol.chat_wire.wire_format import (
     weight,
 )
 from grue.protocol.json_text import strict_object, to_json
-from grue.protocol.tools.names import WireNames, openai_tool
+from grue.protocol.tools.names import WireNames
 
 _ECHOED = ("reasoning_details", "reasoning_content")
 _OF_CALLS = "tool_calls"
@@ -104,18 +103,9 @@ class ChatCompletions(WireFormat):
         calls = [_called(call, names) | as_object(beside.get(call.call_id)) for call in reply.tool_calls]
         return (to_json({"role": "assistant", "content": text, "tool_calls": calls, **echo}),)
 
-    def encode_tools(
-        self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
-    ) -> bytes:
-        """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
-
-        Source: R4.1, P10
-        """
-        encoded = [
-            openai_tool(shortened(tool, profile.max_description_chars), name=names.to_wire(tool.name))
-            for tool in tools
-        ]
-        return to_json(encoded) if encoded else b""
+    def tool(self, function: m.JsonObject) -> m.JsonObject:
+        """Return a tool as a request lists it."""
+        return {"type": "function", "function": function}
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""

@@ -56,7 +56,6 @@ from grue.protocol.chat_wire.wire_format import (
     read_object,
     result_text,
     sent,
-    shortened,
     text_of,
     unless_cut,
     usage_of,
@@ -64,7 +63,7 @@ from grue.protocol.chat_wire.wire_format import (
     weight,
 )
 from grue.protocol.json_text import strict_object, to_json
-from grue.protocol.tools.names import CUT_MARK, WireNames, openai_tool
+from grue.protocol.tools.names import CUT_MARK, WireNames
 
 _TEXTS: dict[str, Literal["content", "reasoning"]] = {
     "response.output_text.delta": "content",
@@ -410,20 +409,10 @@ class Responses(WireFormat):
             encoded.pop()
         return tuple(map(to_json, encoded))
 
-    def encode_tools(
-        self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
-    ) -> bytes:
-        """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
-
-        Source: R4.1, P10
-        """
-        encoded: list[m.JsonObject] = []
-        for tool in tools:
-            short = shortened(tool, profile.max_description_chars)
-            function = as_object(openai_tool(short, name=names.to_wire(tool.name))["function"])
-            # Otherwise the endpoint requires its strict dialect, which schemas of MCP servers do not follow.
-            encoded.append({"type": "function", **function, "strict": False})
-        return to_json(encoded) if encoded else b""
+    def tool(self, function: m.JsonObject) -> m.JsonObject:
+        """Return a tool as a request lists it."""
+        # Otherwise the endpoint requires its strict dialect, which schemas of MCP servers do not follow.
+        return {"type": "function", **function, "strict": False}
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""

@@ -30,7 +30,7 @@ from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.server_events import ServerEvent
 from grue.protocol.json_text import from_json, strict_object, to_json
-from grue.protocol.tools.names import CUT_MARK, WireNames
+from grue.protocol.tools.names import CUT_MARK, WireNames, openai_tool
 
 NAMELESS = "unnamed"
 """The name given to a call that has none."""
@@ -569,6 +569,15 @@ class WireFormat(Protocol):
 
         Source: R4.1, P10
         """
+        encoded: list[m.JsonObject] = []
+        for tool in tools:
+            short = shortened(tool, profile.max_description_chars)
+            function = openai_tool(short, name=names.to_wire(tool.name))["function"]
+            encoded.append(self.tool(as_object(function)))
+        return to_json(encoded) if encoded else b""
+
+    def tool(self, function: m.JsonObject) -> m.JsonObject:
+        """Return a tool as a request lists it, from its name, description and `parameters`."""
         ...
 
     def body(self, request: WireRequest) -> bytes:
