@@ -60,7 +60,7 @@ class JsonLines:
         self._turn: dict[str, object] = {}
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Print what is complete with this envelope."""
+        """Print the lines that this envelope completes."""
         del line
         match envelope.body:
             case EpisodeStarted() as started:
@@ -112,7 +112,7 @@ _FEWEST_LINES = 6
 _FEWEST_COLUMNS = 16
 """With fewer columns, nothing is shown."""
 _NEAR_S = 600
-"""The time that is left of a turn is shown from here on."""
+"""The remaining time of a turn is shown when it is below this many seconds."""
 _URGENT_S = 10
 _INDENT = "  "
 _BETWEEN = " · "

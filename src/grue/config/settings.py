@@ -308,7 +308,7 @@ class GameConfiguration(_Table):
         return self.project_dir / self.mcp_config_file
 
     def ask(self, base_url: str | None = None, model: str | None = None) -> None:
-        """Ask another endpoint or another model, if one is given. It has no models to be asked after it."""
+        """Change to another endpoint or model, if one is given. It has no models to fall back to."""
         if (base_url or self.client_base_url, model or self.agent_model) == (
             self.client_base_url,
             self.agent_model,

@@ -355,7 +355,7 @@ def _endpoint_of(batch: WaitingBatch) -> LlmEndpoint:
 
 
 class _Rounds(Generic[T]):
-    """Starts turns, sends what waits, and starts the turns again whose replies have come."""
+    """Starts turns, sends the requests that wait, and starts a turn again when its reply has arrived."""
 
     def __init__(
         self,

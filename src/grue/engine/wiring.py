@@ -68,7 +68,7 @@ class TurnsUnderWay:
 
     @contextlib.contextmanager
     def running(self, turn: int) -> Iterator[None]:
-        """Count a turn as running meanwhile."""
+        """Count a turn as running within the block."""
         self.begin(turn)
         try:
             yield

@@ -240,7 +240,7 @@ def _unchanged_umask() -> Iterator[None]:
 
 
 class _Bounded(io.FileIO):
-    """A file that takes so many bytes and forgets the rest."""
+    """A file that stores bytes up to a limit and discards the rest."""
 
     def write(self, data: Any, /) -> int:
         left = _MOST_OUTPUT - self.tell()

@@ -256,7 +256,7 @@ class FleetBatches:
         return settled
 
     def _take_in(self, items: Iterable[str]) -> None:
-        """Write the replies that have come into the folders of their episodes."""
+        """Write the replies that have arrived to the folders of their episodes."""
         for item in items:
             episode, key = self._owners.get(item, (None, ""))
             if episode is None:

@@ -34,7 +34,7 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
         outcome: How the last turn ended: `failed`, or the kind of its outcome; empty if it has not ended.
         host_reason: Why the host ended the episode, in a word; empty: it does not say.
         error: The last thing that went wrong, in a line; empty if nothing went wrong.
-        error_kind: The kind of message that says so.
+        error_kind: The kind of the message that reports it.
         turn: The turn of that message.
         message: Its number in the trace; 0: nothing went wrong.
     """

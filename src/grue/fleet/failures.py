@@ -82,7 +82,12 @@ class Failure(Struct, frozen=True):
 
 
 class FailedEpisode(Struct, frozen=True, kw_only=True):
-    """An episode of a group: its id, the line about it, and the message that says so, by number; 0: none."""
+    """An episode of a group.
+
+    Attributes:
+        text: The line about its failure.
+        message: Number of the message that reports the failure; 0: there is none.
+    """
 
     id: str
     text: str

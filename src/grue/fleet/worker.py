@@ -128,7 +128,10 @@ def _descriptors() -> set[tuple[int, int, int]]:
 
 
 def _holds(before: _Marks, now: _Marks) -> bool:
-    """Whether nothing has changed. Descriptors that were left open are only a leak."""
+    """Whether the worker is as it was before the episode, so that it can play another one.
+
+    Descriptors that the episode has left open do not count: they are only a leak.
+    """
     return before.plain == now.plain and before.descriptors <= now.descriptors
 
 

@@ -90,7 +90,7 @@ _SENT, _SETTLED, _ASKED, _DECIDED = range(4)
 
 
 class StoryTeller:
-    """Finds the passages: `see` each envelope in order."""
+    """Finds the passages. Call `see` with each envelope in order."""
 
     def __init__(self) -> None:
         self._turns: dict[int, _Turn] = {}
@@ -236,7 +236,7 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SpanFinder:
-    """Find spans: `see` each envelope in order, then take the rest from `finish`."""
+    """Finds spans. Call `see` with each envelope in order, then `finish` for the spans that have no end."""
 
     def __init__(self) -> None:
         self._steps = StepTracker()

@@ -166,7 +166,7 @@ class _Prompted(Struct, kw_only=True):
 
 
 class CachedPrompts:
-    """Compares the prompts of a trace: `see` each of its messages, in order."""
+    """Compares the prompts of a trace. Call `see` with each of its messages in order."""
 
     def __init__(self) -> None:
         self._talks: dict[m.ConversationId, _Prompted] = {}

@@ -1,1 +1,1 @@
-"""What was before a turn: conversations, recorded turns, resumption."""
+"""What a turn continues: conversations and their files, recorded turns, and how a turn is resumed."""

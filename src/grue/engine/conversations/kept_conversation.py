@@ -397,9 +397,9 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def between_turns(self) -> Iterator[bool]:
-        """Keep turns from continuing the conversation meanwhile; yield whether it is ready for the next one.
+        """Keep turns from continuing the conversation within the block; yield whether it is free.
 
-        It is not while a turn continues it, or while one is parked.
+        It is not free while a turn continues it, while one is parked, or after its file could not be written.
         """
         if not self._in_turn.acquire(blocking=False):
             yield False
@@ -463,7 +463,7 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """Keep other callers from asking meanwhile, also while the turn waits for its runner.
+        """Keep other callers from asking within the block, also while the turn waits for its runner.
 
         Raises:
             ConversationBusy: Somebody else has asked and has no answer yet.
@@ -477,7 +477,7 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep turns from continuing the conversation meanwhile.
+        """Keep turns from continuing the conversation within the block.
 
         Raises:
             ConversationBusy: A turn continues it.
@@ -651,7 +651,7 @@ class KeptConversation:
         try:
             self._file.append(lines)
         except ConversationError as error:
-            # The actor that wrote it ends with this error, and so does the turn. The host gets it as it is.
+            # The actor that wrote the lines ends with this error, and so does the turn: the host gets it.
             self._failed = error
             raise
 

@@ -238,7 +238,7 @@ class OwnedSession:
 
     @contextlib.contextmanager
     def _working_for(self, turn: int) -> Iterator[None]:
-        """Record what happens in the session meanwhile in a turn."""
+        """Within the block, record what happens in the session under the number of this turn."""
         if self._group is None:
             yield
             return

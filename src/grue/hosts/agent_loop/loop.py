@@ -485,7 +485,7 @@ class AgentLoop:
 
     @contextlib.contextmanager
     def _one_input(self, text: str, images: Sequence[Image], turn: int | None) -> Iterator[TurnRequest[str]]:
-        """Yield the request of an input. Refuse a second input meanwhile, whose events would get mixed up."""
+        """Yield the request of an input. Refuse a second input until it has ended: events would mix."""
         if not self._free.acquire(blocking=False):
             raise ConversationBusy("The agent loop is in the middle of an input. Wait for its end.")
         try:

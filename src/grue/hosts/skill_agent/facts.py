@@ -175,7 +175,7 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
     goes_on_with: tuple[str, ...] = ()
 
     def summary(self) -> str:
-        """Return the error and what follows."""
+        """Return the error, and the tools that the run goes on with."""
         error = " ".join(self.error.splitlines())
         return f"{error} Going on with {', '.join(self.goes_on_with) or 'no MCP tools'}."
 

@@ -1,1 +1,1 @@
-"""What was said, and what still fits into the context window."""
+"""The history of a conversation, and what is removed so that it fits into the model's context window."""

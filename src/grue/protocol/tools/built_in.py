@@ -119,7 +119,7 @@ def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
 
 
 def with_tool(tools: tuple[m.ToolDefinition, ...], tool: m.ToolDefinition) -> tuple[m.ToolDefinition, ...]:
-    """Return the tools with a built-in one behind them; one that is among them stays where it is."""
+    """Return the tools with a built-in tool added at the end, unless they contain it already."""
     return tools if tool in tools else (*tools, tool)
 
 

@@ -351,18 +351,18 @@ def _taken_back(shown: bool) -> tuple[TakeBackShown, ...]:
 
 
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
-"""How long a model is left alone after its first failure, and at most."""
+"""For how many seconds a model is not asked after its first failure, and the most after repeated ones."""
 
 _CANNOT_BE_ASKED = frozenset({"unreachable", "unavailable", "timed_out", "damaged"})
 _SHOWN = 300
 
 
 class Breaker(Struct, frozen=True):
-    """How often a model could not be asked in a row, and until when it is left alone.
+    """How often a model has failed in a row, and until when it is not asked again.
 
     Attributes:
         failures: Failures since its last reply.
-        until_s: On the event loop's clock.
+        until_s: Until when, on the event loop's clock.
     """
 
     failures: int = 0
@@ -374,7 +374,7 @@ class Breaker(Struct, frozen=True):
         return Breaker(self.failures + 1, now_s + max(pause, failure.retry_after_s or 0.0))
 
     def is_open(self, now_s: float) -> bool:
-        """Return whether the model is left alone."""
+        """Return whether the model is not to be asked now, because it has failed."""
         return now_s < self.until_s
 
 

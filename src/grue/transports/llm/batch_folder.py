@@ -210,7 +210,7 @@ class BatchFolder(Closing):
                 yield Submission(number=number, items=items)
 
     def keep(self, submission: Submission) -> Submission:
-        """Write down how far a submission has come."""
+        """Record the progress of a submission on disk."""
         path = self.path / "submissions" / f"{submission.number:04d}.json"
         write_whole(path, msgspec.json.encode(submission), fsync=True)
         self.submissions[submission.number] = submission

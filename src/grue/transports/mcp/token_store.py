@@ -174,7 +174,7 @@ class TokenStore:
         return found
 
     def may_have(self) -> bool:
-        """Return whether a login may be stored; it is quick."""
+        """Return whether there is a file of a login. The file is not read."""
         return self.file.exists()
 
     @property
