@@ -1,10 +1,10 @@
 """The agent loop as a fleet's work: says the case's inputs to a model, one after another.
 
-The settings of a case: `inputs` (the texts; needed), `expected` (a text that the last answer must contain),
-`system`, `offline`, `model`, `base_url`, `mcp` (`false`: no servers), `mcp_config` (the file of servers;
-without it, the reasoning server that comes with grue). The scores: `score` (1: the last answer contains
-`expected`; 0: it does not; without `expected` there is none), `requests` and `tool_calls`. An interrupted
-attempt is played again from its first input.
+The settings of a case: `inputs` (the texts; needed), `expected` (a text or a number that the last answer must
+contain), `system`, `offline`, `model`, `base_url`, `mcp` (`false`: no servers), `mcp_config` (the file of
+servers; without it, the reasoning server that comes with grue). The scores: `score` (1: the last answer
+contains `expected`; 0: it does not; without `expected` there is none), `requests` and `tool_calls`. An
+interrupted attempt is played again from its first input.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
 from grue.errors import FleetError, MCPConfigError
 from grue.fleet.host_settings import chosen_endpoint, with_endpoint
-from grue.fleet.work import Episode, work
+from grue.fleet.work import Episode, contains, work
 from grue.hosting import ToolServer
 from grue.hosts.agent_loop import AgentLoop
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
@@ -30,7 +30,7 @@ class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case. `project` is a hash of the project's settings."""
 
     inputs: list[str]
-    expected: str | None = None
+    expected: str | int | float | None = None
     system: str = ""
     offline: bool = False
     model: str | None = None
@@ -76,7 +76,11 @@ def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     (episode.folder / "answer.txt").write_text(answer, encoding="utf-8")
     counts = {"requests": float(requests), "tool_calls": float(tool_calls)}
     # Nothing was expected, so nothing can be said of the answer: a score of 1 would look like a success.
-    return counts if settings.expected is None else {"score": float(settings.expected in answer), **counts}
+    return (
+        counts
+        if settings.expected is None
+        else {"score": float(contains(answer, settings.expected)), **counts}
+    )
 
 
 def _llm(case: TalkCase) -> LlmEndpoint:

@@ -16,6 +16,7 @@ from grue.engine.batch import BatchItem
 from grue.engine.runner import Runner, TurnOutcome, TurnRequest
 from grue.errors import MCPConfigError
 from grue.fleet.statistics import SELDOM, sign_test
+from grue.fleet.work import contains
 from grue.runtime.safe_text import printable
 
 Score: TypeAlias = Callable[[Any, Any], float]
@@ -163,9 +164,10 @@ def compare_prompts(
         prompts: The system texts, by a name of your own; two or more.
         cases: Pairs of the user's text and what is expected.
         score: Gets the answer and what was expected, and returns a number. `None`: 1 if they are equal; for
-            an answer that is a text, if it contains what was expected, whatever its capital letters.
-        answer: The type of the answers, as in a `TurnRequest`; `None`: that of what the cases expect, if all
-            expect a `bool`, `int` or `float`, else text.
+            an answer that is a text, if it contains what was expected, whatever its capital letters; a number
+            as a whole, so that 17 is not in 117.
+        answer: The type of the answers, as in a `TurnRequest`; `None`: `bool` if all cases expect one, else
+            text.
         concurrency: Turns that run in parallel.
         progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
@@ -179,9 +181,8 @@ def compare_prompts(
         raise MCPConfigError(
             "prompts= wants two or more system texts by name, {'plain': '...', 'careful': '...'}."
         )
-    kinds = {type(expected) for _, expected in pairs}
-    if answer is None and len(kinds) == 1 and kinds <= {bool, int, float}:
-        (answer,) = kinds
+    if answer is None and all(isinstance(expected, bool) for _, expected in pairs):
+        answer = bool
     requests = [
         TurnRequest(system=system, user=text, answer=answer)
         for system in prompts.values()
@@ -224,7 +225,7 @@ def _pairs(cases: object) -> list[tuple[str, Any]]:
 
 def _agrees(answer: object, expected: object) -> bool:
     if isinstance(answer, str) and isinstance(expected, str | int | float):
-        return str(expected).strip().casefold() in answer.casefold()
+        return contains(answer, expected)
     return bool(answer == expected)
 
 

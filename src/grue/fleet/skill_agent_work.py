@@ -1,8 +1,8 @@
 """The skill agent as a fleet's work: runs a task of an `agent.yaml`, in a workspace of the attempt's own.
 
 The settings of a case: `agent` (the file; needed), `task`, `offline`, `model`, `base_url`, `mcp` (`false`: no
-servers), `expected` (a text that the answer or a written file must contain). The scores: `score` (1:
-the model says that the task is done, and `expected` is there), `turns`, `steps` and `requests`.
+servers), `expected` (a text or a number that the answer or a written file must contain). The scores: `score`
+(1: the model says that the task is done, and `expected` is there), `turns`, `steps` and `requests`.
 """
 
 import functools
@@ -23,7 +23,7 @@ from grue.fleet.host_settings import (
     files_digest,
     not_of_the_workspace,
 )
-from grue.fleet.work import Episode, work
+from grue.fleet.work import Episode, contains, work
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_to_task
@@ -43,7 +43,7 @@ class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     base_url: str | None = None
     mcp: bool = True
     seed: int = 0
-    expected: str | None = None
+    expected: str | int | float | None = None
     content: str | None = None
 
 
@@ -131,8 +131,9 @@ def _script(case: TaskCase) -> ScriptedModelTransport | None:
     return ScriptedModelTransport(script=reply_to_task) if case.offline else None
 
 
-def _is_there(expected: str | None, result: RunResult, written: Iterator[str]) -> bool:
-    return expected is None or any(expected in text for text in (result.answer, *result.responses, *written))
+def _is_there(expected: str | float | None, result: RunResult, written: Iterator[str]) -> bool:
+    texts = (result.answer, *result.responses, *written)
+    return expected is None or any(contains(text, expected) for text in texts)
 
 
 def _written(workspace: Path, original: Path) -> Iterator[str]:

@@ -249,6 +249,17 @@ def _from_file(path: Path) -> Any:
     return module
 
 
+def contains(answer: str, expected: str | float) -> bool:
+    """Return whether an answer says what was expected, whatever its capital letters.
+
+    A number counts as a whole: 17 is not in 117, 17.5 or -17.
+    """
+    said = str(expected).strip().casefold()
+    if isinstance(expected, str):
+        return said in answer.casefold()
+    return re.search(rf"(?<![\d.-]){re.escape(said)}(?!\d|\.\d)", answer.casefold()) is not None
+
+
 def plain_text(text: str, most: int = 200) -> str:
     """Return the beginning of a text as a `str` that can be encoded. The text's class may be the work's."""
     return str.encode(str.__getitem__(text, slice(most)), "utf-8", "backslashreplace").decode()

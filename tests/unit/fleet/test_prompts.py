@@ -138,3 +138,14 @@ def test_a_long_table_is_cut_and_untrusted_text_stays_in_its_cell() -> None:
     assert max(map(len, shown.splitlines())) < 160
     assert "\x1b" not in shown
     assert "&lt;b&gt;" in made([(0, 1)], "<b>")._repr_html_()
+
+
+def test_numbers_are_looked_for_in_the_text_as_wholes() -> None:
+    """No JSON is asked for: a model that explains itself is right, too."""
+
+    def adds(request: ChatRequest) -> Reply:
+        careful = "wants" in text_of(request.messages[0].content)
+        return Reply(content="It is 17." if careful else "Of 117, it is 17.5.")
+
+    found = compare_prompts(runner(adds), PROMPTS, [("What is 9 + 8?", 17), ("And 8 + 9?", 17)])
+    assert [row.score for row in found.prompts.values()] == [0, 1]

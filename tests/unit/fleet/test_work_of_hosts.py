@@ -14,7 +14,7 @@ from grue.fleet.attempt import Attempted, Job, run_attempt
 from grue.fleet.folder import EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.sweep import read_sweep
-from grue.fleet.work import find_work
+from grue.fleet.work import contains, find_work
 from grue.tool_sessions.confined_folder import ConfinedFolder
 
 ID = "0" * 24
@@ -135,6 +135,7 @@ def test_the_agent_loop_is_scored_by_its_last_answer(tmp_path: Path) -> None:
     assert "lamp" in (tmp_path / ID / "attempt-1" / "answer.txt").read_text()
     shutil.rmtree(tmp_path / ID)
     assert played(tmp_path, "agent_loop", {**TALK, "expected": "sword"}).end.scores["score"] == 0
+    assert played(tmp_path, "agent_loop", {**TALK, "expected": 42}).end.scores["score"] == 0
     shutil.rmtree(tmp_path / ID)
     assert played(tmp_path, "agent_loop", TALK).end.scores == {"requests": 2.0, "tool_calls": 0.0}, (
         "an answer of which nothing was expected is no success"
@@ -174,3 +175,20 @@ def test_what_cannot_be_played_is_said_before_anything_starts(
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(FleetError, match=words):
         completed(work, settings)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "there"),
+    [
+        ("Canberra it is", "canberra", True),
+        ("117", "17", True),
+        ("117", 17, False),
+        ("17.5", 17, False),
+        ("It is 17.", 17, True),
+        ("-17", -17, True),
+        ("-17", 17, False),
+        ("2.50 euros", 2.5, False),
+    ],
+)
+def test_an_answer_contains_a_number_as_a_whole(answer: str, expected: str | float, there: bool) -> None:
+    assert contains(answer, expected) is there
