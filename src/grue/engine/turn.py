@@ -746,7 +746,9 @@ def _schema_in_words(answer: m.AnswerSchema | None) -> str:
 def _past_of(
     request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
 ) -> Iterator[TurnPast]:
-    """Give a turn its past, and keep its entries afterwards; `resumed`: the turn was parked before.
+    """Yield what a turn gets of the conversation that it continues, and keep what the turn adds to it.
+
+    `resumed`: the turn was parked before.
 
     Raises:
         ConversationError: There is both a conversation and a history, or one of them cannot be used; or the

@@ -54,7 +54,7 @@ _DAMAGED = "damaged"
 _MOST_BYTES = 16 * 2**20
 _MOST_BYTES_OF_IDS = 64 * 2**20
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""What file systems without hard links say: vfat, exfat, and many of FUSE and SMB."""
+"""Errors by which file systems refuse hard links: vfat, exfat, and many of FUSE and SMB."""
 
 _ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 _NUMBERED = re.compile(r"attempt-([1-9][0-9]{0,5})")

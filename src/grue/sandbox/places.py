@@ -431,7 +431,7 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _is_data(path: str) -> bool:
-    """Return whether a file that an argument names is no code: then the program may not have its folder."""
+    """Return whether a file that an argument names is data. The box opens only the folders of code."""
     name = os.path.basename(path)  # noqa: PTH119
     return not name.endswith(_CODE) and _head(path)[:2] != b"#!"
 

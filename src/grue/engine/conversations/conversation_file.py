@@ -273,7 +273,8 @@ def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[
     for number, line in enumerate(saved.lines, start=1):
         reader.take(line)
         if isinstance(line, TurnMark) and (line.state, line.began) == ("running", began.digest):
-            # A reply becomes an entry with the next step. Here its turn is over.
+            # A reply becomes an entry of the history only with the next step. The turn before this mark has
+            # ended, so take an empty step.
             before.history.say(())
             ledger = before.history.ledger
             found = ledger is not None and (ledger.length, ledger.digest) == (began.length, began.digest)

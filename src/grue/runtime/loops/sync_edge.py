@@ -216,7 +216,7 @@ def threads_are_greenlets() -> bool:
 
 
 class _SharedLoop:
-    """The loop, and how many callers it has; these count themselves under `_lock`."""
+    """The loop that all greenlets share, and `users`, the number of its callers, which `_lock` guards."""
 
     def __init__(self) -> None:
         self.users = 0

@@ -314,7 +314,7 @@ class BatchFolder(Closing):
 
 
 class _Item(Struct, frozen=True):
-    """The id of a request, taken apart."""
+    """The parts of the id of a request in a batch."""
 
     id: str
     turn: str
