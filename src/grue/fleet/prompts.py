@@ -160,7 +160,8 @@ def compare_prompts(
     """Ask each case with each prompt, and return a table that prints. Blocks.
 
     Args:
-        runner: Its model answers, with its tools and limits. Its trace has all turns.
+        runner: Its model answers, with its tools and limits. Its trace has all turns, numbered from 1 in each
+            comparison.
         prompts: The system texts, by a name of your own; two or more.
         cases: Pairs of the user's text and what is expected.
         score: Gets the answer and what was expected, and returns a number. `None`: 1 if they are equal; for
