@@ -220,6 +220,8 @@ def test_any_type_of_answer_is_asserted(
     to_test(trace, None, (), path, answer=f"kinds_of_answers:{name}" if own else None)
     assert f"assert_answer(outcome, {asserted})" in path.read_text()
     assert (f"answer={name}," in path.read_text()) is own
+    refused = not own and name == "ROOM"
+    assert ("no such room" in path.read_text()) is refused, "why a reply was refused is told as it was"
     assert capsys.readouterr().err == "", "to-test has run it, and it has passed"
 
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from anyio.streams.tls import TLSStream
 from loopback_tls import tls_contexts
+from msgspec.structs import replace
 
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.retry import RetryPolicy
@@ -192,6 +193,24 @@ async def test_the_limit_of_the_connect_is_none_of_the_reply() -> None:
         group.start_soon(later)
         assert await body_of(connection, request) == b"x"
         await connection.close()
+
+
+async def test_a_reply_that_comes_byte_by_byte_has_a_limit_as_a_whole() -> None:
+    async def drip(stream: anyio.abc.ByteStream) -> None:
+        async with stream:
+            with contextlib.suppress(anyio.BrokenResourceError):
+                await stream.receive()
+                await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 300\r\n\r\n")
+                for _ in range(300):
+                    await anyio.sleep(0.01)
+                    await stream.send(b" ")
+
+    async with served_at(drip) as url:
+        connections = Connections(network)
+        fault = await exchange(connections, request_to(url), replace(PATIENCE, timeout_s=0.5))
+        await connections.close()
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.message) == ("timed_out", "no complete reply within 0.5 s")
 
 
 async def test_a_name_that_is_none_is_unreachable() -> None:
