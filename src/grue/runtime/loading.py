@@ -44,7 +44,8 @@ def is_loaded(*names: str) -> bool:
 def load_all(*names: str) -> None:
     """Import modules, for a thread beside an event loop.
 
-    Threads that import modules which import each other can meet half of one. So they take turns.
+    Only one thread imports at a time. Two threads that import modules which import each other could each find
+    the other's module only half loaded.
 
     Raises:
         ImportError: As any import.

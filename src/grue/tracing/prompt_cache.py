@@ -443,7 +443,7 @@ class _Blaming:
         self._talk, self._place = talk, place
 
     def __enter__(self) -> None:
-        """Do nothing: what counts is compared afterwards."""
+        """Do nothing: `__exit__` compares the messages."""
 
     def __exit__(self, *_: object) -> None:
         """Compare the messages with those of the last prompt."""

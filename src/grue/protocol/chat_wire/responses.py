@@ -116,7 +116,7 @@ class _CallEvents(Struct):
     told: bool = False
 
     def add(self, item: m.JsonObject) -> None:
-        """Compare with what another event or the response says.
+        """Add what another event, or the response, says of this call, and compare it with what is known.
 
         Raises:
             DamagedStream: They differ.
