@@ -272,3 +272,8 @@ def test_a_keyword_of_another_class_is_refused_with_the_name_of_that_class(
     with pytest.raises(TypeError, match="has no keyword argument") as refused:
         made()
     assert str(refused.value).partition("belongs to ")[2] == ("" if owner is None else f"{owner}.")
+
+
+def test_an_argument_that_is_missing_is_named() -> None:
+    with pytest.raises(TypeError, match="Missing required argument 'user'"):
+        TurnRequest()  # type: ignore[call-arg]  # the mistake

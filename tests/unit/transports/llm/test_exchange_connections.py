@@ -213,6 +213,16 @@ async def test_a_reply_that_comes_byte_by_byte_has_a_limit_as_a_whole() -> None:
     assert (fault.kind, fault.message) == ("timed_out", "no complete reply within 0.5 s")
 
 
+async def test_the_list_of_models_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grue.transports.llm.endpoint._LIST_TIMEOUT_S", 0.2)
+    with ScriptedLlmServer([], models=silence()) as server:
+        settings = LlmSettings(base_url=server.base_url, model="m", retry=RetryPolicy(timeout_s=3.0))
+        async with LlmEndpoint(settings) as endpoint:
+            fault = await endpoint.models()
+    assert isinstance(fault, Fault)
+    assert fault.message == "no complete reply within 0.2 s"
+
+
 async def test_a_name_that_is_none_is_unreachable() -> None:
     connection = network()
     with pytest.raises(ExchangeError) as raised:
