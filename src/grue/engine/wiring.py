@@ -269,32 +269,39 @@ def recorder_that_tells() -> Recorder:
     """Return a recorder for a program that watches none: the logger `grue` tells it what else only traces do.
 
     That is what the program asked for and did not get: tools that the model is not shown, a pattern that
-    matches no tool, a setting that is not sent, a reply that was cut short.
+    matches no tool, a setting that is not sent, a reply or a tool's result that was cut short, a server that
+    died or was given up.
 
     Python writes its warnings to standard error unless the program has configured logging. Each is written
     once in a process.
     """
     recorder = Recorder()
     kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut, m.ReplyCut)
-    recorder.watch(dict.fromkeys(kinds, partial(_tell, recorder)))
+    failures = (m.ServerDied, m.McpDisabled, m.RequestCompletion)
+    recorder.watch(dict.fromkeys((*kinds, *failures), partial(_tell, recorder)))
     return recorder
 
 
 def _tell(recorder: Recorder, body: Struct) -> None:
-    if isinstance(body, m.ReplyCut) and body.retried_with is not None:
-        return  # it is asked for again, with a larger limit
-    if isinstance(body, m.ServerNoted) and body.kind != "bad_tool":
-        return
+    match body:
+        case m.ReplyCut(retried_with=int()):
+            return  # it is asked for again, with a larger limit
+        case m.ServerNoted(kind=kind) if kind != "bad_tool":
+            return
+        case m.McpDisabled(newly=False):
+            return
+        case m.RequestCompletion(new=new) if not any(getattr(item, "whole_chars", 0) for item in new):
+            return
     # Imported here, because most programs have nothing to log.
-    from grue.tracing.message_words import log_lines
+    from grue.tracing.message_words import told_lines
     from grue.tracing.observers.events import LoggerObserver
 
     if any(isinstance(each, LoggerObserver) for each in recorder.observers):
         return  # the program gets it there
-    for line in log_lines(body):
-        text = printable(recorder.redacted_text(line.message))
-        if text not in _told and len(_told) < _MOST_TOLD:
-            _told.add(text)
+    for cause, line in told_lines(body):
+        if cause not in _told and len(_told) < _MOST_TOLD:
+            _told.add(cause)
+            text = printable(recorder.redacted_text(line))
             logging.getLogger("grue").warning("grue: %s", text)
 
 

@@ -9,7 +9,7 @@ To add a kind of message, add its row here. What depends on the messages before 
 Source: R7.1-3, P31
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias, assert_never, get_args
 
 import msgspec
@@ -152,6 +152,24 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
     return (lines,) if isinstance(lines, LogLine) else lines
 
 
+def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
+    """Yield what a program without a recorder is told of a message, each with its cause. Untrusted text.
+
+    What has the same cause as an earlier one need not be told again.
+    """
+    match body:
+        case m.ServerDied(server=server, failure=failure):
+            yield f"{server} died: {failure.cause}", f"server {_died(body)}"
+        case m.McpDisabled(server=server, reason=reason):
+            yield f"{server} is disabled: {reason}", f"server {_disabled(body)}"
+        case m.RequestCompletion():
+            for each in cut_results(body):
+                setting = "TurnLimits(max_result_chars=) is the limit"
+                yield "max_result_chars", f"the result of the tool call {_cut_result(each)}; {setting}"
+        case _:
+            yield from ((line.message, line.message) for line in log_lines(body))
+
+
 def note_of(body: Struct) -> SpanNote | None:
     """Return the note that a message adds to its span; `None`: no note."""
     noted = _row(body).noted
@@ -191,6 +209,11 @@ def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
 def cut_results(request: m.RequestCompletion) -> tuple[m.ToolMessage, ...]:
     """Return the results that a request tells whose text was cut before."""
     return tuple(item for item in request.new if isinstance(item, m.ToolMessage) and item.whole_chars)
+
+
+def _cut_result(told: m.ToolMessage, by: str = ":") -> str:
+    sent = f"the model was sent {len(told.content):,} of {told.whole_chars:,} characters"
+    return f"{told.call_id} cut{by} {sent}"
 
 
 def failure_words(failure: m.TurnFailure) -> FailureWords:
@@ -379,11 +402,7 @@ def _supported(body: m.ToolSupportChecked) -> str:
 
 def _asked(body: m.RequestCompletion) -> str:
     wants = "tools on offer" if isinstance(body.mode, m.OfferTools) else "an answer, no tools"
-    cuts = (
-        f"; {each.call_id} cut (max_result_chars):"
-        f" the model was sent {len(each.content):,} of {each.whole_chars:,} characters"
-        for each in cut_results(body)
-    )
+    cuts = (f"; {_cut_result(each, ' (max_result_chars):')}" for each in cut_results(body))
     return f"request {body.request}: {wants}, {counted(len(body.new), 'new item')}{''.join(cuts)}"
 
 

@@ -1,19 +1,39 @@
 """What has no effect is told to a program that watches no trace, once, where it is seen."""
 
 import logging
+import re
 import subprocess
 import sys
 
 import pytest
+from transport_servers import faulty
 
-from grue import FunctionTools, LlmSettings, Recorder, RetryPolicy, Runner, ToolPolicy, ToolRule, TurnRequest
+from grue import (
+    FailurePolicy,
+    FunctionTools,
+    LlmSettings,
+    Recorder,
+    RetryPolicy,
+    Runner,
+    StdioServer,
+    ToolPolicy,
+    ToolRule,
+    TurnRequest,
+)
 from grue.engine import wiring
-from grue.testing.llm_server import ScriptedLlmServer, completion
+from grue.testing.llm_server import ScriptedLlmServer, completion, tool_calls_reply
 from grue.tracing.observers.events import LoggerObserver
 
 SHOP = {"shop": FunctionTools({"price": lambda article: 21})}
 PATTERN = TurnRequest("How much?", tools=("shop.prise",))
 SAYS = "grue: tools= of the request has 'shop.prise', which matches no tool"
+WORDS = r".*\. Its last line on stderr: no table: \[redacted.*\]"
+DIED = "grue: server shop died: the server ended during tools/call" + WORDS
+GIVEN_UP = "grue: server shop is disabled .*: the server ended during initialize" + WORDS
+CUT = (
+    r"grue: the result of the tool call \S+ cut: the model was sent [\d,]+ of [\d,]+ characters;"
+    r" TurnLimits\(max_result_chars=\) is the limit"
+)
 PROGRAM = """
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.testing.llm_server import ScriptedLlmServer, completion
@@ -77,6 +97,29 @@ def test_a_reply_that_was_cut_is_told_unless_it_is_asked_for_again(
 
 def settings(llm: ScriptedLlmServer) -> LlmSettings:
     return LlmSettings(base_url=llm.base_url, model="m")
+
+
+@pytest.mark.parametrize(
+    ("shop", "said"),
+    [
+        (faulty("--exit-at", "call", "--stderr", "rates\nno table: key-of-the-shop"), DIED),
+        (faulty("--exit-at", "initialize", "--stderr", "rates\nno table: key-of-the-shop"), GIVEN_UP),
+        (FunctionTools({"echo": lambda text: "21 euro; " * 9_000}), CUT),
+    ],
+    ids=["died", "given up", "cut"],
+)
+def test_a_server_that_fails_and_a_result_that_was_cut_are_told_once(
+    caplog: pytest.LogCaptureFixture, shop: StdioServer | FunctionTools, said: str
+) -> None:
+    policy = FailurePolicy(first_connect="disable", connect_retries=0)
+    for _ in range(2):
+        with ScriptedLlmServer([tool_calls_reply(("shop.echo", {"text": "a"})), "21 euro."] * 2) as llm:
+            with Runner(llm=settings(llm), servers={"shop": shop}, policy=policy) as runner:
+                runner.recorder.hide("SHOP_KEY", "key-of-the-shop")
+                for _ in range(2):
+                    runner.run_turn("How much?")
+    (line,) = told(caplog)
+    assert re.fullmatch(said, line)
 
 
 def test_a_program_with_a_recorder_or_a_log_of_its_own_is_not_told_twice(
