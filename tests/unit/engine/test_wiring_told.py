@@ -113,11 +113,13 @@ def test_a_server_that_fails_and_a_result_that_was_cut_are_told_once(
 ) -> None:
     policy = FailurePolicy(first_connect="disable", connect_retries=0)
     for _ in range(2):
-        with ScriptedLlmServer([tool_calls_reply(("shop.echo", {"text": "a"})), "21 euro."] * 2) as llm:
-            with Runner(llm=settings(llm), servers={"shop": shop}, policy=policy) as runner:
-                runner.recorder.hide("SHOP_KEY", "key-of-the-shop")
-                for _ in range(2):
-                    runner.run_turn("How much?")
+        with (
+            ScriptedLlmServer([tool_calls_reply(("shop.echo", {"text": "a"})), "21 euro."] * 2) as llm,
+            Runner(llm=settings(llm), servers={"shop": shop}, policy=policy) as runner,
+        ):
+            runner.recorder.hide("SHOP_KEY", "key-of-the-shop")
+            runner.run_turn("How much?")
+            runner.run_turn("How much?")
     (line,) = told(caplog)
     assert re.fullmatch(said, line)
 
