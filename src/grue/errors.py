@@ -22,7 +22,8 @@ class MCPConfigError(MCPError):
         path: The file, or `None` when the value did not come from a file.
         line: One-based line of the fault, or `None`.
         column: One-based column of the fault, or `None`.
-        problems: The same for each value that is wrong, if values are; the keys begin at what was read.
+        problems: One entry for each wrong value, if the fault is in values. Their keys lead from the
+            outermost table of the file or argument to the value.
 
     Source: R2.2, R2.3
     """

@@ -190,7 +190,7 @@ class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         task_id: The server's name for it; untrusted.
-        poll_s: How long the server wants to be left alone between two questions about it.
+        poll_s: How many seconds the server wants the client to wait between two status requests.
         ttl_s: How long the server keeps it, from its creation; `None`: not stated, or without a limit.
     """
 
@@ -203,11 +203,11 @@ class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A validated tool call: its arguments are a JSON object, and the server lists its tool.
 
     Attributes:
-        task: Where an earlier process sent the call already, and the server made a task of it: the call is
-            not sent again, and the server is asked for the task's result.
-        definition: Digest of the tool's definition that the call was decided for. The session does not send
-            the call if the tool has another one by then, or is gone. Empty: the call is bound to none, as in
-            an old trace.
+        task: The server's task for this call, if an earlier process has sent it already. The call is not sent
+            again; the server is asked for the task's result.
+        definition: Digest of the definition that the tool had when the call was decided on. The session does
+            not send the call if the tool has another definition by then, or is gone. Empty, as in old traces:
+            not checked.
     """
 
     call_id: CallId
@@ -335,7 +335,7 @@ class UserText(Struct, frozen=True, tag="user", omit_defaults=True):
     Attributes:
         attachments: The images that belong to it. An endpoint that does not support one of them gets a
             description.
-        stub: What takes its place if a `ContextPolicy` clears it; empty: it stays.
+        stub: The text that replaces it if a `ContextPolicy` clears it; empty: it is never cleared.
     """
 
     text: str
@@ -387,8 +387,8 @@ class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=Tr
 
     Attributes:
         results: The new answers of their calls. They have no attachments.
-        texts: How many of the oldest user texts that have a stub, and do not consist of it yet, are replaced
-            by it.
+        texts: How many user texts are replaced by their stubs: the oldest ones that have a stub and were not
+            replaced before.
     """
 
     results: tuple[ToolMessage, ...] = ()
@@ -424,7 +424,8 @@ class Said(Struct, frozen=True, tag="said", omit_defaults=True):
 
     Attributes:
         answer: The schema that the request asked for, if it asked for one.
-        beside_tools: It offered tools, so the schema is told in words, whatever the endpoint accepts.
+        beside_tools: The request offered tools, so its prompt states the schema, even if the endpoint accepts
+            schemas.
     """
 
     items: tuple[ConversationItem, ...]
@@ -585,8 +586,8 @@ class OfferTools(Struct, frozen=True, tag="offer"):
 
     Attributes:
         tools: The tools; `None`: the same as in the previous request of the conversation.
-        answer: The schema of the final answer, which the model is told in words unless it was told before;
-            `None`: any text, or the host's own texts say it.
+        answer: The schema of the final answer. The prompt states it, unless an earlier prompt did. `None`:
+            any text will do, or the host's own texts describe the answer.
 
     Source: R4.6, P14
     """
@@ -687,9 +688,9 @@ class WrittenCalls(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tool calls that a model has written as text, where the endpoint did not read them as calls.
 
     Attributes:
-        form: Whose form it is: `hermes`, `mistral`, `json` and so on.
+        form: The syntax of the calls: `hermes`, `mistral`, `json` and so on.
         names: The tools that are called, as they are written; empty: the calls cannot be read strictly.
-        made: They have been made calls of the reply.
+        made: grue has turned the text into tool calls of the reply.
     """
 
     form: str
@@ -731,12 +732,12 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
 
 ListingSource = Literal["runner", "trace", "cache", "locked", "known"]
 """Where a presumed listing is from: an earlier turn of this runner, the trace of an episode or a turn that is
-resumed, the user's cache, or the listing file beside the tool lock. `known`: it cannot change, as that of
-functions."""
+resumed, the user's cache, or the listing file beside the tool lock. `known`: the listing cannot change, as
+with function tools."""
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):
-    """The tools that a server is presumed to list, because it did before; screened as a listing is."""
+    """The tools that a server is presumed to list, because it did before, if a turn would offer them."""
 
     server: ServerName
     tools: tuple[ToolDefinition, ...]
@@ -763,7 +764,8 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
         stream: Note the reply's text as it arrives.
         aside: Ask beside the conversation: neither `new` nor the reply is added to it, and the last reply, if
             it has no answers yet, is left out.
-        clears: An overflow is answered by clearing, so do not try the request in other forms after one.
+        clears: If the request is too long for the model, the agent clears parts of the history. So the LLM
+            actor reports the overflow at once, and does not try the request in other forms.
         presumed: It offers tools that no server has listed yet in this turn, so it may be followed by a
             `DropCompletion` before it is answered.
     """
@@ -814,12 +816,13 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
             only; no decision depends on it.
         usage: Sum over all replies to this request, including one that was cut short.
         echo: What the provider requires back with the reply. Old traces lack it.
-        prompt_tokens: Tokens of the prompt of the last of them; 0: the endpoint has not counted them.
+        prompt_tokens: Tokens of the prompt of the last reply that `usage` counts; 0: the endpoint has not
+            counted them.
         facts: What the endpoint says about the reply.
         stopped: Why the endpoint stopped the reply before its end, if not for its length; else empty.
-        written: The tool calls that the text is, or was before they were made calls.
-        tokens: The reply's tokens, if the endpoint was asked for them; `None`: it says nothing about them, or
-            a secret was replaced in the reply, whose ids would spell it out.
+        written: Set if the text consists of tool calls, or did before grue turned them into calls.
+        tokens: The reply's tokens, if the endpoint was asked for them. `None`: it reports none, or the reply
+            contained a secret, which the tokens' ids would reveal.
     """
 
     also_hidden: ClassVar[tuple[str, ...]] = ("tokens",)
@@ -845,7 +848,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
     """llm -> agent: no completion, after all retries.
 
     Attributes:
-        usage: About what the requests have cost whose replies broke off.
+        usage: An estimate of what the requests have cost whose replies broke off.
     """
 
     request: int
@@ -854,7 +857,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 
 
 class CompletionPostponed(Message, frozen=True, kw_only=True):
-    """llm -> agent: the request waits on file for a batch, so the turn is to wait without a process.
+    """llm -> agent: the request is stored for a batch, so the turn ends here until a process has the reply.
 
     Attributes:
         item: The request's id in the batch.
@@ -870,8 +873,8 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
     The one answer to `DropCompletion`. A reply that was on its way to the agent arrives before it.
 
     Attributes:
-        usage: What the request has cost, as far as no `CompletionReceived` says it: for a request that was
-            cancelled, an estimate of its prompt and as many tokens as the reply might have had.
+        usage: What the request has cost, as far as no `CompletionReceived` has reported it. For a request
+            that was cancelled: an estimate of its prompt, and as many tokens as the reply might have had.
     """
 
     request: int
@@ -879,9 +882,9 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
 
 
 class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
-    """llm: a model could not be asked, so the next one of its chain is, from this request on.
+    """llm: a model could not be asked. This request and later ones go to the next model of its chain.
 
-    What was said is encoded for it. `ThoughtsDropped` follows if it cannot read parts of that.
+    The conversation is encoded for the new model. `ThoughtsDropped` follows if that cannot read all thoughts.
 
     Attributes:
         model: The model that could not be asked.
@@ -921,7 +924,7 @@ class ReplyCut(LlmNote, frozen=True, kw_only=True):
 
 
 class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
-    """llm: a conversation's history was changed, so the next request does not begin as the one before it.
+    """llm: a conversation's history was changed, so the next request does not begin like the last one.
 
     Attributes:
         reason: Why, for people.
@@ -933,7 +936,7 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
 
 
 class CostUncounted(Message, frozen=True, kw_only=True):
-    """host: the cost of replies is not known, so a limit on the cost has no effect. Once a runner.
+    """host: the cost of replies is not known, so a limit on it has no effect. Noted once for each runner.
 
     Attributes:
         model: The model that is asked.
@@ -947,7 +950,7 @@ class CostUncounted(Message, frozen=True, kw_only=True):
 
 
 class SchemaIgnored(LlmNote, frozen=True, kw_only=True):
-    """llm: a reply does not have the shape of the schema that was sent, so the prompt states it from now on.
+    """llm: a reply does not fit the schema that was sent, so from now on prompts state the schema.
 
     Attributes:
         request: The request whose reply has another shape.
@@ -961,10 +964,11 @@ class SchemaIgnored(LlmNote, frozen=True, kw_only=True):
 
 
 class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
-    """llm: by the endpoint's own count, the prompt did not have the tools that it was sent.
+    """llm: the endpoint's token count shows that the prompt did not contain the tools that were sent.
 
-    The chat template of a local model may leave tools out without an error. The count would be enough for the
-    texts, but not for the tools too, and the model has called none. Noted once for an endpoint.
+    The chat template of a local model may leave tools out without an error. This is noted if the endpoint has
+    counted too few tokens for the texts and the tools together, and the model has called no tool. Noted once
+    for each endpoint.
 
     Attributes:
         request: The request that offered the tools.
@@ -981,7 +985,7 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
 
 
 class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
-    """llm: requests leave out settings that the endpoint does not take, or no longer takes. Once each.
+    """llm: requests leave out settings that the endpoint does not take (any more). Noted once for each.
 
     Attributes:
         request: The first request without them.
@@ -1018,7 +1022,7 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
     Attributes:
         request: The request that was refused.
         changed: What is known of the endpoint now, by the names of the fields of `WireProfile`.
-        rewritten: What was said before is written in other words than before, so prompt caches begin anew.
+        rewritten: Earlier messages are encoded in another way than before, so prompt caches begin anew.
     """
 
     request: int
@@ -1104,8 +1108,8 @@ class McpDisabled(Message, frozen=True, kw_only=True):
     Attributes:
         newly: This turn disabled it. Otherwise an earlier turn did.
         last_words: The last line that it wrote to stderr when it was given up; empty: none.
-        retry_s: How long after this failure it is left alone; `None`: until the episode ends, or no connect
-            was tried. Old traces lack this field and `last_words`.
+        retry_s: How long after this failure grue does not connect to it; `None`: until the episode ends, or
+            no connect was tried. Old traces lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """
@@ -1435,15 +1439,15 @@ class IterationStarted(TurnNote, frozen=True, kw_only=True):
 
 
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
-    """agent: all servers have listed their tools, and the reply to the presumed ones stands.
+    """agent: the servers have listed their tools, and the reply to a request with presumed tools stands.
 
-    Or the one server that starts when it is called has listed them. A call of a tool that has changed is not
-    sent then, and the model reads that.
+    Also recorded when a single server has started at its first call and has listed its tools. If a tool of
+    that server has changed, calls of it are not sent, and the model is told so.
 
     Attributes:
-        changed: Tools that are not as they were presumed, by name. The next request that offers tools offers
-            them anew. If all servers have listed theirs, the reply calls none of these.
-        server: The server that was called; empty: all of them.
+        changed: Names of tools that are not as they were presumed. The next request that offers tools offers
+            them anew. If `server` is empty, the reply calls none of these tools.
+        server: The server that has started at its first call; empty: all servers have listed their tools.
     """
 
     request: int
@@ -1494,7 +1498,7 @@ class ReplyUnusable(TurnNote, frozen=True, kw_only=True):
 
 
 class SummaryFailed(TurnNote, frozen=True, kw_only=True):
-    """agent: the summary that was to take the place of the history did not come; the history stays."""
+    """agent: no usable summary arrived, so the history stays as it is."""
 
     reason: str
 
@@ -1562,22 +1566,22 @@ class RunTurn(Message, frozen=True, kw_only=True):
         user_stub: What takes the place of `user` if a later turn clears it; empty: it stays.
         show_schemas: Questions about calls carry the tools' input schemas. Old traces lack this field and are
             replayed without them.
-        binds_calls: A call is only made of the tool that it was decided for, patterns that match no tool are
-            noted, a call that nobody makes is noted in its place among those that are made, and thoughts do
-            not count as a part of the next prompt. Old traces lack this field.
+        binds_calls: The turn follows four rules that old traces lack. A call is only made of the tool that it
+            was decided for. Patterns that match no tool are noted. A call that is not made is noted in its
+            place among those that are. Thoughts do not count as part of the next prompt.
         plain_results: A tool's text reaches the model as it is, and not within JSON. Old traces lack it.
         states_answer: A request with tools tells the model the schema of the answer. Old traces lack it.
         asks: Which model the turn asks; `None`: an actor of the host's, or an old trace.
-        sorts_tools: Tools are offered in one order, by server and name, whatever order the servers list them
-            in, and a list that only comes in another order is not offered again. Old traces lack this field.
-        references: Whether a result that is too long is told by reference, with a handle for `read_result`.
-            `later`: that tool is offered once the model has been told a handle. `now`: it was, in an earlier
-            turn. Old traces lack it.
+        sorts_tools: Tools are offered sorted by server and name, so a listing in which only the order has
+            changed is not offered again. Old traces lack this field.
+        references: Whether a result that is too long is cut and given a handle, with which `read_result`
+            returns the rest. `later`: `read_result` is offered after the first such result. `now`: it is
+            offered at once, because an earlier turn had such a result. Old traces lack this field.
         when_called: The servers that start at their first call, and the tools that the model is offered of
             them until then. Their sessions are not opened at the turn's start.
         tool_search: When the model is offered `find_tools` and `call_tool` in place of the servers' tools;
             `None`: never, as in old traces.
-        waits: Its requests wait for a batch, so a later process can go on with it at any place.
+        waits: The turn's requests wait for a batch, so a later process can go on with the turn at any point.
     """
 
     turn: int
@@ -1659,7 +1663,7 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 class TurnParked(Message, frozen=True, kw_only=True):
     """agent -> host: the turn waits for a person; every session is closed, and its state is lost.
 
-    It holds what a later process needs to go on, together with the trace before it.
+    This message and the trace before it hold all that a later process needs to go on.
 
     Attributes:
         questions: The calls that are asked about.
@@ -1675,7 +1679,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
         used: How often each tool with a limit was called before this reply.
         definitions: Digests of the definitions that `calls` were made for, by the tools' names. Old traces
             lack it.
-        untold: What the turn's conversation answers to the calls if the turn is given up.
+        untold: The answers that the turn's conversation gives to the calls if the turn is given up.
         summaries: Summaries requested so far. Old traces lack it and the next two.
         overflowed: Whether the one try after an overflow has been used.
         window: The model's context window in tokens, as far as it is known.
@@ -1727,7 +1731,7 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         parked: How far it had come.
         decisions: The answers to its questions. One that is missing is asked for again.
-        new: If it has no calls to go on with: what the model is told. Nothing: the last request is sent
+        new: What the model is told next, if there are no calls to go on with. Empty: the last request is sent
             again.
         tasks: Calls that are not sent again, because their servers can be asked for the results.
     """
@@ -1741,7 +1745,7 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TurnResumed(Message, frozen=True, kw_only=True):
     """host: goes on with a turn. A `RunTurn` with the same number follows.
 
-    It is on file before anything else happens, so that nothing is resumed twice.
+    It is flushed to the trace before anything else happens, so that nothing is resumed twice.
 
     Attributes:
         turn: Number of the turn.
@@ -1798,7 +1802,7 @@ class TurnWaits(Message, frozen=True, kw_only=True):
 
 
 class WaitEnded(Message, frozen=True, kw_only=True):
-    """host -> agent: goes on with a turn that waited for a batch, or whose process was killed as it asked.
+    """host -> agent: goes on with a turn that waited for a batch, or was killed while it asked the model.
 
     What comes before this in the turn is as it was recorded. Its sessions are gone; a server starts again
     when it is called.
@@ -1872,7 +1876,7 @@ if TYPE_CHECKING:
     AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
 else:
     _BASES = (Message, TurnNote, SessionNote, LlmNote)
-    # From the classes, so that no list has to repeat them, and no kind can be written that is not read.
+    # Collected from the classes above: a separate list could miss one, and its traces would be unreadable.
     AnyMessage = Union[  # noqa: UP007 - made of a list
         tuple(
             kind

@@ -140,7 +140,7 @@ class AnswerSpec(Generic[T]):
 
 
 def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
-    """Return the description of the answer that a request was given."""
+    """Return the `AnswerSpec` for the `answer` of a request."""
     if isinstance(answer, AnswerSpec):
         return answer
     spec: AnswerSpec[T] = AnswerSpec.text() if answer in (None, str) else AnswerSpec.of(answer)  # type: ignore[assignment]  # T is str then
@@ -148,7 +148,7 @@ def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
 
 
 def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> AnswerSpec[Any]:
-    """Describe a recorded answer, whose type is not known: read as that of `AnswerSpec.of`, but as JSON."""
+    """Return an `AnswerSpec` that reads answers of a recorded schema as JSON; their type is not known."""
     properties = form.schema.get("properties")
     value = properties.get("value") if isinstance(properties, dict) else None
     bare = value | {"$defs": form.schema.get("$defs", {})} if isinstance(value, dict) else {}
@@ -168,7 +168,7 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
 
 
 def unusable_answer(answer: object) -> str:
-    """Return the advice for a wrong `answer`; empty: it may be a type or an `AnswerSpec`."""
+    """Return what to write instead of a wrong `answer`; empty: it may be a type or an `AnswerSpec`."""
     if isinstance(answer, Mapping):
         return "answer= wants a type; for a JSON schema, answer=AnswerSpec(json.loads, schema={...})"
     if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
@@ -284,7 +284,7 @@ class AnswerCheck(Generic[T]):
     def __call__(self, text: str) -> m.AnswerAccepted | m.AnswerRefused:
         """Run the host's check on a final text."""
         try:
-            # What is read from JSON has to be a valid text, too, whoever reads it.
+            # JSON can spell a lone surrogate as an escape: replace it, so that any parser gets valid text.
             valid = text if self._spec.schema is None else well_formed_escapes(text)
             self.accepted = self._spec.parse(valid)
         except UNREADABLE as error:

@@ -56,7 +56,7 @@ Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 
 
 class Parking:
-    """Checks whether a recorder's turns can be parked. They need a trace file from which nothing was removed.
+    """Checks whether turns can be parked: there must be a trace file, and no secret may be redacted in it.
 
     Args:
         recorder: Records the turns.
@@ -77,11 +77,11 @@ class Parking:
 
         Args:
             command: Starts the turn.
-            given_history: What was said before it was given as plain data.
+            given_history: The turn's history was given as plain data (`TurnRequest.history`).
 
         Raises:
             MCPConfigError: There is no trace file, or it would lack a secret that the turn's texts contain.
-                Or the turn has a history as plain data, which the trace does not hold.
+                Or the turn's history was given as plain data, which the trace does not hold.
         """
         if self.writer is None:
             raise MCPConfigError(
@@ -107,7 +107,7 @@ class Parking:
         return turn in self._redacted
 
     async def written(self) -> bool:
-        """Flush everything recorded so far, and return whether it is on file. The event loop goes on."""
+        """Flush everything recorded so far, without blocking the event loop; return whether it is on file."""
         writer = self.writer
         if writer is None:
             return False
@@ -128,7 +128,8 @@ class Approval(Struct, frozen=True):
 
     Attributes:
         approve: The host's callback; `None`: there is none.
-        parking: Set if turns are parked, or wait for batches: their calls are on file before they are sent.
+        parking: Set if turns may be parked or wait for batches. Each call is then flushed to the trace before
+            it is sent.
     """
 
     approve: Approve | None = None
@@ -217,7 +218,7 @@ class _Answerer:
             return given
 
         try:
-            # A thread of its own: a person may take long, and other threads are there for work.
+            # A person may take long to answer, so this must not occupy one of the worker threads.
             given = await call_in_daemon_thread(ask, limiter=anyio.CapacityLimiter(1))
         except anyio.get_cancelled_exc_class():
             late = True
@@ -239,7 +240,7 @@ def _decisions(
         return tuple(question.approve() if answer else question.deny() for question in questions)
     with host_code("approve"):
         decisions = read_decisions(answer)
-    # A decision about another call answers nothing. It goes to the turn all the same, which notes it.
+    # A decision about a call that was not asked about answers nothing. The turn gets it too, and notes it.
     answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)
@@ -266,9 +267,9 @@ NOT_WRITTEN = "the call was not sent, because the trace file could not be writte
 class DurableConnection(WrappedConnection):
     """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
 
-    A turn that can be parked may be resumed after its process was killed. A call that is in the trace without
-    a result may have run then, and is not sent again. This holds only if no call is sent that is not in the
-    trace.
+    A turn that can be parked may be resumed after its process was killed. A call without a result in the
+    trace may have been carried out, and is not sent again. This holds only if every call is in the trace
+    before it is sent.
 
     The session records `ToolCalled` before it calls, so the flush puts it on file. If that fails, the call is
     not sent, and its result tells the model why.

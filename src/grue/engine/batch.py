@@ -102,9 +102,9 @@ class CompletedTurns:
     conversations. A turn is run again if a secret in its request or outcome was redacted, because the trace
     does not contain the original text.
 
-    A turn of a conversation is not run again if the conversation stands where it stood before that turn; it
-    then gets the entries of the turn. Nor is it if the conversation stands where it stood after the turn,
-    because its file has kept the entries.
+    A turn of a conversation is not run again in two cases. If the conversation stands where it stood before
+    that turn, it gets the turn's entries from the trace. If it stands where it stood after the turn, its file
+    has kept them.
 
     Args:
         path: The trace of the earlier run, or of several runs, one after the other.
@@ -193,7 +193,7 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a conversation's state after a turn; `None` if it takes the entries before the turn to know."""
+    """Return a conversation's state after a turn; `None`: this needs the entries before the turn."""
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)
@@ -251,7 +251,7 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
             wanted = 2 * batch.concurrency
             for index, request in islice(numbered, wanted - len(waiting)):
                 if index == last:
-                    # Before that turn starts, so that no session is prewarmed for one after it.
+                    # Set before the last turn starts, so that no session is prewarmed for a further one.
                     episode.expects_turns = False
                 waiting.append((index, _start(index, request, batch, episode)))
             if len(waiting) < wanted:
@@ -303,7 +303,7 @@ def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
 
 
 def as_ours(error: Exception) -> MCPError:
-    """Return an error of a turn as one of ours; an exception of another kind is its cause."""
+    """Return the error of a turn as an `MCPError`; any other exception becomes the cause of an `MCPError`."""
     if isinstance(error, MCPError):
         return error
     ours = MCPError(f"The turn could not be run: {type(error).__name__}: {error}")

@@ -161,7 +161,7 @@ class Episode:
                 self._slots.append(slot)
 
     def _expects_turn(self, pool: SessionPool) -> bool:
-        """Return whether a turn is to come for which no slot but that of `pool` has sessions."""
+        """Return whether a further turn will need sessions of `pool`: no other slot has any for it."""
         if self.expects_turns:
             return True
         others = sum(each is not pool and each.has_spares for each in self._pools)
@@ -186,7 +186,7 @@ class Episode:
 
 
 def starts_of(keep: Keep, start: Start) -> tuple[Sessions, StartWhen]:
-    """Return where a turn's sessions come from, and when a server starts for which there is none.
+    """Return where a turn's sessions come from, and when a server without an open session is started.
 
     Raises:
         MCPConfigError: The arguments are invalid, or contradict each other; the text has the right form.
@@ -231,7 +231,7 @@ def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
 
 
 def with_default(start: Start | None, when: StartWhen) -> Start:
-    """Return `start`, with `when` for what it leaves open: a file says it."""
+    """Return `start`, with `when` (from the configuration file) where `start` does not say when."""
     if start is None:
         return when
     if isinstance(start, tuple) or not starts_ahead(start) or when == "when_called":

@@ -176,7 +176,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # The end of a turn that goes on counts what its earlier part has spent.
+            # A parked turn counts its earlier part when it ends, so do not count that here.
             case m.TurnParked() as parked:
                 self.parked = parked
                 return Spent()

@@ -272,7 +272,7 @@ class ForkedRun(HostTurn[T]):
 
 
 def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int | None:
-    """Return the message that the fork is before: by default the first result that is another one."""
+    """Return the message that the fork is before; by default the first result that is to be replaced."""
     unknown = [name for name in asked.tool_results if settled.call(name) is None]
     if unknown:
         known = ", ".join(settled.call_ids) or "none"
@@ -436,7 +436,7 @@ def _past(
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # What the agent has said about a message may come after the next message to it.
+    # The agent may have sent what follows from a message only after it had got the next message.
     copied = [
         each
         for each in run.envelopes

@@ -62,7 +62,7 @@ class RecordedCall(Struct):
 
     @property
     def key(self) -> _Key:
-        """What a call has to be equal in: server, tool and arguments."""
+        """Server, tool and arguments. Calls in which all three are equal get the same recorded results."""
         return self.server, self.call.tool, digest(self.call.arguments)
 
 
@@ -142,7 +142,7 @@ class TurnRecord:
         return found
 
     def of_task(self, task: m.ToolTask) -> RecordedCall | None:
-        """Return the recorded call whose server made this task of it."""
+        """Return the recorded call whose result this task has; `None`: there is none."""
         tasks = (each for each in self._calls.values() if each.seq and each.call.task == task)
         return next(tasks, None)
 
@@ -190,7 +190,7 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # A call that was skipped for the sake of another one is no answer to a later call.
+        # A call that was skipped only because of another call has no result for a later call.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 
@@ -225,7 +225,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
     Attributes:
         record: What the record answers.
-        misses: What happens to the others.
+        misses: What happens to calls and questions that the record does not answer.
         results: Other results, by the ids of the recorded calls.
         where: The record's file and turn, for errors.
         approve: Who can be asked; `None`: nobody.

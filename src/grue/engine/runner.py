@@ -100,7 +100,7 @@ class Runner(AsyncToolAccess, Closing):
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
-        recorder: Records all messages; `None`: a new one, and the logger `grue` tells what has no effect.
+        recorder: Records all messages; `None`: a new one, and the logger `grue` warns of what has no effect.
         trace: Where to write the trace until `close`: a file that ends in `.jsonl`, or a folder in which each
             runner creates a run folder of its own. Missing folders are made. `None`: it is not written.
         process_limits: How server processes are ended.
@@ -119,10 +119,11 @@ class Runner(AsyncToolAccess, Closing):
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
             model stay open. `sessions`: also the sessions; all turns share one per server, and in `map` each
             worker has its own.
-        start: When a server starts, unless its own options say it. In the turn: `before` the first request,
-            `beside` it if its tools are known, `beside_if_locked` by the listing file, or `when_called`. For
-            the turn after: `after_turn`, or `beside_turn`, while this one waits for its model. Or a pair of
-            both. Only tools that their server has listed, and that have not changed, are called.
+        start: When a server starts, unless its own options say it. For this turn: `before` the first request,
+            `beside` it if the server's tools are known, `beside_if_locked` if the listing file has them, or
+            `when_called`. For the next turn, in advance: `after_turn`, or `beside_turn`, while this one waits
+            for its model. Or a pair of both. Only tools that their server has listed, and that have not
+            changed, are called.
 
     Raises:
         MCPConfigError: A server name, `keep`, `start` or `tool_policy` is invalid, or `keep` and `start` make
@@ -431,8 +432,9 @@ class Runner(AsyncToolAccess, Closing):
         Args:
             trace: The trace file, or its run folder.
             turn: Number of the turn; `None`: the only one.
-            at: A message of the turn; the fork is before the request, or the tool calls of the reply, that it
-                belongs to. `None`: the beginning, or the first call in `tool_results`.
+            at: Number of a message of the turn. The fork is before the request to the model, or before the
+                tool calls of the reply, that this message belongs to. `None`: the beginning, or the first
+                call in `tool_results`.
             system: Another system text.
             changes: Other values of fields of `TurnLimits` and `FailurePolicy`, as `budget.requests`.
             tool_results: Other results of recorded calls, by id: a JSON value or a `ToolCallResult`.

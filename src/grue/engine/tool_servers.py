@@ -161,7 +161,7 @@ def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer
 
 
 def starting(servers: Mapping[m.ServerName, ToolServer], when: StartWhen) -> dict[m.ServerName, ToolServer]:
-    """Return the servers, of which those that do not say when they start do so as `when` says."""
+    """Return the servers, with `when` filled in for those that do not say when they start."""
     return {
         name: replace(server, options=replace(server.options, start=when))
         if isinstance(server, StdioServer | HttpServer) and server.options.start is None
@@ -178,8 +178,8 @@ def starts_when_called(server: object) -> bool:
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
     """Return the policy for a failed first connect, for the servers that are configured with `required`.
 
-    A server that starts when it is called is not required unless that is set: the turn has work behind it by
-    then, and the model can go on without the call.
+    A server that starts when it is called only counts as required if its options say `required`: by then the
+    turn has done work, and the model can go on without the call.
     """
     chosen: dict[str, bool] = {}
     for name, server in servers.items():
@@ -333,9 +333,9 @@ class PresumedListings:
     ) -> tuple[m.PresumedListing, ...]:
         """Return the listings that a turn offers of servers that start when they are called.
 
-        A server whose tools are not known is not among them: it starts as others do, and its tools are known
-        from then on. The same holds for one whose tools were listed longer ago than it said that they hold.
-        A server that was given up is left out, too.
+        A server whose tools are not known is left out: it starts as others do, and its tools are known from
+        then on. So is a server whose listing is older than the server said that it stays valid, and one that
+        was given up.
 
         Args:
             command: The turn.
@@ -352,7 +352,7 @@ class PresumedListings:
         return tuple(listing for listing in found if listing is not None)
 
     def learn(self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...]) -> None:
-        """Take over what a server has listed in a turn, screened."""
+        """Take over what a server has listed in a turn; `tools` are those that the session offers."""
         if self._may_presume(name):
             self._last[name] = tools
 
@@ -451,7 +451,7 @@ class PresumedListings:
         return locked or self._may_remember(name)
 
     def _may_remember(self, name: m.ServerName) -> bool:
-        """Return whether a list counts that was seen before, wherever that was."""
+        """Return whether the turn may presume any earlier listing of the server, whatever its source."""
         return self._start_of(name) in ("beside", "when_called")
 
     def _start_of(self, name: m.ServerName) -> StartWhen:

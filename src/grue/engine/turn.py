@@ -116,7 +116,8 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
             may be patterns: `("files.read", "web.*")`.
         context: How to stay within the model's context window; `None`: as the runner says, which by default
             clears nothing.
-        tool_search: When the tools are searched and not offered; `None`: as the runner says.
+        tool_search: When `find_tools` and `call_tool` are offered in place of the tools; `None`: as the
+            runner says.
         user_stub: What may take the place of `user` in the history, if a later turn of the conversation has
             no room for it; empty: it stays.
         on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
@@ -221,7 +222,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
-    """Return a request; a text alone is that of the user.
+    """Return a request; a text becomes the `user` text of one.
 
     Raises:
         MCPConfigError: It is something else. The text says what to write.
@@ -308,7 +309,7 @@ def outcome_of(
 
 
 def _reconnected(calls: Sequence[m.ToolCallRecord]) -> str:
-    """Return what an answered turn has met: with `after_death="reconnect"` it goes on after a server died."""
+    """Return the note that servers died during the turn and were started again; empty: none did."""
     died = ", ".join(dict.fromkeys(call.name for call in calls if call.settlement == "died"))
     return f"the server died during {died}, and was started again" if died else ""
 
@@ -525,7 +526,7 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
         policy: What to do after a failure.
         tool_policy: Which tool calls are made, asked about or denied.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
-        tool_search: When tools are searched and not offered; `None`: never.
+        tool_search: When `find_tools` and `call_tool` are offered in place of the tools; `None`: never.
         budget: For the model, for all turns together.
         spending: What the finished turns have spent of it.
     """
@@ -554,9 +555,10 @@ class HostTurn(Generic[T]):
         is_resumed: It goes on with a turn that was parked or killed.
         record: What it takes from a recorded turn, if it is a fork of it or goes on with it.
         waits: Its requests wait for batches.
-        earlier: The results of earlier turns that it takes from there.
+        earlier: The results of the earlier turns in the trace that a fork is made from.
         begun: What was said in it before it was parked or killed; `None` if it begins now.
-        started_by: The message that starts it, of a recorded turn; `None`: `command` makes it of the request.
+        started_by: The recorded message that started it; `None`: `command` makes the message from the
+            request.
     """
 
     is_resumed = False

@@ -61,9 +61,9 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 
 
 class EarlyRequest:
-    """Holds back the text of a request with presumed tools, and delays imports until it is sent.
+    """Holds back the text of a request with presumed tools, and delays imports until the request is sent.
 
-    A turn that presumes nothing has none.
+    A turn that presumes nothing has no such object.
 
     Args:
         on_delta: The host's callback for pieces of text; `None`: it has none.
@@ -116,7 +116,7 @@ class EarlyRequest:
             self._sent.set()
 
     async def wait_sent(self) -> None:
-        """Wait until the request has been written, or there will be none before the servers have started.
+        """Wait until the request is written, or it is clear that it will wait for the servers' start.
 
         The MCP SDK is imported after that. An import takes most of a second, and holds up whatever else the
         process does meanwhile, in the same thread or in another one. A request that is not written within a
@@ -135,7 +135,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
         events: What the recorded agent was told, from its last `RunTurn` on.
         event: The last message that it was told before the fork; what follows from it is carried out. `None`:
             the turn is run from its beginning.
-        rewrites: Changes of what was said, for the fork alone.
+        rewrites: Changes of the history that only the fork makes.
         reopened: The sessions that were open, with the commands that had opened them.
     """
 
@@ -375,7 +375,7 @@ class TurnActors:
         connections: Mapping[m.ServerName, Settled],
         deadline: float,
     ) -> "_Mailboxes":
-        """Start the sessions' actors; the others, which wait for a call, at their first message."""
+        """Start the sessions' actors; those of servers that start when called start at the first message."""
 
         def start(name: m.ServerName) -> Mailbox[m.SessionCommand]:
             if name == SERVER:

@@ -71,7 +71,7 @@ class WaitingBatch(Struct, frozen=True, kw_only=True):
     Attributes:
         begin: Starts the episode loop that the turns run in.
         settings: The runner's settings for each turn.
-        batching: Where the requests wait, and how often is looked after them.
+        batching: Where the requests wait, and how often the provider is asked about them.
         concurrency: Number of turns that run in parallel.
     """
 
@@ -82,7 +82,7 @@ class WaitingBatch(Struct, frozen=True, kw_only=True):
 
 
 class _Account:
-    """Reserves the cost of what waits, so that what is sent does not exceed the runner's budget."""
+    """Reserves the cost of waiting requests, so that all that are sent stay within the runner's budget."""
 
     def __init__(self, settings: TurnSettings, endpoint: LlmEndpoint) -> None:
         self._settings = settings
@@ -143,7 +143,7 @@ class _Room:
         if not self._files.is_wanted(item):
             if not self._admits(self._turn, body):
                 raise RequestPostponed(_NO_BUDGET)
-            # What led to it is on file before the request. Otherwise a later process could ask another one.
+            # Flush what led to the request before storing it, or a later process may ask something else.
             self.on_file()
             self._files.want(item, self._path, body)
         raise RequestPostponed(item)
@@ -452,7 +452,7 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        if not isinstance(item.error, BudgetSpent):  # what that turn has asked stays reserved
+        if not isinstance(item.error, BudgetSpent):  # the requests of that turn stay reserved
             self._turns.account.ended(index + 1)
         self._asked.pop(index, None)
         self._done[index] = item

@@ -266,11 +266,11 @@ _told: set[str] = set()
 
 
 def recorder_that_tells() -> Recorder:
-    """Return a recorder for a program that watches none: the logger `grue` tells it what else only traces do.
+    """Return a recorder for a program that passes none; its logger `grue` warns of what has no effect.
 
-    That is what the program asked for and did not get: tools that the model is not shown, a pattern that
-    matches no tool, a setting that is not sent, a reply or a tool's result that was cut short, a server that
-    died or was given up.
+    Without the logger only a trace would say what the program asked for and did not get: tools that the model
+    is not shown, a pattern that matches no tool, a setting that is not sent, a reply or a tool's result that
+    was cut short, a server that died or was given up.
 
     Python writes its warnings to standard error unless the program has configured logging. Each is written
     once in a process.
@@ -285,7 +285,7 @@ def recorder_that_tells() -> Recorder:
 def _tell(recorder: Recorder, body: Struct) -> None:
     match body:
         case m.ReplyCut(retried_with=int()):
-            return  # it is asked for again, with a larger limit
+            return  # the request is sent again, with a larger limit
         case m.ServerNoted(kind=kind) if kind != "bad_tool":
             return
         case m.McpDisabled(newly=False):
@@ -297,7 +297,7 @@ def _tell(recorder: Recorder, body: Struct) -> None:
     from grue.tracing.observers.events import LoggerObserver
 
     if any(isinstance(each, LoggerObserver) for each in recorder.observers):
-        return  # the program gets it there
+        return  # the program's own observer logs it
     for cause, line in told_lines(body):
         if cause not in _told and len(_told) < _MOST_TOLD:
             _told.add(cause)

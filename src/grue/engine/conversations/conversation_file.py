@@ -39,10 +39,10 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
         format: Version of the format.
         id: The conversation's id.
         system: Its instructions.
-        entries: How many of the lines after it were counted before they were written here.
-        length: What the ledger had counted by then.
-        digest: The ledger's digest by then.
-        call_ids: Ids of calls that are in none of these lines any more.
+        entries: How many of the lines after it are entries that `length` and `digest` count already.
+        length: The ledger's length when this header was written.
+        digest: The ledger's digest at that time.
+        call_ids: Ids of earlier calls that none of the lines contains any more.
     """
 
     format: int
@@ -55,12 +55,12 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
 
 
 class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
-    """The state by which a conversation's next request begins with the same bytes as the last one.
+    """What the next request needs, besides the entries, to begin with the same bytes as the last request.
 
     Attributes:
         model: The model that was asked.
-        first: The profile that its endpoint began with.
-        profile: The profile after what its refusals have shown.
+        first: The profile that was assumed of its endpoint at first.
+        profile: The endpoint's profile now, after what its refusals have shown.
         names: The wire names of the tools, by canonical name.
         tools: The tools that were offered last.
     """
@@ -77,7 +77,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """Only the first `lines` lines before this one count, without those that were undone earlier."""
+    """Of the lines before this one that still count, only the first `lines` go on counting."""
 
     lines: int
 
@@ -200,7 +200,7 @@ class ConversationFile:
             raise ConversationError(str(error), path=str(self.path)) from error
 
     def append(self, lines: list[bytes]) -> None:
-        """Append lines; an empty one says that the reply before it is dropped.
+        """Append lines. An empty line stands for `Dropped`, which takes back the reply before it.
 
         Raises:
             ConversationError: The disk is full, or the file was deleted or closed.
@@ -371,7 +371,7 @@ def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -
     Args:
         saved: The conversation's file.
         kept: How many of its lines were there before the turn.
-        produced: The lines of the turn; an empty one is `Dropped`.
+        produced: The lines of the turn; an empty line stands for `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

@@ -59,10 +59,10 @@ from grue.tracing.reading import TRACE_FILE, open_episode
 from grue.transports.llm.endpoint import LlmEndpoint
 
 KEPT_BYTES = 64 * 2**20
-"""How much is kept of a conversation without a trace, as JSON."""
+"""How many bytes of results (as JSON) are kept in memory for a conversation without a trace."""
 
 _SHORT = 100
-"""A result of so few bytes is neither told by reference nor cleared."""
+"""Results of up to this many bytes always reach the model whole, so they need not be kept."""
 
 _TAG = "ToolReturned"
 
@@ -87,7 +87,7 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None) -> bool:
-        """Note where a turn that begins is recorded; return whether that is new. `None`: nowhere."""
+        """Note the trace (`None`: there is none) of the turn that begins; return whether it is noted anew."""
         self._trace = trace
         if trace is None or (turn, trace) in self._turns[-1:]:
             return False
@@ -95,7 +95,7 @@ class EarlierResults:
         return True
 
     def end(self, records: Iterable[m.ToolCallRecord]) -> None:
-        """Keep the results of the turn that began last, if no trace does."""
+        """Keep the results of the turn that began last, unless a trace records it."""
         if self._trace is not None:
             return
         with self._lock:
@@ -149,17 +149,17 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether a message may be about this call: it says so, or its text is in a file of its own."""
+    """Return whether a message may be about this call: it contains the id, or is in a file of its own."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
 
 _LONG = 2**20
-"""Bytes from which a thread writes them, because the event loop would be blocked for milliseconds."""
+"""From this many bytes on, a thread writes them: the event loop would be blocked for milliseconds."""
 
 
 class TurnReport(Protocol):
-    """The questions that a conversation asks a turn's actors after the turn."""
+    """What a conversation reads from a turn's actors after the turn."""
 
     @property
     def end(self) -> m.TurnEnd | None:
@@ -173,12 +173,12 @@ class TurnReport(Protocol):
 
 
 class TurnPast:
-    """What a turn gets of what was said before it, and what a conversation keeps of the turn.
+    """What a conversation passes to a turn that continues it, and what the turn reports back.
 
     Args:
-        history: What was said before; `None`: nothing.
-        entries: The same, whole.
-        bytes_per_token: How the endpoint counts it, if that is known.
+        history: A reference to what was said before; `None`: nothing.
+        entries: What was said before, in full.
+        bytes_per_token: Bytes per token by the endpoint's own count, if that is known.
         llm: Makes the turn's LLM actor; `None`: as in a turn without a past.
         results: The whole results of earlier turns' tool calls; `None`: there are none.
 
@@ -214,13 +214,13 @@ class KeptConversation:
         name: Its id in traces; default: a random one.
         history: What was said before, with a ledger; default: nothing.
         learned: What an earlier process has learned about the endpoint.
-        tools: The tools that were offered last, if nothing else is known of that process.
+        tools: The tools that were offered last, if there is no `learned`.
         open_turn: The turn that a process can go on with; `None`: there is none.
         results: The whole results of its turns' tool calls; `None`: there are none yet.
 
     Attributes:
-        open_turn: The same. While a turn runs, that turn.
-        results: The same.
+        open_turn: As the argument; while a turn runs, that turn.
+        results: As the argument.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class KeptConversation:
         if file is not None:
             kept._append_to(file)
         if saved.mark is None:
-            # What was being done when the process was killed has no answer in the file.
+            # If the process was killed within a turn, some of its calls have no answer in the file.
             kept.history.close(None)
         return kept
 
@@ -374,7 +374,7 @@ class KeptConversation:
                 yield past
             except BaseException as error:
                 self._close_turn(lent, past.actors, parked)
-                # A cancellation stays one.
+                # An exception that cancels the turn must not be replaced by another error.
                 if isinstance(error, MCPError):
                     self._require_saved()
                 raise
@@ -570,7 +570,7 @@ class KeptConversation:
         )
 
     def _require_saved(self) -> None:
-        """Raise what happened when the file was written last, until the conversation is saved again."""
+        """Raise the error of a failed write to the file, until the conversation is saved to another one."""
         if self._failed is not None:
             raise self._failed
 
@@ -793,7 +793,7 @@ def with_sizes(
     Args:
         command: The command.
         entries: What was said.
-        bytes_per_token: How the endpoint counts it; `None`: that is not known.
+        bytes_per_token: Bytes per token by the endpoint's own count; `None`: that is not known.
     """
     if command.context is None or not entries:
         return command

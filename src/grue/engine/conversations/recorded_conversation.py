@@ -501,7 +501,7 @@ class RecordedTurn:
             del self.said[at + 1 :]
 
     def replay(self, history: History) -> None:
-        """Add what was said in the turn to what was said before it.
+        """Add the turn's entries to a history that ends before the turn.
 
         Raises:
             ValueError: It does not fit.
@@ -510,7 +510,7 @@ class RecordedTurn:
         _take_steps(history, self.said)
 
     def said_alone(self) -> History:
-        """Return the whole history of the turn, with earlier turns, whose entries it may have cleared."""
+        """Return the history of the turn and of earlier turns, whose entries this turn may have cleared."""
         history = History()
         take_step(history, self.run)
         cleared = (m.HistoryRewritten, m.RewriteHistory)
@@ -558,7 +558,7 @@ def _take_steps(history: History, said: Iterable[_Said]) -> None:
 
 
 class Waited(Struct, frozen=True, kw_only=True):
-    """With what a turn goes on that waits for a reply.
+    """What a turn that waits for a reply needs to go on.
 
     Attributes:
         events: What the agent was told, from the last `RunTurn` on.
@@ -585,7 +585,7 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 
 
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
-    """Return the last part of each turn that can be resumed, or whose end says that it cannot."""
+    """Return the last part of each turn; of a turn that is over, only its end."""
     parts: dict[int, RecordedTurn] = {}
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
     for envelope in open_episode(path):

@@ -5,8 +5,8 @@ read, and the turn's machine is given the recorded events again; its state says 
 Then `TurnResumed` is put on file. Nothing else happens before that. If the process dies after that, the turn
 can be resumed once more: what was called then is in the trace, and is not called again.
 
-A conversation's turn needs its conversation: in this process, in its file, or in the trace. It is brought to
-what the trace holds of the turn before the turn goes on, so that file and trace agree from then on.
+A conversation's turn needs its conversation: in this process, in its file, or in the trace. Before the turn
+goes on, the conversation is brought to the state that the trace records, so that file and trace agree.
 """
 
 import contextlib
@@ -61,8 +61,9 @@ class ResumedTurn(Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: The message that starts it.
-        history: What was said before the next request: in its conversation, and in it.
-        begun: What was said in it alone.
+        history: All that was said before the next request, in this turn and in earlier ones of its
+            conversation.
+        begun: What was said in this turn.
         tools: The tools that were offered last.
         conversation: The conversation that it continues; `None`: none.
     """
@@ -127,7 +128,7 @@ def _writer_of(place: Path, writers: Iterable[TraceWriter]) -> TraceWriter | Non
 
 @contextlib.contextmanager
 def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettings) -> Iterator[ResumedTurn]:
-    """Read what a turn goes on with, and put on file that it does. It counts as running meanwhile.
+    """Read what the resumed turn needs, and record `TurnResumed`. It counts as running within the block.
 
     Args:
         asked: The turn.

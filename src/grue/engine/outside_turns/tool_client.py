@@ -68,7 +68,7 @@ class ToolClient(ToolAccess):
         process_limits: How server processes are ended.
         elicit: Asks the user a server's question, in the sessions' event loop; `None`: always declined.
         max_reconnects: How often each server that has died is connected again, before the next call to it;
-            `None`: without limit. The call that met its death is never repeated.
+            `None`: without limit. The call during which it died is never repeated.
 
     Raises:
         MCPConfigError: A server name cannot be used.
