@@ -2,14 +2,14 @@
 
 A Struct of settings calls `check_settings` in `__post_init__`, so that a wrong value is refused where it is
 written, and not in the middle of a turn. Its metaclass is `OwnKeywords`, so that a keyword that belongs to
-another class is refused with the name of that class.
+another class is refused with the name of that class, and a misspelt one with the name that was meant.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
 from inspect import signature
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct, StructMeta
@@ -38,7 +38,7 @@ class OwnKeywords(StructMeta):
             try:
                 return super().__call__(*args, **keywords)
             except TypeError:
-                _refuse_others(self.__name__, keywords, self.__struct_fields__)
+                _refuse_others(self.__name__, keywords, self.__struct_fields__, self)
                 raise
 
 
@@ -49,18 +49,35 @@ def own_keywords(init: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(init)
     def checked(*args: P.args, **keywords: P.kwargs) -> None:
-        _refuse_others(owner, keywords, names)
+        _refuse_others(owner, keywords, names, init)
         init(*args, **keywords)
 
     return checked
 
 
-def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str]) -> None:
+def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str], typed: object) -> None:
     for keyword in keywords:
         if keyword not in names:
-            owners = [f"{owner}({keyword}=...)" for owner, known in _OWNERS.items() if keyword in known]
-            where = f": it belongs to {' or '.join(owners)}" if owners else ""
-            raise TypeError(f"{kind}() has no keyword argument {keyword!r}{where}.") from None
+            hint = _meant(keyword, names, typed)
+            raise TypeError(f"{kind}() has no keyword argument {keyword!r}{hint}") from None
+
+
+def _meant(keyword: str, names: Collection[str], typed: object) -> str:
+    """Return the end of a sentence that says where a keyword belongs, or how it is spelt."""
+    owners = [owner for owner, known in _OWNERS.items() if keyword in known]
+    if not owners:
+        from difflib import get_close_matches  # only a mistake needs it
+
+        near = get_close_matches(keyword, names, n=1)
+        return f". Did you mean {near[0]!r}?" if near else "."
+    takes = {
+        member.__name__: f"{name}="
+        for name, declared in get_type_hints(typed).items()
+        for member in _members(declared)
+        if _is_struct(member)
+    }
+    places = [f"{takes.get(owner, '')}{owner}({keyword}=...)" for owner in owners]
+    return f": it belongs to {' or '.join(places)}."
 
 
 def check_settings(

@@ -1,8 +1,10 @@
 """What people write first, and what they are told: refused where it is made, with the right form."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -27,6 +29,7 @@ from grue import (
 )
 from grue.errors import MCPConfigError, MCPError
 from grue.messages import UserText
+from grue.testing.llm_replies import completion, error_reply, refusal_reply, tool_calls_reply
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
 from grue.transports.llm.endpoint import LlmEndpoint
 
@@ -258,10 +261,11 @@ def test_no_error_shows_an_argument() -> None:
     [
         (lambda: TurnRequest(user="x", limits=TurnLimits()), "Runner(limits=...)"),  # type: ignore[call-arg]
         (lambda: TurnRequest(user="x", temperature=0), "LlmSettings(temperature=...)"),  # type: ignore[call-arg]
-        (lambda: Runner(llm=LLM, temperature=0), "LlmSettings(temperature=...)"),  # type: ignore[call-arg]
+        (lambda: Runner(llm=LLM, temperature=0), "llm=LlmSettings(temperature=...)"),  # type: ignore[call-arg]
         (lambda: Runner(llm=LLM, system="a"), "TurnRequest(system=...)"),  # type: ignore[call-arg]
         (lambda: with_settings(max_tool_iterations=3), "TurnLimits(max_tool_iterations=...)"),
-        (lambda: with_settings(timeout_s=3), "RetryPolicy(timeout_s=...)"),
+        (lambda: with_settings(timeout_s=3), "retry=RetryPolicy(timeout_s=...)"),
+        (lambda: stdio(required=False), "options=ServerOptions(required=...)"),
         (lambda: TurnLimits(final_answer="a"), None),  # type: ignore[call-arg]
         (lambda: FailurePolicy(max_tokens=3), "LlmSettings(max_tokens=...)"),  # type: ignore[call-arg]
     ],
@@ -277,3 +281,48 @@ def test_a_keyword_of_another_class_is_refused_with_the_name_of_that_class(
 def test_an_argument_that_is_missing_is_named() -> None:
     with pytest.raises(TypeError, match="Missing required argument 'user'"):
         TurnRequest()  # type: ignore[call-arg]  # the mistake
+
+
+@pytest.mark.parametrize(
+    ("made", "meant"),
+    [
+        (lambda: ServerOptions(requierd=False), "required"),  # type: ignore[call-arg]
+        (lambda: HttpServer("http://a/", header={}), "headers"),  # type: ignore[call-arg]
+        (lambda: Runner(llm=LLM, server={}), "servers"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_misspelt_keyword_is_refused_with_the_right_one(made: Callable[[], object], meant: str) -> None:
+    with pytest.raises(TypeError, match=f"Did you mean '{meant}'"):
+        made()
+
+
+def test_a_path_may_be_given_where_a_server_wants_its_text() -> None:
+    server = stdio(
+        command=Path("bin/serve"), args=[Path("notes"), "-v"], cwd=Path("a"), env={"HOME": Path("b")}
+    )
+    assert (server.command, server.args, server.cwd) == ("bin/serve", ("notes", "-v"), "a")
+    assert server.environment()["HOME"] == "b"
+    assert server == stdio(command="bin/serve", args=("notes", "-v"), cwd="a", env={"HOME": "b"})
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: tool_calls_reply("a.b", {"c": 1}), 'write tool_calls_reply(("server.tool", {...}))'),  # type: ignore[arg-type]
+        (lambda: tool_calls_reply(("rates.rate",)), 'write tool_calls_reply(("server.tool", {...}))'),  # type: ignore[arg-type]
+        (
+            lambda: tool_calls_reply(("a.b", {}), ids="call_1"),
+            "ids= wants a list with an id for each of the 1 calls",
+        ),
+        (lambda: tool_calls_reply(("a.b", {}), content=3), "content= wants a text, not int"),  # type: ignore[arg-type]
+        (lambda: refusal_reply(None), "words wants a text, not NoneType"),  # type: ignore[arg-type]
+        (lambda: completion("Hello."), "message wants a dictionary, not str"),  # type: ignore[arg-type]
+        (lambda: error_reply("503", "busy"), "status wants a number, such as 503, not str"),  # type: ignore[arg-type]
+        (lambda: error_reply(503, {"error": "busy"}), "message wants a text, not dict"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_scripted_reply_that_cannot_be_made_says_how_to_write_it(
+    made: Callable[[], object], says: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(says)):
+        made()

@@ -106,16 +106,31 @@ class AnswerSpec(Generic[T]):
     @overload
     @classmethod
     def of(
-        cls, type_: type[V], *, check: Callable[[V], V] | None = None, fallback: V | None = None
+        cls,
+        type_: type[V],
+        *,
+        check: Callable[[V], V] | None = None,
+        fallback: V | None = None,
+        told: bool = False,
     ) -> "AnswerSpec[V]": ...
     @overload
     @classmethod
     def of(
-        cls, type_: Any, *, check: Callable[[Any], Any] | None = None, fallback: Any = None
+        cls,
+        type_: Any,
+        *,
+        check: Callable[[Any], Any] | None = None,
+        fallback: Any = None,
+        told: bool = False,
     ) -> "AnswerSpec[Any]": ...
     @classmethod
     def of(
-        cls, type_: Any, *, check: Callable[[Any], Any] | None = None, fallback: Any = None
+        cls,
+        type_: Any,
+        *,
+        check: Callable[[Any], Any] | None = None,
+        fallback: Any = None,
+        told: bool = False,
     ) -> "AnswerSpec[Any]":
         """Expect a value of any type that JSON can express, as `TurnRequest(answer=...)` does.
 
@@ -126,6 +141,7 @@ class AnswerSpec(Generic[T]):
             type_: A pydantic model, msgspec Struct, dataclass or TypedDict, or a type such as `list[int]`.
             check: A further check. Returns the answer, changed or not, or raises `ValueError`.
             fallback: As for the class.
+            told: As for the class.
 
         Raises:
             MCPConfigError: It is not a type, or JSON cannot express it.
@@ -136,7 +152,7 @@ class AnswerSpec(Generic[T]):
             answer = reader.read(text)
             return answer if check is None else check(answer)
 
-        return AnswerSpec(parse, schema=reader.schema, name=reader.name, fallback=fallback)
+        return AnswerSpec(parse, schema=reader.schema, name=reader.name, fallback=fallback, told=told)
 
 
 def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":

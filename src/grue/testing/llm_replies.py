@@ -87,7 +87,19 @@ def tool_calls_reply(
         message: Further fields of the assistant's message, such as `reasoning_content`. The server then
             refuses requests that do not repeat it with the calls (in chat completions, only under
             `ProviderRules.echo_reasoning`).
+
+    Raises:
+        TypeError: A call is not a pair of name and arguments, or there are not as many ids as calls.
     """
+    for call in calls:
+        if not _is_call(call):
+            raise TypeError(
+                'tool_calls_reply: write tool_calls_reply(("server.tool", {...})), one pair for each call.'
+            )
+    if not isinstance(ids, list | tuple) or len(ids) not in (0, len(calls)):
+        raise TypeError(f"tool_calls_reply: ids= wants a list with an id for each of the {len(calls)} calls.")
+    if content is not None:
+        _check_form("tool_calls_reply", "content=", content, str)
     wanted = ids or [f"call_scripted_{next(_call_numbers)}" for _ in calls]
     tool_calls = [
         {
@@ -106,6 +118,7 @@ def tool_calls_reply(
 
 def refusal_reply(words: str) -> LlmReply:
     """Return a completion in which the model refuses to answer, with these words."""
+    _check_form("refusal_reply", "words", words, str)
     return completion({"role": "assistant", "content": None, "refusal": words})
 
 
@@ -119,6 +132,7 @@ def completion(
         finish_reason: Such as `stop` or `length`.
         usage: The `usage` object of the completion; default: 10 prompt tokens, 5 completion tokens.
     """
+    _check_form("completion", "message", message, Mapping)
     counted = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     return json_reply(
         {
@@ -143,6 +157,10 @@ def error_reply(
         headers: Such as `{"Retry-After": "3"}`.
         error: Further fields of the error object, such as `metadata`.
     """
+    _check_form("error_reply", "status", status, int)
+    _check_form("error_reply", "message", message, str)
+    if headers is not None:
+        _check_form("error_reply", "headers", headers, Mapping)
     return json_reply({"error": {"message": message, **error}}, status=status, headers=headers)
 
 
@@ -153,6 +171,20 @@ def json_reply(body: object, *, status: int = 200, headers: Mapping[str, str] | 
         headers={"Content-Type": "application/json", **(headers or {})},
         body=json.dumps(body).encode(),
     )
+
+
+def _is_call(call: object) -> bool:
+    match call:
+        case (str(), str() | Mapping()):
+            return True
+        case _:
+            return False
+
+
+def _check_form(function: str, argument: str, value: object, form: type) -> None:
+    if not isinstance(value, form):
+        wanted = {str: "a text", int: "a number, such as 503"}.get(form, "a dictionary")
+        raise TypeError(f"{function}: {argument} wants {wanted}, not {type(value).__name__}.")
 
 
 def silence() -> LlmReply:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import check_settings
+from grue.field_checks import OwnKeywords, check_settings
 from grue.policies import StartAhead, StartWhen
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.secrets.secret_forms import MIN_CHARS, looks_secret
@@ -126,7 +126,7 @@ def _is_safe(name: str, value: str) -> bool:
     return (name in _SAFE or name.startswith(_SAFE_PREFIX)) and not value.startswith(_SHELL_FUNCTION)
 
 
-class ServerOptions(Struct, frozen=True, kw_only=True):
+class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """Time limits and tool choices of one server.
 
     A turn has a time limit for calls too; the smaller of the two applies.
@@ -225,6 +225,15 @@ HttpTransport: TypeAlias = Literal["auto", "http", "sse"]
 """How a server by URL is spoken to."""
 
 
+def _as_text(value: object) -> object:
+    """Return a value, or the values in a list or dictionary, with the text of a path in place of the path."""
+    if isinstance(value, PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_as_text, value))
+    return {name: _as_text(each) for name, each in value.items()} if isinstance(value, Mapping) else value
+
+
 class _CommandLine(Struct, frozen=True):
     """The fields of a server that may be given by position."""
 
@@ -232,13 +241,14 @@ class _CommandLine(Struct, frozen=True):
     args: Sequence[str] = ()
 
 
-class StdioServer(_CommandLine, frozen=True, kw_only=True):
+class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """A local program that speaks MCP over its standard streams.
 
     Its `repr` shows only the names of `env` and redacts arguments that look like secrets.
 
     Attributes:
-        command: A path, relative to `cwd` or absolute, or a name on the PATH.
+        command: A path, relative to `cwd` or absolute, or a name on the PATH. A `Path` here, in `args`, `env`
+            or `cwd` becomes its text.
         args: Its arguments, one text each. A list becomes a tuple.
         name: The server's name. In a dictionary of servers the key counts; by default the program's name.
         env: Variables added to the inherited environment. They replace inherited ones of the same name.
@@ -262,21 +272,22 @@ class StdioServer(_CommandLine, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a command that is not a word, and arguments that are not a list of words."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in self.__struct_fields__}
+        given: dict[str, Any] = {name: _as_text(getattr(self, name)) for name in self.__struct_fields__}
         args = given["args"]
-        if not isinstance(given["command"], str | PathLike) or not str(given["command"]).strip():
+        if not isinstance(given["command"], str) or not given["command"].strip():
             form = "command='python', args=('server.py',): the program, and one text for each argument"
-        elif not isinstance(args, list | tuple) or not all(isinstance(word, str | PathLike) for word in args):
+        elif not isinstance(args, list | tuple) or not all(isinstance(word, str) for word in args):
             form = "args=('server.py',), one text for each argument"
         elif not isinstance(given["env"], Mapping):
             form = "env={'NAME': 'value'}"
         elif not isinstance(given["options"], ServerOptions):
             form = "options=ServerOptions(...)"
-        elif not isinstance(given["cwd"], str | PathLike | None):
+        elif not isinstance(given["cwd"], str | None):
             form = "cwd='folder'"
         else:
+            for name in ("command", "args", "env", "cwd"):
+                msgspec.structs.force_setattr(self, name, given[name])
             check_settings(self, only=("name", "env", "inherit_env"))
-            msgspec.structs.force_setattr(self, "args", tuple(args))
             msgspec.structs.force_setattr(self, "name", self.name or PurePath(self.command).name)
             self._read_sandbox()
             return
@@ -321,7 +332,7 @@ class _Address(Struct, frozen=True):
     url: str
 
 
-class HttpServer(_Address, frozen=True, kw_only=True):
+class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """A server that is reached by URL.
 
     Its `repr` hides the headers and the parts of the URL that may be secret.

@@ -1,6 +1,7 @@
 """`answer=` takes types: how each is requested, read, recorded, and what is refused."""
 
 import enum
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -126,10 +127,21 @@ def test_an_error_of_a_turn_has_the_calls_that_were_made(kind: type[Any], ending
     assert (call.name, call.settlement, call.result.content) == ("bank.pay", "returned", "paid")
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_the_schema_is_told_in_words_unless_the_hosts_texts_tell_it(told: bool) -> None:
+    with ScriptedLlmServer([json.dumps({"value": 3})]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m", api_key="k")
+        runner = Runner(llm=settings, servers={"bank": FunctionTools({"pay": lambda: "paid"})})
+        outcome = runner.run_turn(TurnRequest(user="u", answer=AnswerSpec.of(int, told=told)))
+    said = llm.requests[0].messages[-1]["content"]
+    assert (outcome.response, said == "u", "JSON" in said) == (3, told, not told)
+
+
 _PROGRAM = """
 from dataclasses import dataclass
 from typing import Any, Literal, assert_type
 from grue import AnswerSpec, LlmSettings, Runner, TurnRequest
+from grue.errors import AnswerError, LLMError, TurnTimedOut
 
 @dataclass
 class Ticket:
@@ -146,8 +158,11 @@ def titled(ticket: Ticket) -> Ticket:
 
 checked = AnswerSpec.of(Ticket, check=titled, fallback=Ticket("none"))
 assert_type(runner.run_turn(TurnRequest(user="u", answer=checked)).response, Ticket)
-assert_type(AnswerSpec.of(list[int], fallback=[]), AnswerSpec[list[int]])
+assert_type(AnswerSpec.of(list[int], fallback=[], told=True), AnswerSpec[list[int]])
 assert_type(AnswerSpec.of(Literal["yes", "no"]), AnswerSpec[Any])
+
+def calls(error: AnswerError | LLMError | TurnTimedOut) -> list[str]:
+    return [call.name for call in error.tool_calls]
 """
 
 
