@@ -346,6 +346,14 @@ def test_the_command(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) 
     assert "a fork of turn 1 of a" in shown.stdout
     page = grue("trace", "html", str(recorded), "forked", "--out", "page.html", cwd=tmp_path)
     assert "differ from turn 1 on" in page.stdout
+    same = grue("fork", str(recorded), "--run-dir", "same", cwd=tmp_path)
+    assert same.returncode == 0, same.stderr
+    compared = grue("trace", "diff", str(recorded), "same", cwd=tmp_path)
+    assert (compared.returncode, compared.stdout.partition(",")[0]) == (0, "The traces are identical")
+    called = grue("fork", str(recorded), "--misses", "call", cwd=tmp_path)
+    assert "servers that are not configured here: box, shed. --misses call wants them in mcp" in called.stderr
+    assert "--mcp-config FILE" in called.stderr
+    assert "--misses fail needs none" in called.stderr
     refused = grue("fork", str(recorded), "--set", "llm.speed=1", cwd=tmp_path)
     assert refused.returncode != 0
     assert "no setting llm.speed" in refused.stderr

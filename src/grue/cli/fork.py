@@ -79,6 +79,13 @@ def fork_turn(options: ForkOptions) -> None:
     _refuse_script(recorded, options)
     llm = model_for(recorded.asks, change.llm, options.model, options.base_url)
     servers = {} if options.misses == "fail" else servers_for_misses(options.mcp_config)
+    lacking = [name for name in recorded.begun.servers if name not in servers]
+    if lacking and options.misses != "fail":
+        raise MCPConfigError(
+            f"Turn {recorded.begun.turn} uses servers that are not configured here: {', '.join(lacking)}."
+            f" --misses {options.misses} wants them in mcp_config.json, or in the file that --mcp-config FILE"
+            " names. --misses fail needs none: it takes the results from the record."
+        )
     folder = options.run_dir or new_run_path(RUNS, FORK)
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -47,6 +47,17 @@ class Commands(TyperGroup):
                 vars(error)["message"] = f"No such command '{args[0]}'. Write: {GRUE} {_MEANT[args[0]]}"
             raise
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command; its flags are shown without a type."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _show_flags(command.get_params(ctx))
+        return command
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the group."""
+        return _show_flags(super().get_params(ctx))
+
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the arguments."""
         with _plain_usage_errors():
@@ -56,6 +67,14 @@ class Commands(TyperGroup):
         """Run the command, which reads its own arguments."""
         with _plain_usage_errors():
             return super().invoke(ctx)
+
+
+def _show_flags(params: list[Any]) -> list[Any]:
+    """Make `--help` show a flag as one: typer shows `--all <bool>`, as if it took a value."""
+    for each in params:
+        if getattr(each, "is_flag", False) and each.metavar is None:
+            each.metavar = ""
+    return params
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Show a trace in another form: `grue trace diagram`, `diff`, `html`, `serve` and `schema`."""
 
+import itertools
 import json
 import shutil
 import sys
@@ -13,8 +14,8 @@ import typer
 from grue.cli.saying import say, say_page, shown_path
 from grue.errors import MCPConfigError
 from grue.tracing.diagram import WIDTH, mermaid, plain
+from grue.tracing.diff import changed_answers, render
 from grue.tracing.diff import diff as diff_traces
-from grue.tracing.diff import render
 from grue.tracing.divergence import Divergence
 from grue.tracing.live_server import LiveFeed, serving
 from grue.tracing.reading import EpisodeEnvelope, open_episode
@@ -71,7 +72,7 @@ def diff(left: Path, right: Path, *, every: bool = False) -> bool:
             identical = False
             yield divergence
 
-    for line in render(found(), every=every):
+    for line in itertools.chain(render(found(), every=every), changed_answers(*readers)):
         say(line)
     for name, reader in zip("AB", readers, strict=True):
         if reader.cut_short:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.runtime.trace.reader import LinePlace
 from grue.tracing.differences import Comparison, Difference
-from grue.tracing.divergence import LAST_CAUSES, Divergence
+from grue.tracing.divergence import LAST_CAUSES, Divergence, excerpts
 from grue.tracing.message_words import kind_of
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import TurnSlice, TurnSplitter
@@ -51,6 +51,8 @@ IDS = frozenset({"call_id", "batch", "conversation"})
 
 _MOST_MATCHED = 400
 """Most siblings that are matched by their content; the cost is quadratic."""
+
+_MOST_ANSWERS = 5
 
 
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
@@ -103,6 +105,20 @@ def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterato
         yield "The traces are identical, except for numbers, times and ids."
     elif count > 1 and not every:
         yield f"{count - 1} more {'difference' if count == 2 else 'differences'}. --all describes each."
+
+
+def changed_answers(left: EpisodeReader, right: EpisodeReader) -> Iterator[str]:
+    """Yield a line for each of the first turns that both traces have answered, and not with the same."""
+    before, after = _answers(left), _answers(right)
+    turns = [turn for turn in after if turn in before and before[turn] != after[turn]]
+    for turn in turns[:_MOST_ANSWERS]:
+        one, other = excerpts(before[turn], after[turn])
+        yield f"answer{f' of turn {turn}' if len(turns) > 1 else ''}: {one} -> {other}"
+
+
+def _answers(trace: EpisodeReader) -> dict[int, object]:
+    ends = (line.envelope().body for line in trace.lines() if line.tag == m.TurnCompleted.__name__)
+    return {end.turn: end.answer for end in ends if isinstance(end, m.TurnCompleted)}
 
 
 def _aligned(
@@ -242,6 +258,8 @@ class _TurnDiff:
             yield from _in_order(left[i:j], right[k:end])
 
     def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
+        if _ended_as_asked(left.body, right.body):
+            return ()
         # The iterator is read to its end: at each difference the comparison learns which ids of the two
         # traces belong together, and what follows needs all of them.
         return tuple(self._comparison.differences(left.body, right.body))
@@ -353,3 +371,15 @@ def _with_stubs(
     for place, envelope in envelopes.with_places():
         left: Any = LeftInFile(envelopes, place, kind_of(envelope.body))
         yield envelope, replace(envelope, body=left), place.size
+
+
+def _ended_as_asked(left: object, right: object) -> bool:
+    """Return whether two sessions were closed and no server died of itself.
+
+    How a process then ended is not compared, as in a replay: it is a matter of time, and a fork that takes
+    the results from the record has no process.
+    """
+    if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
+        return False
+    endings = (left.ending, right.ending)
+    return "none" in endings or "died" not in endings

@@ -56,7 +56,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
         if self.descendants:
             yield f"  and {self.descendants} messages that it caused"
         for difference in () if self._of_two_kinds else self.differences:
-            one, other = _excerpts(difference.left, difference.right)
+            one, other = excerpts(difference.left, difference.right)
             yield f"  {printable(difference.path, _LINE_CHARS)}"
             yield f"    {left:<{width}}  {one}"
             yield f"    {right:<{width}}  {other}"
@@ -111,7 +111,7 @@ def _chain(because: tuple[EpisodeEnvelope, ...], left_out: int) -> Iterator[str]
     yield from map(described, rest[-LAST_CAUSES:])
 
 
-def _excerpts(left: object, right: object) -> tuple[str, str]:
+def excerpts(left: object, right: object) -> tuple[str, str]:
     """Return two values as short lines of JSON, from a little before their first difference.
 
     Between two texts it is the first one that is not only white space, such as the indentation of JSON.

@@ -169,6 +169,7 @@ def test_no_help_names_a_file_that_is_not_installed(run: CliRunner) -> None:
         shown = run.invoke(app, [*path, "--help"])
         assert shown.exit_code == 0
         assert not re.search(r"docs/|\.md\b", shown.output), path
+        assert "<bool>" not in shown.output, path  # a flag takes no value
 
 
 def test_errors_in_an_empty_folder_name_what_to_do_next(run: CliRunner) -> None:

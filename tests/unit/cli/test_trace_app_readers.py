@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 from episode_scenes import SCENES
+from recorded_turns import Play, Tape
+from trace_files import TraceFile
 
 from grue.cli.trace_replay import changes_from, replay
 from grue.cli.trace_views import diagram, diff
 from grue.errors import MCPConfigError
+from grue.messages import RunTurn
 from grue.tracing.changes import Changes
 from grue.tracing.columns import cells
 
@@ -102,3 +105,22 @@ def test_a_diagram_is_text_or_mermaid(trace: Path, capsys: pytest.CaptureFixture
     drawn = capsys.readouterr().out
     assert drawn.startswith("sequenceDiagram\n")
     assert "Turn 2" in drawn
+
+
+@pytest.mark.parametrize(
+    ("answers", "line"),
+    [
+        (("12", "21"), 'answer: {"text":"12"} -> {"text":"21"}'),
+        (("\x1b[31m12", "21"), r'answer: {"text":"\u001b[31m12"} -> {"text":"21"}'),
+        (("x" * 9_000 + "A", "x" * 9_000 + "B"), f'answer: …{"x" * 30}A"}} -> …{"x" * 30}B"}}'),
+    ],
+    ids=["short", "escaped", "long"],
+)
+def test_the_last_line_of_a_diff_has_the_two_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answers: tuple[str, str], line: str
+) -> None:
+    paths = (tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    for path, answer in zip(paths, answers, strict=True):
+        Play(Tape(TraceFile(path)), RunTurn(turn=1, system=answer[-1], user="u"), [answer])
+    assert not diff(*paths)
+    assert capsys.readouterr().out.splitlines()[-1] == line

@@ -16,6 +16,7 @@ from grue.messages import (
     ConversationId,
     HistoryReference,
     RunTurn,
+    SessionClosed,
     SessionOpened,
     TextDelta,
     ToolCalled,
@@ -153,6 +154,18 @@ def test_facts_of_the_host_are_compared_and_its_name_for_the_episode_is_not() ->
     ended = EpisodeEnded(reason="won", detail="", turns=0)
     (divergence,) = diff(facts("a", 7), facts("a", 7, ended))
     assert divergence.left is None
+
+
+def test_how_a_process_ended_when_it_was_closed_does_not_count_unless_it_died(tmp_path: Path) -> None:
+    trace = scene("tools", tmp_path)
+    place = place_of(trace, SessionClosed)
+    polite, killed, none, died = (
+        changed(trace, place, ending=each, exit_status=status, stderr_tail=each)
+        for each, status in (("polite", 0), ("killed", -9), ("none", None), ("died", 1))
+    )
+    for left, right in ((polite, killed), (polite, none), (died, none), (none, killed)):
+        assert list(diff(left, right)) == []
+    assert len(list(diff(polite, died))) == 1
 
 
 def test_identical_traces_are_said_to_be_so(tmp_path: Path) -> None:
