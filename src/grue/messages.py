@@ -1123,9 +1123,9 @@ class McpDisabled(Message, frozen=True, kw_only=True):
     @property
     def why(self) -> str:
         """The reason with the server's last words, for people."""
-        return (
-            f"{self.reason}. Its last line on stderr: {self.last_words}" if self.last_words else self.reason
-        )
+        if not self.last_words:
+            return self.reason
+        return f"{self.reason.removesuffix('.')}. Its last line on stderr: {self.last_words}"
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):

@@ -225,6 +225,12 @@ def test_a_servers_command_and_its_address_may_be_given_by_position() -> None:
     assert HttpServer("http://127.0.0.1:9/mcp").url == "http://127.0.0.1:9/mcp"
 
 
+def test_a_policy_for_the_first_connect_of_no_server_is_refused() -> None:
+    policy = FailurePolicy(first_connects={"ratez": "disable"})
+    with pytest.raises(MCPConfigError, match="first_connects has 'ratez', and the runner has 'rates'"):
+        Runner(llm=LLM, servers={"rates": FunctionTools([now])}, policy=policy)
+
+
 def test_a_call_names_its_tool_by_a_text() -> None:
     with ToolClient({"tools": FunctionTools([now])}) as client:
         with pytest.raises(MCPError, match=r"call\(3\): a tool's name is a text"):

@@ -26,6 +26,7 @@ from grue.engine.current_episode import CurrentEpisode, Episode, starts_of, with
 from grue.engine.outside_turns.server_sessions import AsyncToolAccess, OutsideTurns, SessionWork
 from grue.engine.tool_servers import (
     PresumedListings,
+    check_first_connects,
     load_sessions,
     refuse_other_kinds,
     settings_or_default,
@@ -178,6 +179,7 @@ class Runner(AsyncToolAccess, Closing):
             tool_lock=tool_lock,
         )
         self._wiring = replace(self._wiring, servers=starting(self._wiring.servers, when))
+        check_first_connects(self.policy, self._wiring.servers)
         self._presumed = presumed = PresumedListings(self._wiring.servers, tool_lock)
         self.tool_policy = usable_policy(tool_policy, self._wiring.servers)
         parking = Parking(self.recorder) if self.tool_policy.parking else None

@@ -190,6 +190,19 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
     return {name: "raise" if required else "disable" for name, required in chosen.items()}
 
 
+def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName]) -> None:
+    """Refuse a policy for the first connect of a server that there is not, if there are any.
+
+    Raises:
+        MCPConfigError: Names the server, and those that there are.
+    """
+    for name in policy.first_connects:
+        if servers and name not in servers:
+            known = ", ".join(map(repr, servers))
+            text = f"first_connects has {name!r:.60}, and the runner has {known}."
+            raise MCPConfigError.of_value("FailurePolicy", ("first_connects", name), text)
+
+
 def _under(name: str, server: ToolServer) -> ToolServer:
     """Return the server, renamed to its key in `servers=`, which begins the full names of its tools."""
     if isinstance(server, StdioServer | HttpServer):

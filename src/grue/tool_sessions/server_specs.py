@@ -24,6 +24,7 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.field_checks import OwnKeywords, check_settings
 from grue.policies import StartAhead, StartWhen
+from grue.protocol.tools.policy import UNLISTED
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.secrets.secret_forms import MIN_CHARS, looks_secret
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
@@ -206,7 +207,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         entries += [("exclude", each) for each in self.exclude]
         for key, pattern in entries:
             if not any(fnmatchcase(name, pattern) for name in names):
-                notify("bad_tool", f"tools.{key} has {pattern!r}, and the server lists no such tool")
+                notify("bad_tool", f"tools.{key} has {pattern!r}{UNLISTED}")
         return tuple(tool for tool in tools if self.offers(tool.tool))
 
     def offers(self, tool: str) -> bool:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.tools.lock import drift_text
-from grue.protocol.tools.policy import UNMATCHED
+from grue.protocol.tools.policy import UNLISTED, UNMATCHED
 from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.facts import Fact, LogLevel, LogLine, Severity, counted
@@ -542,6 +542,8 @@ def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
     match body.kind:
         case "bad_tool" if body.text.endswith(UNMATCHED):
             message = body.text  # it is about what the user wrote, and not about a server
+        case "bad_tool" if body.text.endswith(UNLISTED):
+            message = f"MCP server '{body.server}': {body.text}"
         case "bad_tool":
             message = f"MCP server '{body.server}' lists a tool that cannot be used: {body.text}"
         case "bad_schema":

@@ -674,7 +674,7 @@ def without_tools_of(turn: Turn, event: m.McpDisabled) -> Turn:
     missing = f"no tools from '{event.server}': {event.why}"
     return replace(
         turn,
-        degraded=f"{turn.degraded}; {missing}" if turn.degraded else missing,
+        degraded=f"{turn.degraded.removesuffix('.')}; {missing}" if turn.degraded else missing,
         missing={**turn.missing, event.server: event.why},
     )
 

@@ -7,10 +7,12 @@ from msgspec.structs import replace
 from turns import Walk, calls, changed, disabled, opened, returned, run
 
 from grue.messages import (
+    McpDisabled,
     OfferTools,
     RepairRequested,
     RequestCompletion,
     RunTurn,
+    ServerName,
     ServerNoted,
     SessionOpened,
     ToolRejected,
@@ -88,6 +90,13 @@ def test_a_call_that_cannot_be_of_the_missing_server_is_answered_as_ever(name: s
 def test_a_name_in_another_form_is_answered_with_the_reason_too(name: str) -> None:
     walk = Walk(run("a", "b"), opened("a", "think"), disabled("b"), calls(name))
     assert "The server 'b' could not be used: it ended" in walk.of(ToolRejected)[0].error
+
+
+def test_the_reason_joins_what_is_said_of_each_missing_server() -> None:
+    walk = Walk(run("a", "b"), disabled("a", "'x' was not found."), disabled("b", "it ended"))
+    assert walk.state.turn.degraded == "no tools from 'a': 'x' was not found; no tools from 'b': it ended"
+    last = McpDisabled(server=ServerName("a"), reason="It ended.", last_words="no rates")
+    assert last.why == "It ended. Its last line on stderr: no rates"
 
 
 def test_calls_in_a_turn_whose_only_server_is_missing_are_answered_with_the_reason() -> None:

@@ -26,6 +26,7 @@ from grue.messages import (
     TurnFailed,
 )
 from grue.policies import FailurePolicy, TurnLimits
+from grue.protocol.tools.policy import UNLISTED
 from grue.protocol.tools.results import SKIPPED_TOO_LATE
 from grue.runtime.actor import ActorFailed
 from grue.tracing.observers.events import Event, EventFeed
@@ -422,6 +423,7 @@ def test_what_the_host_and_the_runtime_tell_outside_turns() -> None:
         McpInitialized(server="a", ignored=("b", "c"), warnings=("grue does not use the key 'x'.",)),
         McpInitFailed(error="no file"),
         ServerNoted(server="a", kind="bad_tool", text="no name"),
+        ServerNoted(server="a", kind="bad_tool", text=f"tools.include has 'x'{UNLISTED}"),
         ServerNoted(server="a", kind="noise", text="starting"),
         CompletionRetried(request=1, attempt=1, delay_s=1.25, failure=failure),
         ActorFailed(actor="llm", error="KeyError: 'x'", where=("llm.py:1 run",)),
@@ -434,6 +436,7 @@ def test_what_the_host_and_the_runtime_tell_outside_turns() -> None:
         ("warning", 0, "grue does not use the key 'x'."),
         ("error", 0, "Failed to initialize MCP Manager: no file"),
         ("warning", 0, "MCP server 'a' lists a tool that cannot be used: no name"),
+        ("warning", 0, "MCP server 'a': tools.include has 'x', and the server lists no such tool"),
         ("warning", 0, "LLM request failed, trying again in 1.2s: busy"),
         ("error", 0, "Actor 'llm' crashed: KeyError: 'x'"),
         ("info", 9, "Episode ended (won, score 100 of 100): the grue sleeps"),
