@@ -110,8 +110,8 @@ def test_a_diagram_is_text_or_mermaid(trace: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("answers", "line"),
     [
-        (("12", "21"), 'answer: {"text":"12"} -> {"text":"21"}'),
-        (("\x1b[31m12", "21"), r'answer: {"text":"\u001b[31m12"} -> {"text":"21"}'),
+        (("12", "21"), 'answer: {"action":"12"} -> {"action":"21"}'),
+        (("\x1b[31m12", "21"), r'answer: {"action":"\u001b[31m12"} -> {"action":"21"}'),
         (("x" * 9_000 + "A", "x" * 9_000 + "B"), f'answer: …{"x" * 30}A"}} -> …{"x" * 30}B"}}'),
     ],
     ids=["short", "escaped", "long"],
