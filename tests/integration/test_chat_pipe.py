@@ -19,6 +19,8 @@ from commands import (
     write_servers,
 )
 
+from grue.testing.llm_server import ScriptedLlmServer, completion
+
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
 CALL = 'call mcp.stuck.echo {"text": "x"}\n'
@@ -98,3 +100,16 @@ def test_a_reader_that_goes_away_ends_it_without_a_traceback(tmp_path: Path) -> 
         err = program.stderr.read()
         assert program.wait(DEADLINE_S) == 1
     assert "Traceback" not in err
+
+
+def test_a_reply_that_was_cut_is_told(tmp_path: Path) -> None:
+    cut = completion({"role": "assistant", "content": "Where milk is born,"}, finish_reason="length")
+    with ScriptedLlmServer(lambda _: cut) as llm:
+        (tmp_path / "pyproject.toml").write_text(
+            f'[tool.grue.llm]\nclient_base_url = "{llm.base_url}"\nagent_model = "m"\n'
+            "[tool.grue.agent_sampling]\nmax_tokens = 12\n"
+        )
+        with chatting(tmp_path, "--no-mcp") as program:
+            answer, told = program.communicate("A poem, please.\n", timeout=DEADLINE_S)
+    assert "Where milk is born," in answer
+    assert "the model's reply was cut short at 12 tokens (max_tokens)" in told

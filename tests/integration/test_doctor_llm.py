@@ -210,6 +210,8 @@ def test_doctor_compares_a_prompt_with_a_tool_and_without(
     assert status == 0, told
     assert words in told
     assert ("--chat-template-file" in told) == ("leaves them out" in words)
+    in_order = "Everything is in order, except for tools, which the model does not see: see above"
+    assert (in_order in told) == ("leaves them out" in words)
 
 
 @pytest.mark.parametrize(("written", "wrong"), [(None, True), (50, False)])

@@ -223,7 +223,7 @@ def examine(
     wrong = counts["WRONG"]
     in_order = "Not all is known: see what is open above" if counts["open"] else "Everything is in order"
     if lacking and not wrong:
-        in_order += f", except for tools of {', '.join(lacking)}: see above"
+        in_order += f", except for {', '.join(lacking)}: see above"
     is_wrong = f"{counted(wrong, 'thing')} {'is' if wrong == 1 else 'are'} wrong: see what to do above"
     say(f"\n{is_wrong if wrong else in_order}{notes}.")
     return not wrong
@@ -405,7 +405,7 @@ def _tools(
     how = ["If that is what you want: grue tools --lock"] if drifted else []
     verdict: Verdict = "WRONG" if any(each.refused for each in drifted) else "note"
     heading = f"{name} ({known.source}): not all of its tools can be used as they are"
-    yield Finding(verdict, "\n".join([heading, *shown, *more, *how]), lacking=name)
+    yield Finding(verdict, "\n".join([heading, *shown, *more, *how]), lacking=f"tools of {name}")
 
 
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:

@@ -198,7 +198,8 @@ def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> F
 
 def _not_shown(counts: tuple[int, int]) -> Finding:
     said = f"The prompt has {counts[0]} tokens with a tool, and {counts[1]} without"
-    return Finding("note", f"Tools: the chat template leaves them out. {said}.\n{_TEMPLATE}")
+    text = f"Tools: the chat template leaves them out. {said}.\n{_TEMPLATE}"
+    return Finding("note", text, lacking="tools, which the model does not see")
 
 
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:

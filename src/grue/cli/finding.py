@@ -13,7 +13,7 @@ class Finding(Struct, frozen=True):
     Attributes:
         verdict: `open`: it could not be found out.
         text: Its further lines say what to do.
-        lacking: The server some of whose tools are not as they should be; empty: none.
+        lacking: What is not as it should be though nothing is wrong, such as "tools of files".
     """
 
     verdict: Verdict

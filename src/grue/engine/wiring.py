@@ -270,14 +270,14 @@ def recorder_that_tells() -> Recorder:
 
     Without the logger only a trace would say what the program asked for and did not get: tools that the model
     is not shown, a pattern that matches no tool, a setting that is not sent, a reply or a tool's result that
-    was cut short, a server that died or was given up.
+    was cut short, a server that died or was given up, a request to the model that is sent again.
 
     Python writes its warnings to standard error unless the program has configured logging. Each is written
     once in a process.
     """
     recorder = Recorder()
     kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut, m.ReplyCut)
-    failures = (m.ServerDied, m.McpDisabled, m.RequestCompletion)
+    failures = (m.ServerDied, m.McpDisabled, m.RequestCompletion, m.CompletionRetried)
     recorder.watch(dict.fromkeys((*kinds, *failures), partial(_tell, recorder)))
     return recorder
 

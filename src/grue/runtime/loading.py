@@ -1,8 +1,8 @@
 """Import modules that import many others.
 
-A fork waits for the imports that grue has under way in other threads. Otherwise the child would have half of
-a module, and the lock of an import that nobody ends: its first turn would fail, or wait for ever, whatever
-its time limit.
+A fork waits for the imports that grue has under way in other threads, and for its calls of pydantic.
+Otherwise the child would have half of a module, and a lock that nobody ever frees: its first turn would fail,
+or wait for ever, whatever its time limit.
 """
 
 import concurrent.futures.thread  # noqa: F401 - see _wait_for_imports
@@ -113,11 +113,15 @@ def _import_in(frame: FrameType | None) -> str:
     "ours" is an import of a module of grue, and each one that began within a call of grue: also those that
     httpx and anyio put off until they are used. A thread that looks up a host for an event loop imports a
     codec and has no frame of grue, so it is one of the "others".
+
+    A call of pydantic by grue counts as one of "ours". The compiled part of pydantic sets itself up at its
+    first use, and holds locks of its own meanwhile.
     """
     inner, importing = "", False
+    compiled = frame is not None and _package(frame) == "pydantic"
     while frame is not None:
         kind = _kind(frame)
-        if (kind == "ours" and importing) or (kind == "import" and inner == "ours"):
+        if (kind == "ours" and (importing or compiled)) or (kind == "import" and inner == "ours"):
             return "ours"
         inner, importing, frame = kind, importing or kind == "import", frame.f_back
     return "others" if importing else ""
@@ -126,7 +130,12 @@ def _import_in(frame: FrameType | None) -> str:
 def _kind(frame: FrameType) -> str:
     if frame.f_code.co_filename.startswith("<frozen importlib"):
         return "import"
-    return "ours" if frame.f_globals.get("__name__", "").partition(".")[0] == "grue" else ""
+    return "ours" if _package(frame) == "grue" else ""
+
+
+def _package(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
 
 
 def _forget_other_threads() -> None:

@@ -166,6 +166,8 @@ def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
             for each in cut_results(body):
                 setting = "TurnLimits(max_result_chars=) is the limit"
                 yield "max_result_chars", f"the result of the tool call {_cut_result(each)}; {setting}"
+        case m.CompletionRetried(failure=failure):
+            yield f"retried: {failure.kind}", _retried(body)
         case _:
             yield from ((line.message, line.message) for line in log_lines(body))
 
@@ -419,7 +421,7 @@ def _retried(body: m.CompletionRetried) -> str:
 
 
 def _cut(body: m.ReplyCut) -> str:
-    limit = "its limit" if body.limit_tokens is None else f"{body.limit_tokens} tokens"
+    limit = "its limit" if body.limit_tokens is None else f"{body.limit_tokens} tokens (max_tokens)"
     then = "" if body.retried_with is None else f"; asked again with a limit of {body.retried_with} tokens"
     return f"the model's reply was cut short at {limit}{then}"
 
@@ -602,7 +604,7 @@ def _log_passed_over(body: m.ModelPassedOver) -> LogLine:
 
 def _log_cut(body: m.ReplyCut) -> LogLine:
     limit, larger = body.limit_tokens, body.retried_with
-    at = "its length limit" if limit is None else f"{limit} tokens"
+    at = "its length limit" if limit is None else f"{limit} tokens (max_tokens)"
     then = "" if larger is None else f", asking once more with {larger}"
     return _problem(
         "llm_reply_cut", f"LLM reply was cut at {at}{then}", limit_tokens=limit, retried_with=larger

@@ -21,7 +21,7 @@ from grue import (
     TurnRequest,
 )
 from grue.engine import wiring
-from grue.testing.llm_server import ScriptedLlmServer, completion, tool_calls_reply
+from grue.testing.llm_server import ScriptedLlmServer, completion, error_reply, tool_calls_reply
 from grue.tracing.observers.events import LoggerObserver
 
 SHOP = {"shop": FunctionTools({"price": lambda article: 21})}
@@ -86,7 +86,7 @@ def test_a_reply_that_was_cut_is_told_unless_it_is_asked_for_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cut = completion({"role": "assistant", "content": "It is"}, finish_reason="length")
-    for factor, said in ((1.0, ["grue: LLM reply was cut at 5 tokens"]), (4.0, [])):
+    for factor, said in ((1.0, ["grue: LLM reply was cut at 5 tokens (max_tokens)"]), (4.0, [])):
         caplog.clear()
         with ScriptedLlmServer([cut, "It is blue."]) as llm:
             retry = RetryPolicy(length_retry_factor=factor)
@@ -122,6 +122,17 @@ def test_a_server_that_fails_and_a_result_that_was_cut_are_told_once(
             runner.run_turn("How much?")
     (line,) = told(caplog)
     assert re.fullmatch(said, line)
+
+
+def test_a_request_that_is_sent_again_is_told_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """A program that is silent for minutes seems to hang."""
+    refused = error_reply(503, "busy")
+    with ScriptedLlmServer([refused, refused, "It is blue.", refused, "It is red."]) as llm:
+        retry = RetryPolicy(initial_delay_s=0.01, max_delay_s=0.01)
+        runner = Runner(llm=LlmSettings(base_url=llm.base_url, model="m", retry=retry))
+        runner.run_turn("A colour?")
+        runner.run_turn("Another one?")
+    assert told(caplog) == ["grue: the model did not answer (unavailable 503: busy); attempt 2 in 0.0 s"]
 
 
 def test_a_program_with_a_recorder_or_a_log_of_its_own_is_not_told_twice(

@@ -49,6 +49,7 @@ _TOLD = (
     m.ToolsUnseen,
     m.ModelPassedOver,
     m.CompletionRetried,
+    m.ReplyCut,
     m.CostUncounted,
     m.FinalForced,
     m.McpDisabled,
