@@ -123,11 +123,10 @@ class Runner(AsyncToolAccess, Closing):
         start: When a server starts, unless its own options say it. For this turn: `before` the first request,
             `beside` it if the server's tools are known, `beside_if_locked` if the listing file has them, or
             `when_called`. For the next turn, in advance: `after_turn`, or `beside_turn`, while this one waits
-            for its model. Or a pair of both. Only tools that their server has listed, and that have not
-            changed, are called.
+            for its model. Or a pair of both. Only listed tools that have not changed are called.
 
     Raises:
-        MCPConfigError: A server name, `keep`, `start` or `tool_policy` is invalid, or `keep` and `start` make
+        MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` and `start` make
             no sense together.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
     """
