@@ -89,6 +89,9 @@ def test_trace_files_of_the_working_directory_are_listed_beside_runs(tmp_path: P
             assert "shop.jsonl" in listed
     assert len(listed.splitlines()) == 3
     assert listed.startswith("runs/")
+    assert grue("runs", ".", cwd=tmp_path).stdout == listed
+    (tmp_path / "shop.jsonl").unlink()
+    assert grue("runs", ".", cwd=tmp_path).stdout.startswith("runs/")
 
 
 def test_a_trace_file_makes_its_folder(tmp_path: Path) -> None:

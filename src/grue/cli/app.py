@@ -438,7 +438,7 @@ def runs(
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Write it and open it in a browser.")] = False,
 ) -> None:
-    """List the recorded episodes of a folder, the latest first."""
+    """List the recorded episodes of a folder, or of the folder runs in it, the latest first."""
     with plain_errors():
         from grue.cli.hosts import load_hosts
         from grue.cli.runs import list_runs, write_runs

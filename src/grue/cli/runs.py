@@ -37,14 +37,14 @@ class _Result(Struct):
 
 
 def list_runs(folder: Path) -> None:
-    """Print the episodes of a folder, the latest first; with `runs`, also the traces in this folder.
+    """Print the episodes of a folder and of its `runs`, the latest first; of `runs` also those beside it.
 
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.
     """
-    here = list(traces_in(Path())) if folder == RUNS else []
-    in_folder = [] if here and not folder.is_dir() else _episodes(folder)
-    found = sorted([*in_folder, *here], key=_written, reverse=True)
+    beside = list(traces_in(Path() if folder == RUNS else folder / RUNS))
+    in_folder = list(traces_in(folder)) if beside else _episodes(folder)
+    found = sorted([*in_folder, *beside], key=_written, reverse=True)
     width = max(len(shown_path(path)) for path in found)
     readable = _MOST_READ_BYTES
     for path in found:
