@@ -1,7 +1,7 @@
 """Host programs that drive an agent, each built on the public API of grue.
 
-To add one: its package beside the others, a row in `BUNDLED`, and its command in `cli/app.py`. Its work in
-`grue.fleet` is needed only if fleets play it.
+To add a host, put its package beside the others, and add a row to `BUNDLED` and a command to `cli/app.py`. It
+needs a work in `grue.fleet` only if fleets are to play it.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from msgspec import Struct
 
 
 class BundledHost(Struct, frozen=True, kw_only=True):
-    """What other parts of grue load of a host.
+    """The modules and functions of a host that other parts of grue import.
 
     Attributes:
-        facts: The module `facts.py` of its package, which registers the facts that it records; empty: none.
+        facts: The module that registers the facts that the host records; empty: it records none.
         work: The function that plays an episode in a fleet, as `module:name`; empty: fleets cannot play it.
     """
 

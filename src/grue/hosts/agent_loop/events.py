@@ -77,7 +77,7 @@ class EventFeed:
         self._put(Words(text=delta.text, reasoning=delta.part == "reasoning", restart=delta.restart))
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Report what an envelope says about a tool call; most say nothing."""
+        """Report a tool call that the envelope starts or ends; ignore all other envelopes."""
         del line
         if not envelope.turn:
             return
@@ -104,5 +104,5 @@ class EventFeed:
 
     def _ended(self, call_id: str, result: m.ToolCallResult, duration_s: float | None = None) -> None:
         name = self._names.get(call_id)
-        if name is not None:  # a call outside the loop's turns has no name here
+        if name is not None:  # `_names` has only the calls of the loop's turns
             self._put(ToolEnded(call_id=call_id, name=name, result=result, duration_s=duration_s))

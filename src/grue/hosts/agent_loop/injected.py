@@ -1,6 +1,6 @@
 """The injected invoker: one function that serves every MCP tool in place of the servers.
 
-With it no registry, server or import of `mcp` is involved, so a test of an agent does not depend on what was
+It needs no registry, no server and no import of `mcp`, so a test of an agent does not depend on what was
 imported or configured before.
 """
 
@@ -92,7 +92,7 @@ class InjectedTools:
 
 
 class _ListingConnection(WrappedConnection):
-    """A connection whose listing has these tools, and which is otherwise `inner`."""
+    """A connection that lists `tools`, and passes everything else to `inner`."""
 
     def __init__(self, inner: ToolConnection, tools: tuple[m.ToolDefinition, ...]) -> None:
         super().__init__(inner)

@@ -15,8 +15,8 @@ print([tool.name for tool in list_mcp_tools()])
 print(invoke_mcp_tool("echo", {"text": "hello"}).content)
 ```
 
-The client is made at the first call. It is closed at the interpreter's exit, and a program that does not
-close it ends all the same. For several servers, or for a lifetime of your own, use a `ToolClient`.
+The client is made at the first call and closed when the interpreter exits; a program need not close it. For
+several servers, or to close the client earlier, use a `ToolClient`.
 """
 
 import asyncio
@@ -82,7 +82,8 @@ def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
     """Return MCP servers under the names that an agent loop gives them.
 
     Raises:
-        MCPConfigError: A name has the prefix already, so its tools could be those of another server.
+        MCPConfigError: A name begins with `mcp.` already, so its tools could be mistaken for another
+            server's.
     """
     taken = next((name for name in servers if _is_mcp(name)), None)
     if taken is not None:
@@ -131,7 +132,7 @@ def prefixed_lock(lock: "ToolLock") -> "ToolLock":
 
 
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
-    """Return a policy for the configured names that holds for the names with the prefix, too.
+    """Return a policy whose rules match the configured names both without and with the prefix.
 
     A rule for `files.*` has to match `mcp.files.*`. Otherwise a call that the configuration denies would be
     made, because a tool that no rule matches is allowed.
@@ -145,7 +146,7 @@ def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
 
 
 def prefixed_search(search: ToolSearch | None) -> ToolSearch | None:
-    """Return settings whose patterns for the configured names hold for the names with the prefix, too."""
+    """Return settings whose patterns match the configured names both without and with the prefix."""
     return None if search is None else replace(search, always=_prefixed_patterns(search.always))
 
 
@@ -161,7 +162,7 @@ Server: TypeAlias = ToolServer | str | Sequence[str]
 
 
 class _SharedClient:
-    """The client, and how to make it."""
+    """The client that the whole program uses, and the server that it is to connect to."""
 
     def __init__(self) -> None:
         # Reentrant, because a signal handler may interrupt the thread that holds it.
@@ -183,7 +184,8 @@ class _SharedClient:
     def get(self) -> ToolClient:
         with self._lock:
             if self._client is None:
-                # A call that meets the server's death is not repeated; the next one starts it again.
+                # If the server dies during a call, the call is not repeated.
+                # The next call starts the server again.
                 client = ToolClient({MCP: self._configured()}, max_reconnects=None)
                 self._client = client.__enter__()
             return self._client
@@ -192,9 +194,9 @@ class _SharedClient:
         return self.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
 
     def forget(self) -> None:
-        """Drop what a forked process has inherited: the loop of the client is its parent's."""
+        """Drop the client in a forked process: the client's event loop exists only in the parent."""
         server = self._server
-        self.__init__()  # type: ignore[misc]  # the lock, too, may be held by a thread that is not here
+        self.__init__()  # type: ignore[misc]  # a thread of the parent may have held the lock, too
         self._server = server
 
     def _configured(self) -> ToolServer:
@@ -243,7 +245,7 @@ def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
 
     Raises:
         MCPConfigError: No server is configured.
-        MCPServerStartupError: It could not be started.
+        MCPServerStartupError: The server could not be started.
         MissingDependencyError: `mcp` is absent or too old.
 
     Source: L12
@@ -254,9 +256,9 @@ def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
 def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) -> m.ToolCallResult:
     """Call a tool of the server and return its result; blocking, thread-safe.
 
-    A call that fails returns an error result, as in a turn: the tool is unknown, reports an error or takes
-    too long, or the server dies. The next call starts a server that has died again. Ctrl-C cancels the call.
-    The function can be passed to an `AgentLoop` as `invoke_mcp_tool=`.
+    As in a turn, a call returns an error result if the tool is unknown, reports an error or takes too long,
+    or if the server dies. The next call starts a dead server again. Ctrl-C cancels the call. The function can
+    be passed to an `AgentLoop` as `invoke_mcp_tool=`.
 
     Args:
         name: The tool's name, with or without `mcp.`.
@@ -264,7 +266,7 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
 
     Raises:
         MCPConfigError: No server is configured.
-        MCPServerStartupError: It could not be started.
+        MCPServerStartupError: The server could not be started.
 
     Source: L12
     """
@@ -339,7 +341,7 @@ class AgentLoop:
         runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is what the model has cost.
         conversation: What was said so far. Assign another one, such as one loaded from a file by
             `Conversation.load(path, loop.runner)`, to go on with that.
-        last_outcome: The complete outcome of the last input; `None`: there is none.
+        last_outcome: The complete outcome of the last input; `None` before the first.
 
     Raises:
         MCPConfigError: A name is invalid or belongs to other tools, or an argument cannot be used.
@@ -485,7 +487,7 @@ class AgentLoop:
 
     @contextlib.contextmanager
     def _one_input(self, text: str, images: Sequence[Image], turn: int | None) -> Iterator[TurnRequest[str]]:
-        """Yield the request of an input. Refuse a second input until it has ended: events would mix."""
+        """Yield the request of an input. Until the block ends, refuse others: their events would mix."""
         if not self._free.acquire(blocking=False):
             raise ConversationBusy("The agent loop is in the middle of an input. Wait for its end.")
         try:
@@ -510,9 +512,9 @@ class AgentLoop:
     ) -> TurnOutcome[str]:
         """Run a turn and call `on_event` here, in the caller's thread, while the turn runs in its own.
 
-        In the turn's thread the function could not print to a notebook's cell or draw in a GUI, an exception
-        would have to find its way out, and recording a fact would wait for the recorder for ever, since
-        observers are called while the recorder is locked.
+        In the turn's thread, `on_event` could not print to a notebook's cell or draw in a GUI, and its
+        exceptions would not reach the caller. If it recorded a fact there, it would wait for the recorder for
+        ever, because observers are called while the recorder is locked.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put
@@ -547,7 +549,8 @@ class AgentLoop:
 
 
 def _next(events: "SimpleQueue[Any]") -> Any:
-    # A signal that is delivered to another thread does not wake this one, so look for it now and then.
+    # A signal that another thread gets does not end this wait. So the wait ends by itself now and then, and
+    # Python runs the signal's handler.
     while True:
         try:
             return events.get(timeout=_NOTICE_S)

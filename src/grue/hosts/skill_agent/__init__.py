@@ -1,4 +1,4 @@
-"""A host that gives a model a task: it carries out the actions that the model answers with, step by step.
+"""A host that gives a model a task, and carries out the actions that the model answers with, step by step.
 
 The model reads in its prompt which tools there are. Its MCP servers stay connected for the whole run. Come
 here for `Orchestrator`, which runs a task, for `load_config`, which reads `agent.yaml`, and for `McpManager`,

@@ -1,4 +1,4 @@
-"""The actions of the skill agent: their parameters, and what carries them out.
+"""The actions of the skill agent: their parameters, and the functions that carry them out.
 
 To add an action, add a row here. A program adds its own with `ActionRegistry.add`: a Struct for the
 parameters, and a function that takes them and an `ActionContext` and returns the result for the model.
@@ -26,7 +26,7 @@ OTHER_AGENTS = {
     "Skill": "agent.use_skill",
     "Write": "agent.write_file",
 }
-"""Tools of other agents, by the names that skills allow, and the action here that does the same."""
+"""The action that does the same as a tool of another agent, by the tool's name in `allowed-tools`."""
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class ActionRegistry(ActionTypes):
     """The types of actions that a model can answer with.
 
     Args:
-        types: Those that it has at first; by default, those of the skill agent.
+        types: The types to begin with; by default, those of the skill agent.
     """
 
     def __init__(self, types: Iterable[ActionType] = _BUILT_IN) -> None:

@@ -27,7 +27,10 @@ AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[
 
 
 class JudgedAction(Struct, frozen=True):
-    """An action, carried out unless `denied` says why not. `tool` is `None` if there is no such tool."""
+    """An action with its verdict: `denied` is the reason for a denial, empty if the action is allowed.
+
+    `tool` is `None` if there is no such tool.
+    """
 
     action: PlannedAction
     tool: m.ToolDefinition | None
@@ -40,8 +43,9 @@ class Judge(Struct, kw_only=True):
     Attributes:
         approve: Called with questions if the policy requires approval; `None`: nobody can be asked.
         decisions: Answers to the questions for which the run was parked.
-        earlier: Decisions that were made when the run was parked, before the one that it still waits for.
-        expires_at: Until when they count, as Unix time; `None`: always, or the run was not parked.
+        earlier: If the run was parked again with only some questions answered: the decisions made by then.
+        expires_at: Unix time after which `decisions` no longer count and open questions are denied; `None`:
+            no such time, or the run was not parked.
         warned: The skills whose problems were reported.
     """
 
@@ -61,7 +65,7 @@ class Judge(Struct, kw_only=True):
 
         Args:
             actions: The actions.
-            done: Those of the same reply that were carried out by a process that was killed.
+            done: Actions of the same reply that an earlier process carried out before it was killed.
         """
         run, policy = self.run, self.run.config.policy
         tools = [self._tool(action) for action in actions]
@@ -110,7 +114,9 @@ class Judge(Struct, kw_only=True):
         return manager.routes.called.get(name) if manager is not None and isinstance(name, str) else None
 
     def _skill_in_use(self) -> tuple[str, Grant]:
-        """Return the skill that was read last and the tools that it allows; empty: it names none.
+        """Return the skill that was read last and the tools that it allows.
+
+        The name is empty if no skill was read, or if the skill has no `allowed-tools`.
 
         Names that match no tool are reported once for each skill.
         """

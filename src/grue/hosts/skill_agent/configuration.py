@@ -29,10 +29,10 @@ _Above0 = Annotated[float, Meta(gt=0)]
 
 
 class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of a run. `None`: no limit. The end of the run names the limit that was reached.
+    """The limits of a run. `None`: no limit. If a limit ends the run, the run's result names it.
 
     Attributes:
-        max_turns: Replies of the model that are acted upon.
+        max_turns: Replies of the model, also unusable ones.
         max_steps: Actions that are carried out.
         time_limit_seconds: For the whole run, the time for closing the servers not included.
         requests: To the model.
@@ -56,24 +56,24 @@ class AgentConfig(Struct, kw_only=True):
     Attributes:
         llm: The model: an endpoint, or its settings.
         task: The task of a run that names none.
-        servers: MCP servers by name, in the order in which they get shared tool names. None can be called
-            `agent`.
-        optional_servers: Names of those that may be absent: the run goes on without them, as if they were not
-            configured.
+        servers: MCP servers by name. If two have a tool of one name, the bare name means the later server's.
+            No server can be called `agent`.
+        optional_servers: Names of servers that may be absent: if one cannot be connected, the run goes on as
+            if it were not configured.
         mcp_enabled: Whether the servers are connected.
         tool_call_timeout_s: Time limit of a tool call.
-        on_connect_failure: `raise`: without one of the servers the run goes on without MCP. `skip`: without
-            that server.
-        reconnect: Connect a server that has died once more.
+        on_connect_failure: If a server cannot be connected, `raise` makes the run go on without any MCP
+            server, `skip` without that one.
+        reconnect: Whether a server that has died is connected again, at most once.
         limits: What a run may use.
         on_step_failure: After a step failed. `continue`: the model reads the error. `stop`: the run ends.
             `retry`: it is tried again, `retries` times, unless it may have had an effect; then as `continue`.
-        retries: Further attempts, for `retry`.
-        policy: Which actions are carried out, asked about or denied. The agent's own are `agent.write_file`
-            and so on, those of MCP servers `server.tool`.
+        retries: Most further attempts of a step, for `retry`.
+        policy: Which actions are carried out, which need approval, and which are denied. The agent's own
+            actions have names such as `agent.write_file`, tools of MCP servers `server.tool`.
         skills: The folder of skills; `None`: there are none.
         skill_servers: The servers whose own skills are offered, if they are approved.
-        restrict_tools: Whether a skill's `allowed-tools` are the only ones while it is in use.
+        restrict_tools: Whether a skill in use denies all tools other than its `allowed-tools`.
         workspace: The folder in which files are read and written.
         instructions: Added to the prompt.
         path: The file that the settings come from; `None`: none.

@@ -1,10 +1,10 @@
 """The decision loop: ask the model, carry out its actions, show it the results, until something ends the run.
 
-The turns are those of one `Conversation`. All state of the loop is in the trace too: a run that was killed
-goes on from `RunPast`.
+The turns are those of one `Conversation`. The trace has all state of the loop, so a run that was killed can
+be resumed: `RunPast` reads the state.
 
-A `StepRunner` carries out one action at a time, and records its result. A step is on file before anything
-happens, so that a run that was killed knows which action may have had an effect.
+A `StepRunner` carries out one action at a time, and records its result. The start of a step is written to the
+trace before its action begins. So a resumed run knows which action the killed process may have begun.
 """
 
 import math
@@ -49,7 +49,7 @@ class StepRunner:
         self._context = ActionContext(workspace=ConfinedFolder(run.config.workspace), skills=run.skills)
 
     def carry_out(self, action: PlannedAction, tool: m.ToolDefinition | None) -> StepExecutionResult:
-        """Carry out an action, again if the configuration says so and it cannot have had an effect.
+        """Carry out an action. If it fails, repeat it if the configuration says so and the action allows it.
 
         Raises:
             KeyboardInterrupt: Ctrl-C. The step is not recorded as ended.
@@ -130,11 +130,11 @@ class StepRunner:
 
 
 def is_repeatable(tool: m.ToolDefinition | None) -> bool:
-    """Return whether a call can be made again though it may have run: it changes nothing, or nothing further.
+    """Return whether a call that may have run already can be repeated: its tool is read-only or idempotent.
 
     The server's annotation is trusted here: a server that lies about it could do the same harm in one call.
     """
-    return hints_of(None if tool is None else tool.annotations).idempotent  # a read-only tool is
+    return hints_of(None if tool is None else tool.annotations).idempotent  # also set for read-only tools
 
 
 def _since(began: float) -> float:
@@ -153,7 +153,7 @@ class RunEnd(Struct, frozen=True):
 
 
 class DecisionLoop:
-    """Carries a run out, or the rest of one. How far it has got is in the `Run`."""
+    """Carries out a run, or the rest of a resumed one. The `Run` holds how far the run has got."""
 
     def __init__(self, run: Run, conversation: Conversation, judge: Judge, past: RunPast | None) -> None:
         self._run = run
@@ -166,7 +166,7 @@ class DecisionLoop:
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
-        # A reply that was paid for, and that the killed process has not acted upon.
+        # The reply to the last request of the killed process, if that process planned no actions from it.
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:
@@ -250,7 +250,7 @@ class DecisionLoop:
         run.turns += 1
 
     def _unusable(self, error: str) -> RunEnd | None:
-        """Make a failed step of a reply that could not be used, also after it was repaired."""
+        """Record a failed step for a reply that is still unusable after the attempts to repair it."""
         self._keep(ActionReply([]))
         failed = PlannedAction(step=len(self._run.results) + 1, type=_UNUSABLE, params={})
         return self._after(self._steps.end(failed.ended("failed", error=error)))
@@ -307,7 +307,7 @@ class DecisionLoop:
         return self._after(self._steps.carry_out(action, judged.tool))
 
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
-        """Return the end of the run if a failed step ends it; the time limit if that is why it failed."""
+        """Return the end of the run if a failed step, or a time limit reached in it, ends the run."""
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")

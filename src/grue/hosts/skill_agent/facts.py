@@ -87,7 +87,7 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
 
 
 class StepStarted(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepStarted"):
-    """An action is carried out. It is on file before anything happens."""
+    """An action begins. Recorded before the action is carried out."""
 
     number: int
     action: str
@@ -205,7 +205,7 @@ class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpT
 
 
 class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersDisconnected"):
-    """The servers were disconnected. `error` says what failed in it; the run goes on regardless."""
+    """The servers were disconnected. `error` is what failed while disconnecting; it does not end the run."""
 
     event: ClassVar[str] = "mcp_servers_disconnected"
 
@@ -306,7 +306,7 @@ class RunStarted(hosting.EpisodeStarted, frozen=True, kw_only=True, tag="Episode
 
 
 class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnded"):
-    """A run ends. `turns` are the replies that were acted upon."""
+    """A run ends. `turns` is the number of replies, also unusable ones."""
 
     reason: EndReason
     steps: int

@@ -77,9 +77,10 @@ class McpManager:
     Args:
         tool_call_timeout_s: Time limit of a call that names none.
         on_connect_failure: `raise` if a server cannot be connected, and close the others; or `skip` it.
-        optional: Names of servers that are skipped if they cannot be connected, whatever that says.
-        reconnect: Connect a server that has died once more, before the next call to it. The call that met its
-            death is never repeated.
+        optional: Names of servers that are skipped if they cannot be connected, whatever `on_connect_failure`
+            is.
+        reconnect: Whether a server that has died is connected again, at most once, before the next call to
+            it. The call during which it died is never repeated.
         recorder: Records the sessions' messages and this manager's facts; `None`: they are not recorded.
     """
 
@@ -170,13 +171,14 @@ class McpManager:
             arguments: A JSON object; `None`: no arguments.
             timeout: In seconds; `None`: `tool_call_timeout_s`. It starts when the call is sent.
             turn: Number of the turn that the call is recorded in; 0: it belongs to no turn.
-            definition: The definition that the call was decided for; `None`: the one that is listed.
+            definition: The tool's definition when the call was decided on; `None`: the one that is listed
+                now.
 
         Raises:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.
-            ToolServerDied: The server has ended. Further calls to it raise this too, unless it may be
-                connected once more.
-            MCPServerStartupError: It could not be connected once more.
+            ToolServerDied: The server has ended. Further calls to it raise this too, unless `reconnect` lets
+                it be connected again.
+            MCPServerStartupError: The server had died and could not be connected again.
             MCPError: The manager is not connected.
             KeyboardInterrupt: Ctrl-C. The call is cancelled; the session stays.
         """
@@ -192,7 +194,7 @@ class McpManager:
             result = connected.client.call(
                 _full_name(tool), arguments, limit_s, check=True, turn=turn, definition=definition or tool
             )
-        except ToolNotFound:  # the server has removed it since
+        except ToolNotFound:  # the server has removed the tool since it listed its tools
             return _unknown(tool_name, self._listed_again(connected), self._absent)
         except MCPToolCallError as failed:
             if isinstance(failed, ToolChanged):
@@ -289,6 +291,6 @@ def _unknown(name: str, routes: ToolRoutes, absent: Mapping[m.ServerName, str]) 
 
 def _result(tool: m.ToolDefinition, result: m.ToolCallResult) -> McpCallResult:
     text = tool_results.raw_text(result)
-    # Without blocks the server is not an MCP server, or has refused the call.
+    # A result without blocks is from a tool server that does not speak MCP, or for a call that was refused.
     content = list(result.blocks) or [{"type": "text", "text": text}]
     return McpCallResult(tool.server, tool.tool, content, result.is_error, text)

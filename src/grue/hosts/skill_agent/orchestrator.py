@@ -55,14 +55,14 @@ from grue.protocol.tools.policy import unmatched_patterns
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
-    """How a run ended; `result.json`.
+    """How a run ended; written to `result.json`.
 
     Attributes:
         reason: Why it ended; `detail` is a sentence for people.
         answer: The answer of `finish`.
-        responses: What the model told the user on the way.
+        responses: The texts of the model's `respond` actions.
         notes: The texts of its `note` actions.
-        questions: For `parked`: what a person has to decide.
+        questions: If the run is parked: what a person has to decide.
     """
 
     run_id: str
@@ -90,7 +90,7 @@ class Orchestrator:
     """Run a task.
 
     Args:
-        config: The settings, as of `load_config`.
+        config: The settings, such as `load_config` returns.
         folder: The run folder; `None`: nothing is written.
         actions: The actions that the model can answer with; `None`: those of the skill agent.
         approve: Called with questions about actions that the policy asks about; `None`: nobody can be asked.
@@ -99,7 +99,7 @@ class Orchestrator:
 
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
-        scripted: Whether the model is a script, which the trace then says.
+        scripted: Whether the model is a script. The trace records it.
         settings: Recorded with the run's start, for a program that resumes it.
     """
 
@@ -168,7 +168,8 @@ class Orchestrator:
                 resume = past is not None
                 folder = RunFolder(self._folder, self._recorder, episode_id=run_id, resume=resume)
                 stack.enter_context(folder)
-                # Another process may have written to it before `RunFolder` locked it.
+                # Read the run again: another process may have continued it
+                # before `RunFolder` locked the folder.
                 past = read_run(self._folder) if resume else None
             runner = Runner(
                 llm=config.llm,
@@ -260,7 +261,7 @@ class Orchestrator:
 
 
 def _offer_served_skills(run: Run) -> None:
-    """Offer the approved skills of the servers that the configuration names, as far as they are connected."""
+    """Offer the approved skills of the connected servers that `skill_servers` names."""
     wanted = run.config.skill_servers
     if run.manager is None or not wanted:
         return
@@ -285,12 +286,12 @@ def _conversation(run: Run, past: RunPast | None) -> Conversation:
 
 
 def _note_unmatched(run: Run) -> None:
-    """Note the patterns of the policy that match nothing: a rule that denies fails open then."""
+    """Note the patterns of the policy that match no tool: a misspelt `deny` rule denies nothing."""
     listed = {} if run.manager is None else run.manager.routes.listed
     own = [kind.definition().name for kind in run.registry.types.values()]
     patterns = [pattern for rule in run.config.policy.rules for pattern in rule.tools]
     if run.manager is None and run.config.servers:
-        return  # it may be about a server that could not be connected
+        return  # a pattern may be about a server that could not be connected
     for pattern in unmatched_patterns(patterns, (*own, *(tool.name for tool in listed.values()))):
         text = f"the tool policy has {pattern!r}, which matches no tool"
         run.note(m.ServerNoted(server=m.ServerName(AGENT), kind="bad_tool", text=text))

@@ -16,8 +16,8 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     """The recorded part of a run.
 
     Attributes:
-        plan: The actions of the last reply that was acted upon; `None`: there was none.
-        plans: How many replies were acted upon.
+        plan: The planned actions of the last reply; `None`: there is none yet.
+        plans: Number of replies, also unusable ones.
         results: The results of the steps, in order.
         begun: The step that was under way when the process ended; 0: none.
         last_turn: Number of the last turn, which may have no end.

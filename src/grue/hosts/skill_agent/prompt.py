@@ -65,7 +65,7 @@ def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
 
 
 def next_text(text: str, changed: str, *, resumed: bool) -> str:
-    """Return the user's next text, after what is to be said of the tools and of an interruption."""
+    """Return the user's next text, preceded by a note on an interruption and by the `changed` tools."""
     return "\n\n".join(part for part in (_INTERRUPTED if resumed else "", changed, text) if part)
 
 

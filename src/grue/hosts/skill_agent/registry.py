@@ -190,7 +190,8 @@ class ActionTypes:
             run: Called with an instance of it and the host's context, in a thread of its own. Returns the
                 result for the model, or raises `ValueError` or `OSError` with the reason for the failure.
             description: One sentence for the model; default: the first line of the function's docstring.
-            annotations: `read_only` or `idempotent` allow that it is repeated after a failure or a kill.
+            annotations: `read_only` or `idempotent` allow the action to be repeated after a failure or a
+                kill.
 
         Raises:
             MCPConfigError: There is an action of that name, or `params` is not a Struct.
@@ -206,7 +207,7 @@ class ActionTypes:
         """Return the schema of a valid reply: an object with actions, or a single action.
 
         Args:
-            offered: The types in the schema; `None`: all. The others are read all the same.
+            offered: The types in the schema; `None`: all. Actions of the other types are still read.
         """
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 
@@ -238,7 +239,8 @@ class ActionTypes:
         """Return the actions of a reply.
 
         Raises:
-            ValueError: It has none, or one that cannot be carried out; the text is for the model.
+            ValueError: The reply has no actions, or one that cannot be carried out; the text is for the
+                model.
         """
         try:
             reply: ActionReply = AnswerSpec.of(ActionReply).parse(text)
@@ -259,7 +261,7 @@ class ActionTypes:
         Args:
             name: The action's type.
             params: Its parameters as the model wrote them.
-            where: What the error begins with.
+            where: The place of the parameters, with which the error's text begins.
 
         Raises:
             ValueError: There is no such action, or the parameters do not fit.

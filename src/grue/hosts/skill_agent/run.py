@@ -25,7 +25,7 @@ class Run(Struct, kw_only=True):
         manager: The connected servers; `None`: there are none.
         stream: Whether replies are streamed.
         turn: Number of the turn whose actions are carried out; 0: the first reply is not there yet.
-        turns: How many replies were acted upon.
+        turns: Number of replies so far, also unusable ones.
         results: The results of the steps so far, in order.
         asked: The approvals for which the run is parked; `None` if it is not parked.
     """
@@ -59,9 +59,10 @@ class Run(Struct, kw_only=True):
 
     @property
     def offered(self) -> list[ActionType]:
-        """The types of actions that the model is offered: none for tools or skills that are not there.
+        """The types of actions that the model is offered: all that can be used in this run.
 
-        A model that answers with one of them all the same reads that there are none.
+        `mcp_call` needs tools, and `use_skill` needs skills. If the model answers with one that it is not
+        offered, the step fails, and the model reads why.
         """
         empty = {
             name for name, some in ((MCP_CALL, self.tools), (USE_SKILL.name, self.skills.by_name)) if not some
@@ -74,7 +75,7 @@ class Run(Struct, kw_only=True):
 
 
 def error_text(error: Exception) -> str:
-    """Return an exception's text; with its kind, unless the text is meant to be read."""
+    """Return an exception's text, after its class unless such exceptions have readable texts."""
     try:
         said = str(error).encode("utf-8", "replace").decode()
     except Exception:  # noqa: BLE001 - it is the host's own class

@@ -2,11 +2,11 @@
 
 A server lists its skills with their front matter, and the digest and size of each file. The files are
 resources. They are read when the model asks for them, and never before: not when a server is connected,
-listed or approved. What is read is compared with what was listed, and what differs is not used.
+listed or approved. A file whose digest or size differs from the listed one is not used.
 
-A skill is text of a server's that a model will follow. So a person approves it, and the approval counts for
-the digest of its entry: if one byte of one file changes, it has to be approved again. Its `allowed-tools`
-grant nothing, because the server has written them.
+A model will follow the text of a skill, and the server has written it. So a person approves each skill. The
+approval is for the digest of the skill's entry: if one byte of one file changes, the skill has to be approved
+again. Its `allowed-tools` grant nothing, because the server has written them too.
 """
 
 import base64
@@ -78,12 +78,12 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its name for the model: the server's, a slash, and its own. No local skill has such a name."""
+        """The name that the model sees: server, slash, skill. No local skill has a name with a slash."""
         return f"{self.server}/{self.front['name']}"
 
     @property
     def digest(self) -> str:
-        """What an approval is about: all of its entry, and so every byte of every file."""
+        """The digest that a person approves: of the whole entry, which holds the digest of each file."""
         files = sorted((each.uri, each.digest, each.size) for each in self.files.values())
         entry = json.dumps([self.uri, self.front, files], sort_keys=True)
         return f"sha256:{hashlib.sha256(entry.encode('utf-8', 'surrogatepass')).hexdigest()}"
@@ -157,7 +157,7 @@ class ServedSkills:
     """The approved skills of some servers.
 
     Args:
-        asks: What reaches the servers.
+        asks: Sends requests to the servers.
         servers: The servers whose skills are wanted; no other is asked.
         folder: The folder with `mcp_skills.lock`, which has what was approved.
 
@@ -193,7 +193,7 @@ class ServedSkills:
                 self.problems.append(f"The skill {skill.name} {state}: grue skills --approve")
 
     def approve(self) -> None:
-        """Write the skills that wait into the lock, as they are listed now. Reads no file of theirs.
+        """Write the `waiting` skills into the lock, as they are listed now. Reads none of their files.
 
         Raises:
             MCPConfigError: The lock cannot be used or written.
@@ -204,7 +204,7 @@ class ServedSkills:
         write_skill_lock(self._lock, approved)
 
     def as_skills(self) -> dict[str, Skill]:
-        """Return the approved ones as other skills are; their texts are not read, and they allow no tools."""
+        """Return the approved skills as `Skill`s. Their texts are not read, and they allow no tools."""
         return {
             name: Skill(
                 name=name,
@@ -216,10 +216,10 @@ class ServedSkills:
         }
 
     def text(self, name: str, file: str = "") -> str:
-        """Read the text of an approved skill, with the names of the files beside it; or one of them.
+        """Read the text of an approved skill, with the names of its other files; or its `file`.
 
         Raises:
-            ValueError: It is not there, or is not what was approved. The text is a sentence for the model.
+            ValueError: The file does not exist or differs from what was approved. The text is for the model.
         """
         skill = self.by_name[name]
         try:

@@ -54,7 +54,7 @@ _ENTRY = re.compile(r"([^\s,()]+)(\([^)]*\))?")
 
 
 class AllowedTool(Struct, frozen=True):
-    """An entry of `allowed-tools`, such as `Read` or `Bash(git:*)`; `limited`: it has such a pattern."""
+    """An entry of `allowed-tools`: `Read`, or `Bash(git:*)`, which is `limited` by a pattern."""
 
     name: str
     limited: bool
@@ -219,7 +219,13 @@ _NO_OTHERS: Mapping[str, str] = {}
 
 
 class Grant(Struct, frozen=True):
-    """The tools that a skill allows: those approved in advance, all that it names, and names of no tool."""
+    """What a skill's `allowed-tools` mean.
+
+    Attributes:
+        approved: The tools that are approved in advance.
+        named: All tools that are named, also by entries with a pattern, which approve nothing.
+        unknown: Names that match no tool.
+    """
 
     approved: frozenset[str] = frozenset()
     named: frozenset[str] = frozenset()
@@ -235,11 +241,11 @@ class OtherSkills(Protocol):
         ...
 
     def as_skills(self) -> dict[str, Skill]:
-        """Return the approved ones, as those of a folder are."""
+        """Return the approved skills in the form that the skills of a folder have."""
         ...
 
     def text(self, name: str, file: str = "") -> str:
-        """Return the text of one of them, or of a file of it. Raises `ValueError` if it cannot be read."""
+        """Return the text of a skill or of one of its files. Raises `ValueError` if it cannot be read."""
         ...
 
 
@@ -264,7 +270,7 @@ class Skills:
         self.by_name |= served.as_skills()
 
     def text(self, name: str, file: str = "") -> str:
-        """Return the Markdown of a skill, with the names of the files beside it; or the text of one of them.
+        """Return the Markdown of a skill, with the names of its other files; or the text of its `file`.
 
         Args:
             name: The skill.
@@ -319,7 +325,8 @@ def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str] = _NO_
     Args:
         skill: The skill.
         tools: Canonical names (`server.tool`) of all tools; the host's own actions are `agent.action`.
-        others: The host's own action for names of other agents' tools, such as `Read`.
+        others: The host's action that does the same as another agent's tool, by that tool's name, such as
+            `Read`.
     """
     known = frozenset(tools)
     approved: set[str] = set()
@@ -344,6 +351,7 @@ def _meant(name: str, known: frozenset[str], others: Mapping[str, str]) -> set[s
     parts = name.removeprefix("mcp__").split("__")
     if len(parts) == 1 or parts[1:] == ["*"]:
         return {each for each in known if each.startswith(f"{parts[0]}.")}
-    # `__` may be a part of either name. Two readings that both fit would let a server choose between them.
+    # `__` may be part of a server's or a tool's name, so the entry can be split in several ways. If more than
+    # one split names a tool, allow none: a server could have chosen its names to make its own tool fit.
     readings = {f"{'__'.join(parts[:at])}.{'__'.join(parts[at:])}" for at in range(1, len(parts))} & known
     return readings if len(readings) == 1 else set()

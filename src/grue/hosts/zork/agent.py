@@ -165,8 +165,8 @@ class ZorkAgent:
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the four coroutines;
             `None` for no tools. If a subclass of `MCPManager` overrides methods, every turn calls them.
         recorder: Records every message; `None` creates one.
-        policy: What failures lead to. `on_tool_drift` in it is replaced by the configuration's; a
-            server that was given up stays so until the episode ends.
+        policy: What happens after a failure. Its `on_tool_drift` is replaced by the configuration's, and a
+            disabled server stays disabled until the episode ends.
         turn_timeout_s: Time limit of a turn; `None`: `turn_timeout_seconds` of the configuration.
         start: When each turn's server starts; `None`: as the configuration says. With `after_turn` and
             `beside_turn` there is one event loop for the episode; end it with `close`. Otherwise `anyio.run`
@@ -302,7 +302,8 @@ class ZorkAgent:
     ) -> None:
         """Continue an episode after `turns` turns, with what they spent and the states of the connections.
 
-        `listings` is what the servers listed last, which turns may presume.
+        `listings` has the tools that each server listed last. A turn may offer them before its server is
+        started.
 
         A resumed turn does not count as the first: a server that was connected before gets its retry.
 

@@ -68,7 +68,7 @@ class LLMClient:
         config: Endpoint, retries and tool support; `None` for the defaults.
         base_url: Replaces the base URL of the configuration.
         api_key: Replaces the key from the environment.
-        transport: Sends the requests, in place of the network. One that blocks is called in threads.
+        transport: Sends the requests, in place of the network. A blocking transport is called in threads.
         sleep: Waits for a number of seconds between two attempts.
 
     Attributes:
@@ -121,7 +121,7 @@ class LLMClient:
             sampling: The sampling settings; the endpoint chooses those that are left out.
         """
         settings = model_settings(model or self.config.agent_model, sampling)
-        # A program that names another model wants that one only, without the models to fall back to.
+        # A program that names another model gets that model only, without the configured fallback models.
         then = self._settings.then if settings.model == self._settings.model else ()
         chosen = {name: getattr(settings, name) for name in ("model", *_SAMPLING)}
         return replace(self._settings, **chosen, then=then)
@@ -222,7 +222,8 @@ class LLMClient:
         extra = {key: value for key, value in kwargs.items() if value is not None}
         if not calling and mode == m.RequireAnswer() and response_format:
             extra["response_format"] = response_format
-        # Not before: an endpoint refuses fields that a turn sets, and here the caller may set them.
+        # Set `extra_body` only after the endpoint is made. The constructor refuses fields that a turn sets
+        # itself, such as `response_format`, but the caller may set them here.
         endpoint.settings = replace(settings, extra_body={**settings.extra_body, **extra})
         choice = _choice(tool_choice, conversation)
         outcome = run_blocking(

@@ -1,6 +1,6 @@
 """Use any object with `chat.completions.create(**kwargs)`, blocking or not, as the model of a turn.
 
-Its answers are read in `look_alikes.py`.
+`look_alikes.py` reads the object's answers.
 """
 
 import functools
@@ -147,7 +147,7 @@ class ClientActor(Actor[m.LlmCommand]):
         """Ask the client when the process's gate admits the request; return its reply, or the failure."""
         body, settings = conversation.body(self._settings), self._settings
         permit: Permit | str | None = None
-        if not isinstance(self._client, LLMClient):  # which asks the gate itself, for its retries too
+        if not isinstance(self._client, LLMClient):  # an `LLMClient` asks the gate itself, also for retries
             wanted = WantedRequest(
                 model=settings.model, prompt_bytes=len(body), max_tokens=settings.max_tokens
             )
@@ -195,7 +195,7 @@ class ClientModel:
         client: Any object with `chat.completions.create`. If it also has `_supports_tool_calling`, that
             method decides whether the model can call tools, before a server is started.
         settings: The model and its sampling.
-        config: May force tool support; passed to that method.
+        config: May force tool support; passed to `_supports_tool_calling`.
         lent: The conversation that the turn continues; `None`: none.
     """
 

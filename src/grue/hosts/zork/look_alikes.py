@@ -1,6 +1,7 @@
 """Read the results of foreign clients and managers: grue's own objects, an SDK's, or similar ones.
 
-A client of another class is asked whether a model can call tools, if it has `_supports_tool_calling`.
+A client that is not an `LLMClient` is asked whether a model can call tools if it has a method
+`_supports_tool_calling`.
 
 Source: R12, P13
 """

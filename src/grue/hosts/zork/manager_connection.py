@@ -3,7 +3,7 @@
 The object has the four coroutines of `MCPManager`: `connect_session`, `disconnect_session`,
 `get_tool_schemas` and `call_tool`. It may be an `MCPManager` with overridden methods. If these call the
 original ones, the turn gets the same facts as from an ordinary manager: why the server did not start, whether
-it died, its process, how it ended, and the end of its standard error.
+it died, its process and how that ended, and the last lines of its standard error.
 """
 
 import asyncio
@@ -270,7 +270,7 @@ class OverriddenManagerConnection(ManagerConnection):
         """Connect and list the tools.
 
         Raises:
-            ServerFailed: The connect failed. If the original method failed, this has the cause it found.
+            ServerFailed: The connect failed. If the original method failed, its cause is included.
         """
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)

@@ -1,9 +1,9 @@
 """The host that plays a text adventure: a plain synchronous loop around the agent.
 
 In every turn it shows the agent what the game shows, plays the command that the agent returns, and remembers
-the result: for each place, where points were gained, what killed, and where exits lead. The episode ends,
-always with a reason, when the game, the turns or the budget are at an end, when the agent falls back too
-often in a row, or after an error that another turn cannot mend.
+for each place where points were gained, what killed the player, and where exits lead. The episode ends with
+the game, when the turns or the budget are used up, after too many fallback turns in a row, or after an error
+that another turn cannot mend; the reason is recorded.
 
 The configuration (`Conditions`) is recorded at the start and at each resume. A resume with another game, with
 MCP switched on or off, or with another MCP server is refused. Any other change is reported and recorded, and
@@ -277,7 +277,7 @@ class GameState(Struct, kw_only=True):
 
 
 class EpisodeResult(Struct, frozen=True, kw_only=True):
-    """How an episode ended; `result.json`.
+    """How an episode ended; written to `result.json`.
 
     Attributes:
         reason: Why it ended; `detail` is a sentence for people.
@@ -321,13 +321,13 @@ class EpisodeSetup(Struct, kw_only=True):
         recorder: Records every message; its observers write the logs.
         logger: Gets the log records.
         langfuse_client: Gets the events of the episode; `close` flushes it and does not shut it down.
-        policy: What failures lead to.
+        policy: What happens after a failure.
         approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
         turn_timeout_s: Time limit of each turn; `None`: `turn_timeout_seconds` of the configuration.
-        scripted: Whether the model is the offline script, which results then say. npx starts the configured
-            server from what is installed then, and downloads nothing.
+        scripted: Whether the model is the offline script. The results record it, and npx then starts the
+            configured server from installed packages, without a download.
         start: When each turn's server starts; `None`: as the configuration says. `after_turn` and
-            `beside_turn` start it for the turn after, in one event loop for the episode.
+            `beside_turn` start it for the following turn, in one event loop for the episode.
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
         settings: Recorded with the episode's start, to be used by a resume.
         past: The episode to resume; `None` for a new one.
@@ -427,7 +427,7 @@ class ZorkOrchestratorV2:
         try:
             while self._process_turn():
                 pass
-        except KeyboardInterrupt:  # between two turns; within a turn it is recorded already
+        except KeyboardInterrupt:  # between two turns; within a turn, the turn has recorded the end
             self._ends("interrupted", "interrupted by Ctrl-C")
             raise
         return self.result()
@@ -686,7 +686,7 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        if self.game_state.turn == self._end.turns > 0:  # otherwise it is recorded already
+        if self.game_state.turn == self._end.turns > 0:  # otherwise this state is recorded already
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)
 

@@ -8,16 +8,16 @@ and its host goes on. Three things are adapted so that both interpreters give th
 
 - The line `\sf-N` prints "Speed Factor -N" and the prompt again, and does not reach the story.
 - A single key is the first character of a line.
-- A question mark counts as a space in stories of version 3, as dfrotz has it in Infocom's. Characters outside
-  ASCII are printed as question marks.
+- A question mark counts as a space in stories of version 3, as it does in dfrotz for Infocom's stories.
+  Characters outside ASCII are printed as question marks.
 
 A saved game is kept in memory, and fernz does not ask for a file name. What a story writes over its text (a
 status line, a quotation) is printed before the text.
 
 A story of version 4 or later has two windows. The lower one scrolls and holds the text. The upper one stands
 over it: a status line, a quotation, a menu. fernz reports both as one stream, in which commands stand between
-angle brackets ("<top>", "<at 1 50>") and "<<" is a literal one. `Screen.read` returns the text of the lower
-window and, before it, what was written in the upper one, line by line.
+angle brackets ("<top>", "<at 1 50>") and "<<" stands for the character "<". `Screen.read` returns the lines
+of the upper window, followed by the text of the lower one.
 """
 
 import argparse
@@ -94,7 +94,7 @@ class Screen:
 
 
 _MOST_MEMORY: Final = 1 << 30  # bytes of address space
-_MOST_STEPS: Final = 50_000_000  # the time limit of the host comes first
+_MOST_STEPS: Final = 50_000_000  # the host's time limit is reached before that
 _INFOCOM: Final = 3
 
 
@@ -119,7 +119,7 @@ class Player:
         return True
 
     def play(self) -> None:
-        """Print the opening, and answer each line of the standard input until it or the story ends."""
+        """Print the opening, and answer each line of the standard input until the input or the story ends."""
         self._print(self._screen.read(self._story.reset(max_steps=_MOST_STEPS)[0].stream))
         while not self._story.done and (line := sys.stdin.readline()):
             command = line.rstrip("\n")

@@ -110,7 +110,7 @@ def within_reach(state: State) -> list[str]:
         return [*carried, *by_feel, *(["grue"] if state.room in SCENERY["grue"].rooms else [])]
     reach = [name for name, thing in SCENERY.items() if state.room in thing.rooms]
     reach += carried + things_at(state, state.room)
-    for container in CONTAINERS:  # the desk comes first: a teapot may stand in it
+    for container in CONTAINERS:  # the desk precedes the teapot, which may stand in the desk
         if container in reach and f"{container}_open" in state.flags:
             reach += things_at(state, container)
     return reach
@@ -239,7 +239,7 @@ class Turn:
             self.gains += AWARDS[name]
 
     def kill(self, cause: str) -> str:
-        """Let the player die, and return the text for it."""
+        """Let the player die, and return the text that tells it."""
         self.killed_by = cause
         return DEATHS[cause]
 

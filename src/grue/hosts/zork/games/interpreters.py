@@ -5,11 +5,11 @@ package, those of versions 3, 4, 5 and 8. To add one, write a function that retu
 raises `MissingDependencyError`, and put it into `INTERPRETERS`. Its program must speak as dfrotz does on
 pipes, as `fernz_player.py` does for `fernz`.
 
-Whether an interpreter prints bold and underlined words is found out by playing a tiny story in it. `dfrotz`
-2.54, which Debian 12 has, prints neither: a story of version 4 or later loses its room names and every other
-word in these styles. Other releases may print them, so the program is tried; its version is not read. Stories
-of versions 1 to 3 have no styles. Offsets and opcodes are those of the Z-Machine Standards Document 1.1,
-sections 11 (header), 3 (text) and 15.
+A tiny story is played to find out whether an interpreter prints bold and underlined words. `dfrotz` 2.54,
+which Debian 12 has, prints neither: a story of version 4 or later loses its room names and all other words in
+these styles. Other releases may print them, so the program itself is tried and its version is not read.
+Stories of versions 1 to 3 have no styles. Offsets and opcodes are those of the Z-Machine Standards Document
+1.1, sections 11 (header), 3 (text) and 15.
 
 An interpreter is a process that answers each line with text, within a time limit. It does not mark the end of
 an answer, so `exchange` makes it print a mark. It sends each line together with a second one, `\sf-N`, which
@@ -116,9 +116,9 @@ class InterpreterProcess:
         Raises:
             GameError: The interpreter died, or did not answer in time. It is then closed.
         """
-        mark = secrets.randbelow(900_000) + 100_000  # six digits, the most that it prints without rounding
+        mark = secrets.randbelow(900_000) + 100_000  # more than six digits would be rounded
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
-        with suppress(BrokenPipeError):  # it has ended, but its last output can still be read
+        with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
             os.write(self._input, f"{sent}\\sf-{mark}\n".encode("ascii", "replace"))
         # The interpreter repeats the prompt after the mark. That copy arrives with the next answer: remove
         # it.
@@ -183,7 +183,7 @@ def _end(process: subprocess.Popen[bytes], folder: str) -> None:
 FIRST_VERSION_WITH_STYLES: Final = 4
 
 _CODE_AT: Final = 0x240  # after the header (64 bytes) and the table of 240 global variables
-_LONGEST_S: Final = 20.0  # it needs 10 ms
+_LONGEST_S: Final = 20.0  # playing the tiny story takes 10 ms
 _BOLD, _ITALIC, _ROMAN = 2, 4, 0
 _WORDS: Final = ("bold", "underlined")
 
@@ -252,7 +252,8 @@ def _z_string(word: str) -> bytes:
     return struct.pack(f">{len(words)}H", *words)
 
 
-_ANSWER_WITHIN_S: Final = 60.0  # it runs 50,000 instructions a second, and a large story needs a million
+# fernz runs 50,000 instructions a second, and an answer of a large story needs up to a million.
+_ANSWER_WITHIN_S: Final = 60.0
 
 
 def fernz() -> Interpreter:
@@ -316,8 +317,8 @@ class Choice(Struct, frozen=True):
 
     Attributes:
         interpreter: The interpreter.
-        reason: Why it is not the first that is installed, or what it does wrong with this story, for people;
-            empty if there is nothing to say.
+        reason: Why it is not the first installed interpreter, or what it does wrong with this story, as a
+            sentence for people; empty if neither is so.
         loses_words: It does not print the story's bold and underlined words.
     """
 
