@@ -6,9 +6,9 @@
 
     Fleet("runs/sweep").map(play, [{"model": "a"}, {"model": "b"}], repetitions=20)
 
-Results are on disk: `Fleet("runs/sweep").results()`. The same call again plays the episodes that are missing;
-see `docs/guides/fleet.md`. `compare_prompts` compares prompts on a list of cases in one call and needs no
-folder.
+Results are on disk: `Fleet("runs/sweep").results()`. If `map` is called again, it plays only the episodes
+that have no result yet; see `docs/guides/fleet.md`. `compare_prompts` compares prompts on a list of cases in
+one call and needs no folder.
 """
 
 from grue.fleet.broker import Amount, FleetBudget, Rate

@@ -1,8 +1,8 @@
 """The accounts of a fleet: the broker with its waiting requests and its ledger.
 
 The ledger is append-only. A reservation is written before its request may start, and a settlement when the
-request has ended; so whatever is killed, the next driver knows what may have been spent. `broker.py` decides,
-`broker_server.py` and `ray_engine.py` bring the workers' questions here.
+request has ended. So the next driver knows what may have been spent, even if a process was killed.
+`broker.py` decides; `broker_server.py` and `ray_engine.py` pass the workers' questions on to this module.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from grue.fleet.server_places import ServerPlaces
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 _TOO_MANY_S = 30.0
-"""How long an episode that holds all the places that it is said to need waits for another one."""
+"""How long an episode that already holds `servers_an_episode` places may wait for one more."""
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):
@@ -71,10 +71,10 @@ class Accounts:
         self._ledger.close()
 
     async def admitted(self, wanted: WantedRequest) -> tuple[str, Amount] | Refused:
-        """Wait until a request may start. Return its number and reservation, or why it never may.
+        """Wait until a request may start. Return its number and reservation, or why it is refused.
 
-        Requests start in the order in which they came here. Only the first one asks the broker, so that many
-        waiting ones cost no time, and a large one is not overtaken for ever.
+        Requests start in the order of their calls. Only the first waiting one asks the broker. So waiting
+        requests cost no time, and smaller ones cannot keep a large one waiting for ever.
         """
         async with self._first:
             return await self._admitted(wanted)
@@ -138,7 +138,7 @@ class Accounts:
         try:
             self._ledger.write(msgspec.json.encode(line) + b"\n")
         except OSError as error:
-            # Without a ledger nobody may spend: the next driver would not know of it.
+            # Refuse all further requests: without a ledger the next driver would not know what they cost.
             self._failed = f"the fleet's ledger cannot be written ({error.strerror})"
 
 
@@ -152,7 +152,7 @@ def read_ledger(folder: FleetFolder) -> Amount:
 
 
 def _lines(path: Path) -> Iterator[dict[str, object]]:
-    """Yield the lines of a ledger. The last one may be cut short: its request was not granted yet."""
+    """Yield the lines of a ledger. Skip a last line that was cut short: no request starts before its line."""
     if not path.exists():
         return
     try:

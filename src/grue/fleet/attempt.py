@@ -1,10 +1,10 @@
 """One attempt of an episode, in a worker process: call the work, judge what it did, commit the result.
 
-It decides what counts as a failure of the machine, the network or a server, which is tried again, and what
-is a result.
+A failure of the machine, the network or a server is tried again. Every other end is a result. This module
+decides which of the two an end is.
 
-The work is somebody else's code: it may raise anything, also what is no `Exception` or cannot be printed, and
-it may leave its process in any state. What it does is the outcome of its own attempt.
+The work is somebody else's code: it may raise anything, also a `BaseException` or an error that cannot be
+printed, and it may leave its process in any state. None of this may affect other attempts.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import secrets_in
 
 _NETWORK = frozenset({"unreachable", "unavailable", "timed_out"})
-"""Kinds of a failed completion that another try may mend."""
+"""Kinds of failed completions that may succeed at another try."""
 
 _ANSWERED = re.compile(rb'"type":"CompletionReceived"[^\n]*?"model":"([^"\\]{1,200})"')
 _OUTPUT = "output.txt"
@@ -50,7 +50,7 @@ _OTHERWISE = (
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """Something that an engine has a worker do for one episode.
+    """A piece of work on one episode, which an engine gives to a worker.
 
     Attributes:
         folder: The episode's folder.
@@ -59,7 +59,7 @@ class Task(Struct, frozen=True, kw_only=True):
     folder: Path
 
     def prepare(self) -> None:
-        """Import what is needed. What the import changes in the process is there for all tasks."""
+        """Import what the task needs. Changes that imports make in the process do not count as the work's."""
         raise NotImplementedError
 
     def make(self) -> "Attempted":
@@ -79,7 +79,7 @@ class Job(Task, frozen=True, kw_only=True):
         keep: What stays on disk once the episode is done.
         prices: Prices by model, to count what the attempt costs.
         files: SHA-256 of each file that the case names, by setting; `None`: they are not checked.
-        batch: Its requests wait for batches.
+        batch: Whether its requests wait for the providers' batches.
     """
 
     work: str
@@ -105,10 +105,9 @@ class Attempted(Struct, frozen=True, kw_only=True):
     """An attempt that has ended.
 
     Attributes:
-        end: How.
+        end: How it ended.
         attempt: Name of its folder.
-        committed: Whether it is the episode's result. An attempt that ended well is not, if another one was
-            committed first.
+        committed: Whether it is the episode's result. If another attempt was committed first, it is not.
     """
 
     end: AttemptEnd
@@ -148,10 +147,10 @@ def run_attempt(job: Job) -> Attempted:
             end = _play(known, job, episode)
     if room is not None and room.waits and not count.refused:
         if not room.asks_otherwise:
-            shutil.rmtree(attempt, ignore_errors=True)  # it is played again from its beginning
+            shutil.rmtree(attempt, ignore_errors=True)  # the episode is played again from its beginning
             return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
-    if count.refused:  # whatever the work made of it
+    if count.refused:  # even if the work went on after the refusal
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)
     took_s = round(time.monotonic() - began, 3)
@@ -190,7 +189,7 @@ def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
         return _failure(error)
     finally:
         if os.getpid() != process:
-            os._exit(1)  # the work has forked and its child has returned: the attempt is the parent's
+            os._exit(1)  # this is a child that the work has forked; only the parent may end the attempt
 
 
 def text_of(error: BaseException) -> str:
@@ -230,7 +229,7 @@ def _interrupted(folder: EpisodeFolder, attempt: Path) -> bool:
 
 @contextlib.contextmanager
 def _unchanged_umask() -> Iterator[None]:
-    """Restore what decides who can read the result."""
+    """Restore the umask after the work: it decides who can read the result's files."""
     before = os.umask(0o077)
     os.umask(before)
     try:
@@ -264,7 +263,7 @@ def _output_in(attempt: Path) -> Iterator[None]:
 def _answering_model(trace: Path) -> str:
     """Return the model that answered last; empty if the trace does not say."""
     try:
-        if not trace.is_file():  # a named pipe would be waited for
+        if not trace.is_file():  # opening a named pipe would block
             return ""
         with trace.open("rb") as file:
             file.seek(0, 2)

@@ -3,14 +3,14 @@
     played ─▶ waiting ─▶ played again ─▶ … ─▶ scored | failed
                 └─ its requests are in its folder, the driver sends them with those of the other episodes
 
-The work is somebody else's code and cannot be stopped in its middle. So an episode that has to wait is given
-up, and played again from its beginning when its replies have come. They are on file, so it gets them at
-once, and waits at its next request. A work that is played again has to ask the same: of one that does not,
-the reply that has come last is not read, and then the episode has failed. Its tools are called again, as in
-any attempt.
+The work is somebody else's code and cannot be stopped in its middle. So an attempt that has to wait is ended,
+and the episode is played again from its beginning when its replies have arrived. Requests that have a reply
+on file get it at once; the first new request waits for the next batch. So the work has to ask the same again.
+If it does not ask for the reply that arrived last, the episode has failed. Tools are called again, as in any
+attempt.
 
-    DIR/ab/ID/requests.jsonl   what the episode has asked
-    DIR/ab/ID/replies.jsonl    what became of it
+    DIR/ab/ID/requests.jsonl   the requests of the episode
+    DIR/ab/ID/replies.jsonl    their replies
     DIR/batches/MODEL/         the requests of all episodes, see `transports/llm/batch_folder.py`
 """
 
@@ -61,18 +61,18 @@ class _AskedOnFile(Struct, frozen=True, kw_only=True):
 
 
 class _Replied(Struct, frozen=True, kw_only=True):
-    """What became of a request; a line of `replies.jsonl`. Without a result: it may be asked again."""
+    """The reply to a request; a line of `replies.jsonl`. Without a result the request may be sent again."""
 
     key: str
     result: Result | None = None
 
 
 class EpisodeRoom:
-    """Where the requests of one attempt wait; a `ReplyRoom`.
+    """Keeps the requests of one attempt until their replies arrive; a `ReplyRoom`.
 
     Args:
         folder: The episode's folder.
-        count: Counts what the replies have cost, and asks for permission before a request is put on file.
+        count: Counts what the replies have cost, and asks the broker before a request is put on file.
 
     Attributes:
         waits: Whether a request waits.
@@ -99,7 +99,7 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether the reply that has come last was not asked for when the episode was played again."""
+        """Whether the replayed episode did not ask for the reply that arrived last."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
@@ -134,7 +134,7 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                permit.settle(RequestOutcome())  # at its most: what it costs is known in another process
+                permit.settle(RequestOutcome())  # charged in full: only another process will know the cost
         self.waits = True
         raise RequestPostponed(key)
 
@@ -145,7 +145,7 @@ class EpisodeRoom:
 
 @contextlib.contextmanager
 def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
-    """Have the requests of this process wait in the folder of an episode."""
+    """Put the requests of this process into the folder of an episode, to wait there for a batch."""
     room = EpisodeRoom(folder, count)
     set_process_room(room)
     try:
@@ -155,7 +155,7 @@ def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
 
 
 def ask_failed_again(episode: Path) -> None:
-    """Let requests be asked again that were not answered."""
+    """Allow failed requests to be sent again."""
     last = {each.key: each for each in _lines(episode / REPLIES, _Replied)}
     failed = [
         _Replied(key=each.key)
@@ -167,11 +167,11 @@ def ask_failed_again(episode: Path) -> None:
 
 
 class FleetBatches:
-    """Sends what the episodes of a fleet wait for, and gives them the replies. For the driver's thread.
+    """Sends the waiting requests of all episodes, and gives them the replies. For the driver's thread.
 
     Args:
         folder: The fleet's folder.
-        batching: How often to look.
+        batching: How often to ask the providers for replies.
     """
 
     def __init__(self, folder: Path, batching: Batching) -> None:
@@ -210,13 +210,13 @@ class FleetBatches:
         self._waiting[episode.name] = (episode, items)
 
     def step(self, *, send: bool) -> list[str]:
-        """Send and look, if it is time. Return the episodes whose replies have all come.
+        """Send requests and fetch replies, if it is time. Return the episodes that have all their replies.
 
         Args:
-            send: No episode can be played on, so what waits is to be sent.
+            send: Send the waiting requests now, because no episode can go on without a reply.
 
         Raises:
-            FleetError: A provider takes no batch, or cannot be reached for long.
+            FleetError: A provider accepts no batch, or could not be reached for a long time.
         """
         now = time.monotonic()
         if not self._waiting or not (send or now >= self._look_at):
@@ -234,7 +234,7 @@ class FleetBatches:
         return ready
 
     def close(self) -> None:
-        """Let other processes have the folders."""
+        """Unlock the folders of requests for other processes."""
         for files, _ in self._files.values():
             files.close()
 
@@ -284,7 +284,7 @@ class FleetBatches:
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:
-    """Return the lines of a file; the last one may be half, after a kill, and counts as not written."""
+    """Return the lines of a file. If a kill has cut the last one short, it is left out."""
     try:
         written = path.read_bytes()
     except FileNotFoundError:

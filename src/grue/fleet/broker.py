@@ -8,10 +8,9 @@ The rules:
 - A request starts only if its reservation fits into what is left of every limit. A reservation is the most
   that the request can cost. If it would fit once requests under way are settled, it waits; otherwise it is
   refused, and so is every later one.
-- No second has more than its share of `requests_per_minute`, because some endpoints count by the second.
-  Within a second, requests are spaced too. The space is smaller than the rate asks for, so that a worker that
-  starts late, as on a busy machine, does not lower the rate. Tokens are paid from an allowance that fills up
-  over a minute.
+- Each second gets at most a sixtieth of `requests_per_minute`, because some endpoints count by the second.
+  Within a second, requests are spaced too, but more closely than the rate would need. So requests that a busy
+  machine sends late can catch up. Tokens are taken from an allowance that fills up over a minute.
 - Concurrency starts at two requests and doubles for each full window of successes (slow start). An answer 429
   or 503 halves it, and from then on it grows by one for each full window. A `Retry-After` stops all requests.
 - What a lost worker had reserved counts as spent, since its request may have been sent and charged.
@@ -32,7 +31,7 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 SLOW_START = 2.0
 _MARGIN = 0.95
-"""Share of the rate that is used: an endpoint's clock is not ours, and requests arrive with jitter."""
+"""Share of the rate that is used. The rest is for an endpoint's other clock, and for delays on the way."""
 
 _CATCH_UP = 4.0
 """How much faster than the rate requests may follow each other within a second."""
@@ -45,9 +44,9 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Limits on the cost of all requests of a fleet together. `None`: no limit.
 
     Attributes:
-        money_usd: US dollars. Never exceeded where the price and `max_tokens` of a request are known, because
-            it starts only if the most that it can cost is left. A request of unknown cost starts only if
-            there is a limit on requests too; if the endpoint then says what it cost, that is counted.
+        money_usd: US dollars. A request whose price and `max_tokens` are known starts only if the most that
+            it can cost is left, so such requests never exceed the limit. A request of unknown cost starts
+            only if there is a limit on requests too; if the endpoint then says what it cost, that is counted.
         tokens: Tokens of prompts and replies.
         requests: Requests.
         prices: Prices by model's name or pattern (`gpt-*`).
@@ -62,7 +61,7 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     prices: dict[str, Price] = {}
 
     def __post_init__(self) -> None:
-        """Refuse limits that cannot be kept."""
+        """Refuse a negative limit, and a limit on money without prices or a limit on requests."""
         check_settings(self, any_number=("money_usd", "tokens", "requests"))
         for name in ("money_usd", "tokens", "requests"):
             limit = getattr(self, name)
@@ -138,13 +137,13 @@ class Granted(Struct, frozen=True):
 
 
 class NotYet(Struct, frozen=True):
-    """Ask again after this time, or when a request is settled. `None`: only then."""
+    """Ask again after this time or when a request is settled; `None`: only when a request is settled."""
 
     after_s: float | None
 
 
 class Refused(Struct, frozen=True):
-    """The request never may start; `why` is a sentence."""
+    """The request may never start; `why` is a sentence."""
 
     why: str
 
@@ -157,10 +156,10 @@ class Broker(Struct):
 
     Attributes:
         limits: The limits.
-        spent: What settled requests have cost, with those of earlier runs.
+        spent: What settled requests have cost, also in earlier runs.
         reserved: What the requests under way can cost at most.
         under_way: Number of requests under way.
-        window: How many requests may be under way; grows and shrinks.
+        window: How many requests may be under way now: the concurrency described above.
         overloads: Answers 429, 503 and 529 so far.
         paused_until: No request starts before this time.
         refused: Why a limit refuses requests; empty: none has refused one.
@@ -204,7 +203,7 @@ class Broker(Struct):
         return Granted(amount)
 
     def settle(self, reserved: Amount, outcome: RequestOutcome, model: str, now: float) -> Amount:
-        """Replace a reservation by what the request has cost, and return that."""
+        """Replace a reservation by the cost of the request, and return the cost."""
         cost = self._cost(reserved, outcome, model)
         self.reserved -= reserved
         self.spent += cost
@@ -214,7 +213,7 @@ class Broker(Struct):
             self._slow_down(outcome.retry_after_s, now)
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
-            # Grow only while the window is what limits: a fleet that sends little learns nothing.
+            # Grow only if the window was nearly full: otherwise the success shows nothing about a larger one.
             if self._short:
                 self.window += step
         return cost
@@ -265,7 +264,7 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        many = max(1, round(rate / 60))  # in a second, or in the time of one if the rate is lower
+        many = max(1, round(rate / 60))  # requests in a second; below 60 a minute, one at a time
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:
             self._starts.popleft()
@@ -278,7 +277,7 @@ class Broker(Struct):
         if rate is None:
             return 0.0
         self._fill(rate, now)
-        # A request larger than a minute's tokens waits for the full allowance, and leaves it in debt.
+        # A request larger than a minute's tokens waits until the allowance is full, and makes it negative.
         short = min(tokens, rate) - self._allowance
         return short / (rate / 60)
 
@@ -302,7 +301,7 @@ class Broker(Struct):
         self.overloads += 1
         self._slow_start = False
         if now - self._halved_at >= _LEAST_PAUSE_S:
-            # Once for all requests that were under way together: they met the same overload.
+            # Halve once for all requests that were under way together, because they met the same overload.
             self.window = max(1.0, self.window / 2)
             self._halved_at = now
         self.paused_until = max(self.paused_until, now + max(retry_after_s or 0.0, _LEAST_PAUSE_S))

@@ -1,7 +1,7 @@
 """A worker's connection to the broker: asks it before each request to a model and each start of a server.
 
-The connection also tells whether the driver is alive. When it ends, the driver is gone: the worker then ends
-its process, and with it the servers that it has started.
+When the connection ends, the driver is gone. The worker then ends its process, and with it the servers that
+it has started.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class BrokerLink:
         on_loss: Called in the reading thread when the connection ends.
 
     Attributes:
-        servers: Asks it whether a server process may start.
+        servers: Asks the broker whether a server process may start.
     """
 
     def __init__(self, address: str, on_loss: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ class BrokerLink:
         return await self.answer(AskPlace(id_), Leave(id_)) or _Place(self, id_)
 
     async def answer(self, ask: Ask | AskPlace, give_up: Settle | Leave) -> str:
-        """Ask, and return why the answer is no, or an empty text. `give_up` is sent if this is cancelled."""
+        """Ask, and return the reason for a refusal, or an empty text. A cancellation sends `give_up`."""
         with self._asked(ask, give_up) as answer:
             return await anyio.to_thread.run_sync(answer.result, abandon_on_cancel=True)
 
@@ -80,7 +80,7 @@ class BrokerLink:
 
     @contextlib.contextmanager
     def _asked(self, ask: Ask | AskPlace, give_up: Settle | Leave) -> Iterator["Future[str]"]:
-        """Send a question and yield its answer. If the block raises, the broker is told to forget it."""
+        """Send a question and yield its answer. If the block raises, send `give_up` to the broker."""
         answer: Future[str] = Future()
         with self._lock:
             if self._lost:
@@ -95,7 +95,7 @@ class BrokerLink:
             with self._lock:
                 unanswered = self._waiting.pop(ask.id, None)
             if unanswered is not None:
-                # The broker does not answer any more, and a thread waits for the answer.
+                # The broker will not answer any more, so end the wait of the thread that `answer` started.
                 unanswered.set_result("the wait was given up")
             self.send(give_up)
             raise
@@ -111,7 +111,8 @@ class BrokerLink:
                         answer.set_result(reply.refused)
         except (OSError, ValueError, msgspec.MsgspecError):
             pass
-        # First the process: a request that is refused now could end as a fallback, and be committed.
+        # End the process before the waiting requests are refused. Otherwise a refused turn could end with a
+        # fallback, and the result would be committed.
         self._on_loss()
         self._lose()
 

@@ -35,21 +35,21 @@ _HERE = ""
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """A worker asks whether a request may start. `id` counts within the connection."""
+    """A worker asks whether a request may start. `id` numbers the questions of the connection."""
 
     id: int
     wanted: WantedRequest
 
 
 class Settle(Struct, frozen=True, tag="settle"):
-    """A worker reports what became of a request; also of one that it no longer waits for."""
+    """A worker reports how a request ended, or that it no longer waits for permission to send it."""
 
     id: int
     outcome: RequestOutcome
 
 
 class AskPlace(Struct, frozen=True, tag="ask_place"):
-    """A worker asks whether it may start a server process. `id` counts as that of `Ask`."""
+    """A worker asks whether it may start a server process. `id` is from the same numbers as in `Ask`."""
 
     id: int
 
@@ -130,7 +130,7 @@ class BrokerServer:
                         case Leave(id_):
                             worker.leave(id_)
             except msgspec.MsgspecError:
-                pass  # a worker that was killed in the middle of a line, or no worker at all
+                pass  # the worker was killed in the middle of a line, or another program has connected
             finally:
                 tasks.cancel_scope.cancel()
                 worker.lost()
@@ -148,7 +148,7 @@ class _WorkerStream:
         self._waiting: dict[int, anyio.CancelScope] = {}
 
     def begin(self, id_: int) -> anyio.CancelScope:
-        """Note a question before its task runs: the worker may give it up in its next message."""
+        """Note a question before its task starts: the worker's next message may already withdraw it."""
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope
 

@@ -4,14 +4,14 @@
                   ├─ pair by case ─ mean of each case ─┤
     results of B ─┘                                    └─ cannot be told   how much would have been found,
                                                                            and what it takes to find more
-A setting that has one value in all episodes of A and another one in all of B is what is compared. The other
-settings of the sweep name the case, but for the endpoint's address: another port is another try of the same
-case. A case that only one side has played counts on neither.
+The settings that have one value in all episodes of A and another one in all of B are compared. The other
+settings of the sweep make up the case, except the endpoint's address: an episode at another port is another
+try of the same case. A case that only one side has played does not count.
 
-A failed episode is a result: it counts with a score of its own, 0 unless told otherwise, since leaving it out
-would flatter whoever fails most. An episode that was given up, not paid for or not scored is missing: it
-counts on neither side, and is shown. So are episodes that the latest sweep of the folder has not, beside
-others that it has.
+A failed episode counts with the score `failed_as`, by default 0: leaving it out would favour the side that
+fails more often. An episode that was given up, not paid for or not scored is missing: it does not count, but
+its number is shown. The same holds for episodes of earlier sweeps, if the latest sweep has episodes on that
+side.
 
 With fewer than 15 cases, or without numpy and scipy, there is no interval, and the sign test decides.
 """
@@ -59,10 +59,10 @@ _NEXT_SETTING = re.compile(r",(?=[A-Za-z_][\w.-]*=)")
 _MOST_NAMED = 8
 _MOST_CASES = 5
 _NO_CELL = frozenset({"seed"})
-"""Settings by which episodes of one cell differ: another seed is a repetition, not a cell of its own."""
+"""Settings that make no cells: episodes with different seeds are repetitions in the same cell."""
 
 _NO_CASE = frozenset({"base_url"})
-"""Settings that name no case: a server that was started again has another port, and is asked the same."""
+"""Settings that are not part of the case: a server that is started again has another port."""
 
 _NONE_OF = 3.0
 """If none of n cases differs, at most about 3/n of all cases do, at 95 %."""
@@ -116,8 +116,8 @@ class Cell(Struct, frozen=True):
         """Return the episodes of this cell, from all episodes of its fleet.
 
         Raises:
-            FleetError: The cell has none; the text names the values that the settings have in the fleet.
-                Or no episode has a setting of that name.
+            FleetError: No episode has these values, or no episode has a setting of that name. The text names
+                the values that the settings have in the fleet.
         """
         known = {name: None for each in everything for name in (*each.planned, *each.settings)}
         for name in self.wanted:
@@ -153,7 +153,7 @@ class Options(Struct, frozen=True, kw_only=True):
         passing: The least score of an episode that passes; `None`: 1, if all scores are from 0 to 1.
         cluster: Settings whose values make groups of cases that depend on each other; empty: each case is
             independent of the others.
-        margin: The loss that matters; `None`: what was seen.
+        margin: The smallest loss that matters; `None`: the difference that was measured.
     """
 
     score: str | None = None
@@ -169,12 +169,12 @@ class Side(Struct, frozen=True, kw_only=True):
 
     Attributes:
         label: The cell as it was written.
-        fleet: The fleet's folder; empty if the episodes are of no folder that was named.
+        fleet: The fleet's folder; empty if the episodes were given without one.
         episodes: Episodes that count.
         failed: Those of them that failed.
-        missing: Episodes that do not count, by outcome; `unscored`: the score is not there; `earlier`: the
-            latest sweep has not these, but others of this side.
-        unpaired: Cases that the other side has not.
+        missing: Number of episodes that do not count, by outcome; `unscored`: without the score; `earlier`:
+            not in the latest sweep, which has other episodes of this side.
+        unpaired: Number of cases that the other side has not played.
     """
 
     label: str
@@ -226,21 +226,21 @@ class Comparison(Struct, frozen=True, kw_only=True):
     Attributes:
         a: The first set.
         b: The second one.
-        compared: The settings in which they differ: the value of A, and that of B.
+        compared: The settings in which the two sets differ, each with its value in A and in B.
         score: Name of the score.
         cases: Cases that both have played.
         groups: Groups of cases that do not depend on each other.
-        verdict: Whether B is better: by the interval, or by the sign test if there is none.
+        verdict: Whether B is better: by the interval, or without one by the sign test.
         better: Groups in which B is better.
         worse: Groups in which B is worse.
-        chance: How often a fair coin falls as unevenly as these two (the sign test).
+        chance: The p-value of the sign test: how often a fair coin falls as unevenly as `better` and `worse`.
         why: Why there is no interval, as a sentence; empty: there is one.
         measures: The score first; then pass@k and pass^k, cost, time and calls as far as they are known.
         detectable: The smallest true difference that four of five such comparisons would find; NaN without
             an interval.
-        more_cases: About how many more cases would tell a difference of `target`; `None`: nobody can say.
-        more_episodes: How many episodes that is.
-        target: The difference that `more_cases` is about: the margin, or what was seen.
+        more_cases: About how many more cases would show a difference of `target`; `None`: unknown.
+        more_episodes: About how many episodes those cases are.
+        target: The difference that `more_cases` is about: the margin, or the difference that was measured.
         changes: All cases, those that lost most first.
     """
 
@@ -266,7 +266,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
-        """Return the findings and the cases that differ; of many cases, those that differ most.
+        """Return the findings and the cases that differ; of many, only those that differ most.
 
         Args:
             commands: Add the commands that show the episodes of each case.
@@ -346,7 +346,7 @@ def _by_signs(found: Comparison) -> Iterable[str]:
 
 def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Iterable[str]:
     changed = [each for each in found.changes if each.difference]
-    few = found.cases < LEAST_CASES  # each of these is shown: nobody has to add up what they say
+    few = found.cases < LEAST_CASES  # so few that each is shown, also those that are equal
     names = _telling(found.changes)
     if not changed:
         yield "No case has another mean score in B than in A."
@@ -387,7 +387,7 @@ def _words(case: CaseChange, names: Sequence[str]) -> str:
 
 
 def _bare(value: object) -> object:
-    """Return the only text of a list, such as the one input of a conversation; else the value."""
+    """Return the entry of a list that has one, such as a conversation with one input; else the value."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -413,7 +413,7 @@ def _signed(value: float) -> str:
 
 
 def short_words(value: object) -> str:
-    """Return a value as one short line. Of a long one the end is kept too: two may begin in the same way."""
+    """Return a value as one short line. A long one keeps its end, because several may begin alike."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     line = " ".join(Redaction(secrets_in(os.environ)).redact_text(text).split())
     return shortened(line, _WIDEST)
@@ -423,7 +423,7 @@ def compare(a: Cell, b: Cell, options: Options) -> Comparison:
     """Compare two cells.
 
     Raises:
-        FleetError: A cell has no episodes, no case in common with the other one, or not the score.
+        FleetError: A cell has no episodes, lacks the score, or has no case in common with the other cell.
         MissingDependencyError: There is a margin, there are cases enough for an interval, and numpy or scipy
             is not installed.
     """
@@ -444,7 +444,7 @@ def compare_results(
     labels: tuple[str, str],
     left_out: tuple[int, int] = (0, 0),
 ) -> Comparison:
-    """Compare two sets of episodes, of which some were left out already. Raises what `compare` raises."""
+    """Compare two sets of episodes; `left_out` says how many each set lacks. Raises what `compare` raises."""
     score = options.score or _only_score((*first, *second))
     compared = _compared(first, second)
     sides = tuple(
@@ -526,7 +526,7 @@ class _Cases:
         )
 
     def means(self, keys: Sequence[str], of: Callable[[Result], float | None]) -> list[float] | None:
-        """Return the mean of a figure in each case; `None`: it is not known everywhere."""
+        """Return the mean of a figure in each case; `None` if an episode lacks the figure."""
         means = []
         for key in keys:
             values = [of(each) for each in self.by_case[key]]
@@ -551,7 +551,7 @@ def _no_interval(count: int, options: Options) -> str:
     try:
         require_libraries()
     except MissingDependencyError as error:
-        if options.margin is not None:  # without an interval nobody can say whether the loss is as large
+        if options.margin is not None:  # the loss can be compared with a margin only by an interval
             raise
         return str(error)
     return ""
@@ -679,7 +679,7 @@ def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tu
 
 
 def _named(result: Result, no_case: AbstractSet[str]) -> m.JsonObject:
-    """Return the settings that name the case of an episode, in the order in which they were planned."""
+    """Return the settings that make up the case of an episode, in the order in which they were planned."""
     return {name: value for name, value in result.planned.items() if name not in no_case}
 
 
@@ -732,8 +732,9 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
     """Return the settings that make the cells: all that differ, unless that would be too many cells.
 
-    Then those with the fewest values are taken, the axes of the sweep first, as long as each cell has enough
-    cases to say something. The others, such as the question that was asked, are what a cell is a mean over.
+    With too many cells, settings with few values are taken, the axes of the sweep first, as long as each cell
+    has enough cases for an interval. A cell's mean is over all values of the other settings, such as the
+    question that was asked.
 
     Args:
         settings: The settings of each episode.

@@ -1,7 +1,7 @@
-"""What the trace of an attempt says of it: how its last turn ended, and what went wrong on the way.
+"""The course of an attempt, read from its trace: how its last turn ended, and what went wrong before.
 
-It is read once, when the attempt has ended, and becomes part of the result, so that thousands of episodes can
-be compared and grouped without their traces.
+The course is read once, when the attempt has ended, and becomes part of the result, so that thousands of
+episodes can be compared and grouped without their traces.
 """
 
 from pathlib import Path
@@ -32,11 +32,11 @@ class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
         refused_calls: Calls that were not sent: unknown tools, wrong arguments, or denied by the policy.
         failed_calls: Calls that were sent and failed, timed out or lost their server.
         outcome: How the last turn ended: `failed`, or the kind of its outcome; empty if it has not ended.
-        host_reason: Why the host ended the episode, in a word; empty: it does not say.
+        host_reason: Why the host ended the episode, in a word; empty if the host gave no reason.
         error: The last thing that went wrong, in a line; empty if nothing went wrong.
         error_kind: The kind of the message that reports it.
         turn: The turn of that message.
-        message: Its number in the trace; 0: nothing went wrong.
+        message: The number of that message in the trace; 0: nothing went wrong.
     """
 
     turns: int = 0
@@ -67,7 +67,7 @@ _READ = frozenset(
 
 
 def read_course(trace: Path) -> Course | None:
-    """Read the course of an episode from its trace; `None`: there is none that can be read."""
+    """Read the course of an episode from its trace; `None`: there is no readable trace."""
     found: dict[str, Any] = {}
     try:
         if not trace.is_file() or trace.stat().st_size > _MOST_BYTES:
@@ -80,7 +80,7 @@ def read_course(trace: Path) -> Course | None:
             elif tag in _READ or issubclass(reader.kinds.get(tag, type(None)), EpisodeEnded):
                 _take(found, line.envelope())
     except (TraceError, OSError):
-        pass  # what comes before the damage counts
+        pass  # use the messages before the damage
     return Course(**found)
 
 

@@ -6,17 +6,17 @@
                    ├─ waiting ─▶ running      when its batch has ended; `batches.py`
                    └─ interrupted, unpaid ─▶ missing   the same command goes on
 
-A lost worker, an unreachable endpoint and a server that does not start are infrastructure. What the model,
-the game or the work does wrong is a result. If the last twenty attempts all failed in the same way at the
-same endpoint, the fleet pauses: something is wrong that more attempts do not mend.
+A lost worker, an unreachable endpoint and a server that does not start are infrastructure. An error of the
+model, the game or the work is a result. If the last twenty attempts all failed in the same way at the same
+endpoint, the fleet pauses, because more attempts would probably fail too.
 
 The work of an episode is somebody else's code, and can do anything to its worker and to the episode's folder.
-So whatever a worker says counts only if the folder says the same, and a folder that cannot be read or written
-costs its own episode. The run ends early only if the fleet's folder is gone, the disk is full, or no worker
+So a worker's report counts only if the folder confirms it, and if a folder cannot be read or written, only
+its own episode fails. The run ends early only if the fleet's folder is gone, the disk is full, or no worker
 starts.
 
-Nothing about an episode is kept in memory after it has ended, so that a fleet of thousands takes no more than
-one of a hundred.
+Nothing about an episode is kept in memory after it has ended, so that a fleet of thousands takes no more
+memory than a fleet of a hundred.
 """
 
 import itertools
@@ -61,11 +61,11 @@ class Tally(Struct):
 
     Attributes:
         total: Episodes of the sweep.
-        done: Episodes with a commit; `before` of them had it before this run.
+        done: Episodes with a commit; `before` counts those that had one before this run.
         failed: Those of `done` that failed.
-        given_up: Episodes that failed three times for want of machine, network or server, or whose result
-            cannot be read.
-        unpaid: Episodes that were not played to their end because the budget has refused a request.
+        given_up: Episodes that failed three times because of the machine, the network or a server, or whose
+            result cannot be read.
+        unpaid: Episodes that ended early because the budget refused a request.
         running: Episodes under way; those that wait for a worker are not.
         waiting: Episodes that wait for a batch.
         others: Episodes in the folder that are not in the sweep.
@@ -109,9 +109,9 @@ class Finished(Struct, frozen=True, kw_only=True):
     """How a run of a fleet ended.
 
     Attributes:
-        reason: `finished`: nothing is missing. `paused`: every attempt fails in the same way. `budget`: it is
-            used up. `stopped`: by `grue fleet stop`. `interrupted`: by Ctrl-C.
-        why: A sentence, for `paused` and `budget`.
+        reason: `finished`: no episode is missing. `paused`: every attempt fails in the same way. `budget`:
+            the budget is used up. `stopped`: by `grue fleet stop`. `interrupted`: by Ctrl-C.
+        why: A sentence about `paused` or `budget`; otherwise empty.
         tally: The counts.
     """
 
@@ -130,7 +130,8 @@ class Plan(Struct, frozen=True, kw_only=True):
         keep: What stays on disk.
         prices: Prices by model.
         batching: How requests wait for the providers' batches; `None`: they are sent at once.
-        whole: The cases are all that a comparison is about; other episodes of the folder are of earlier ones.
+        whole: Whether the cases are a whole sweep, so that the folder's other episodes are from earlier
+            sweeps.
     """
 
     work: KnownWork
@@ -147,11 +148,11 @@ class Driver:
 
     Args:
         folder: The fleet's folder, which this driver has locked.
-        plan: What is to be done.
+        plan: The work and its cases.
         engine: Makes the attempts.
-        watch: Called with the counts and the running episodes, by id with the time of their start, about five
-            times a second.
-        retry: Try again what was given up.
+        watch: Called about five times a second with the counts and the start time of each running episode, by
+            id.
+        retry: Whether to try episodes again that were given up.
 
     Attributes:
         tally: The counts so far.
@@ -192,8 +193,8 @@ class Driver:
         """
         self.tally.total = sum(1 for _ in self._plan.cases())
         (self._folder.path / STOP).unlink(missing_ok=True)
-        # A Ctrl-C that struck between noting a job as running and submitting it, or between getting an ended
-        # one and taking it in, would leave a job that never ends. So it is raised between rounds only.
+        # A Ctrl-C between noting a job as running and submitting it, or between getting an ended job and
+        # counting it, would leave a job that never ends. So `KeyboardInterrupt` waits for the round's end.
         try:
             with defer_interrupts():
                 self._do(self._jobs())
@@ -218,7 +219,7 @@ class Driver:
                 self._interrupted()
 
     def _go_on_with_waiting(self, *, send: bool) -> None:
-        """Send what waits if nothing else can be done, and play on the episodes whose replies have come."""
+        """Submit episodes whose replies have arrived; send waiting requests if nothing else can be done."""
         if self._batches is None or self._stop is not None:
             return
         for id_ in self._batches.step(send=send):
@@ -240,7 +241,8 @@ class Driver:
     def _jobs(self) -> Iterator[Job]:
         """Yield the attempts to make; count what is done."""
         work, digests = self._plan.work, FileDigests()
-        # Before the first one is played: what is shown meanwhile, or after a kill, is about this sweep too.
+        # Write the ids before the first episode is played, so that reports are about this sweep even while it
+        # runs, or after a kill.
         self._folder.write_latest(self._ids(digests) if self._plan.whole else None)
         for number, planned in enumerate(self._plan.cases()):
             if number % 500 == 0:
@@ -303,7 +305,7 @@ class Driver:
         return next((end.error for end in ends if end is not None), "")
 
     def _look(self) -> None:
-        """Wait a moment for an attempt to end, and take in all that have."""
+        """Wait a moment for an attempt to end, and count all attempts that have ended."""
         try:
             self._ended(*self._engine.ended.get(timeout=_LOOK_S))
             while True:
@@ -316,7 +318,7 @@ class Driver:
         self._watch(self.tally, self._playing())
 
     def _playing(self) -> dict[str, float]:
-        """Return the episodes that the workers play: further ones wait for a worker, in this order."""
+        """Return the episodes that the workers play now: the first ones. The others wait for a worker."""
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 
     def _ended(self, job: Task, ended: Attempted | Lost) -> None:
@@ -357,7 +359,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return the end of an attempt; `None`: it was cancelled, so that it counts as interrupted."""
+        """Return the end of an attempt; `None`: it was cancelled and counts as interrupted."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end
@@ -366,7 +368,7 @@ class Driver:
             raise FleetError(ended.why)
         try:
             return self._end_of_lost(folder, ended)
-        except FleetError as error:  # it cannot be recorded in the episode's folder
+        except FleetError as error:  # the end cannot be recorded in the episode's folder
             return AttemptEnd(outcome="infrastructure", kind=ended.kind, error=f"{ended.why}; {error}")
 
     def _end_of_lost(self, folder: EpisodeFolder, lost: Lost) -> AttemptEnd | None:

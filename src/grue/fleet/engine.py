@@ -1,7 +1,7 @@
-"""The interface of an engine, which makes attempts somewhere and reports how they ended.
+"""The interface of an engine, which makes attempts in other processes and reports how they ended.
 
-An engine counts no attempts and tries nothing again; the driver does. All state is in the folder, so a fleet
-that was begun with one engine can be finished with another.
+An engine does not count attempts or repeat them; the driver does. All state is in the folder, so a fleet that
+was begun with one engine can be finished with another.
 """
 
 import queue
@@ -64,7 +64,7 @@ class Engine(Protocol):
         """Make an attempt as soon as a slot is free."""
 
     def cancel(self) -> None:
-        """End all attempts; each is `Lost` as cancelled, unless it has ended."""
+        """End all attempts; each that has not ended is reported as `Lost`, `cancelled`."""
 
     def close(self) -> None:
-        """Free everything. Blocks until no process of it is left."""
+        """End all processes of the engine. Blocks until none is left."""

@@ -4,16 +4,16 @@
                                      (in a temporary folder)            └─▶ episodes.parquet, ...
                         └─▶ samples.jsonl, or one ATIF file an episode
 
-Rows are written out as they are read, so that memory does not grow with the number of episodes. A trace that
-is damaged gives the rows before the damage; it is counted and named, and the others are not affected. DuckDB
-comes with the extra `export`.
+Rows are written out as they are read, so that memory does not grow with the number of episodes. Of a damaged
+trace the rows before the damage are exported; the damage is reported, and other traces are not affected.
+DuckDB comes with the extra `export`.
 
 A sample is what a trainer needs of one request: the messages that the model got, the tools on offer, the
-reply, and a reward. What the model wrote is told apart by what caused it, not by its role: an assistant's
-message that the host has given, or from which calls were left out, is not the model's. The ids of a reply's
-tokens are those that the endpoint has reported, so nothing is tokenised again. A conversation that the trace
-does not hold as it was sent gives no samples: its beginning is elsewhere, or a secret in it was replaced.
-Trajectories are in ATIF, the interchange format of Harbor, version 1.4.
+reply, and a reward. An assistant's message counts as the model's only if it is a reply in this trace,
+unchanged: one that the host supplied, or from which calls were left out, does not count. The ids of a reply's
+tokens are those that the endpoint has reported, so nothing is tokenised again. A conversation gives no
+samples if the trace does not hold it as it was sent, because its beginning is in another trace or a secret in
+it was replaced. Trajectories are in ATIF, the interchange format of Harbor, version 1.4.
 """
 
 import re
@@ -54,8 +54,8 @@ class Sample(Struct, frozen=True, kw_only=True):
         episode: The episode's id.
         settings: The settings of its case.
         repetition: Counts the episodes with equal settings, from 0.
-        outcome: What became of the episode.
-        reward: The score that was asked for; `None`: the episode has none.
+        outcome: How the episode ended; see `Result.outcome`.
+        reward: The episode's score of the name that the export asks for; `None`: it has no such score.
         turn: Number of the turn.
         request: Number of the request in the turn.
         message: Number of the request's message in the trace.
@@ -65,8 +65,8 @@ class Sample(Struct, frozen=True, kw_only=True):
             answer or the answer to a call that was not made. Images and files are named, not included.
         tools: The tools on offer, in the form of chat completions.
         reply: The reply, as a message.
-        loss_mask: For each of `messages`, then for the reply: 1: the model wrote it in this conversation, and
-            it is here as it was written; else 0.
+        loss_mask: One number for each of `messages`, then one for the reply: 1 if the model wrote the message
+            in this conversation and it is unchanged, else 0.
         token_ids: The ids of the reply's tokens, as the endpoint reports them; `None` if it reports none.
         logprobs: Their log-probabilities; `None`: the endpoint does not report them.
     """
@@ -89,7 +89,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
 
 class Origin(Struct, frozen=True, kw_only=True):
-    """What a sample says of its episode."""
+    """The fields of a sample that describe its episode."""
 
     episode: str
     settings: m.JsonObject = {}
@@ -99,7 +99,7 @@ class Origin(Struct, frozen=True, kw_only=True):
 
 
 class _Request(Struct):
-    """A request that waits for its reply; `messages` is `None` if nobody knows what was sent."""
+    """A request that waits for its reply; `messages` is `None` if the trace does not hold what was sent."""
 
     body: m.RequestCompletion
     turn: int
@@ -121,14 +121,14 @@ class _SampleReader:
         self._talks = talks
         self._origin = origin
         self._asked: dict[int, _Request] = {}
-        self._kept: dict[int, m.AssistantReply] = {}  # by identity: the history keeps them, too
+        self._kept: dict[int, m.AssistantReply] = {}  # by `id()`, which is safe: the history keeps them alive
         self._users: set[str] = set()
         self._returned: set[m.CallId] = set()
 
     def see(self, envelope: EpisodeEnvelope) -> Sample | None:
         """Read the next message; return the sample that it completes."""
         body = envelope.body
-        # Only the reply settles a request. That it was cut, or asked for again, has the same cause.
+        # Only a reply completes a request. Messages that it was cut, or is sent again, have the same cause.
         replied = isinstance(body, m.CompletionReceived)
         request = self._asked.pop(envelope.cause or 0, None) if replied else None
         self._talks.see(envelope)
@@ -140,7 +140,7 @@ class _SampleReader:
             case m.RequestCompletion():
                 self._asked[envelope.seq] = self._request(envelope, body)
             case m.DropCompletion():
-                # The reply to this request was dropped before anything was done with it, so it is no sample.
+                # The reply to this request is discarded unused, so it gives no sample.
                 self._asked = {
                     seq: each
                     for seq, each in self._asked.items()
@@ -225,7 +225,7 @@ class Samples:
 
     Args:
         trace: The trace, or its run folder.
-        origin: What they say of the episode.
+        origin: The fields of the samples that describe the episode.
 
     Attributes:
         left_out: Replies without a sample so far, because the trace does not hold what was sent.
@@ -364,7 +364,7 @@ _WORDS = re.compile(r"\w+")
 
 
 class EpisodeRow(Struct, kw_only=True):
-    """An episode; table `episodes`. Empty columns: it is not of a fleet, or has no result.
+    """An episode; table `episodes`. Columns are empty if it is not part of a fleet or has no result.
 
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.
@@ -373,7 +373,7 @@ class EpisodeRow(Struct, kw_only=True):
         settings: The settings of its case.
         repetition: Counts the episodes with equal settings, from 0.
         outcome: `scored`, `failed`, `infrastructure`, `unpaid`, `interrupted` or `damaged`.
-        scores: The scores by name: the work's, and those that were given since.
+        scores: The scores by name: the work's, and those that scorers and people have given later.
         kind: The kind of its failure.
         error: What went wrong.
         attempt: Number of the attempt that counts.
@@ -588,7 +588,7 @@ class _Tables:
         self._database = duckdb.connect()
 
     def __enter__(self) -> Self:
-        # What does not fit into memory goes here, and not into the working directory.
+        # DuckDB writes data that does not fit into memory here, and not into the working directory.
         self.run(f"SET temp_directory = {_quoted(self._place.name)}")
         return self
 
@@ -701,7 +701,7 @@ def _write_samples(file: BinaryIO, samples: Samples, done: Exported) -> None:
 
 
 def export_trajectories(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write each episode as `ID.json` in ATIF; what `export_samples` says holds here too.
+    """Write each episode as `ID.json` in ATIF. The arguments are those of `export_samples`.
 
     Raises:
         FleetError: A file cannot be written.

@@ -12,9 +12,9 @@
 | `scorer` | likewise, and its scorer has given a reason |
 | `low_score` | likewise, and nothing is known to have gone wrong |
 
-The first row that fits counts. Within a kind, episodes are in one group if they say the same apart from
-numbers, ids and what stands in quotes. The group's line shows these too: the value that all have, or the most
-frequent ones (`'a'|'b'|…`).
+The first row that fits counts. Within a kind, episodes are in one group if the lines about their failures are
+the same apart from numbers, ids and quoted texts. In the group's line, each of these shows the value that all
+have, or the most frequent values (`'a'|'b'|…`).
 """
 
 import os
@@ -95,11 +95,11 @@ class FailedEpisode(Struct, frozen=True, kw_only=True):
 
 
 class FailureGroup(Struct, frozen=True, kw_only=True):
-    """Episodes with which the same went wrong.
+    """Episodes in which the same went wrong.
 
     Attributes:
         kind: The kind.
-        text: What they say. Where they differ it has the most frequent values, `'a'|'b'|…`.
+        text: The line about their failures. Where they differ, it has the most frequent values, `'a'|'b'|…`.
         episodes: The episodes, by id.
     """
 
@@ -123,7 +123,7 @@ def failure_of(result: Result, score: str = "score", passing: float | None = 1.0
     Args:
         result: The episode.
         score: The score that has to be high enough.
-        passing: The least score that is; `None`: any.
+        passing: The lowest score that is high enough; `None`: any score is.
     """
     end = result.end
     match result.outcome:
@@ -149,13 +149,13 @@ def failure_of(result: Result, score: str = "score", passing: float | None = 1.0
 
 
 def passing_score(found: Iterable[Result], score: str) -> float | None:
-    """Return 1 if all scores are from 0 to 1; otherwise nobody can say what passes."""
+    """Return 1 if all scores are from 0 to 1; otherwise `None`, because no score is known to pass."""
     values = [value for each in found if (value := each.scores.get(score)) is not None]
     return 1.0 if values and all(0 <= value <= 1 for value in values) else None
 
 
 def group_failures(found: Iterable[Result], score: str, passing: float | None) -> list[FailureGroup]:
-    """Return the groups, the largest first. Their texts are redacted, so that they can be cut anywhere."""
+    """Return the groups, the largest first. Their texts are redacted already, so they may be shortened."""
     redact = Redaction(secrets_in(os.environ)).redact_text
     groups: dict[tuple[FailureKind, tuple[str, ...]], list[FailedEpisode]] = {}
     for result in found:
@@ -177,7 +177,7 @@ def _line(text: str) -> str:
 
 
 def _fixed(text: str) -> tuple[str, ...]:
-    """Return the pieces of a line between the values in it: what the texts of a group have in common."""
+    """Return the pieces of a line between its numbers, ids and quoted texts. A group has these in common."""
     pieces, room = [], _MOST_TEXT
     for piece in _VARIES.split(_line(text)):
         if room <= 0:

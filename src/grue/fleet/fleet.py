@@ -126,7 +126,7 @@ class Fleet:
             raise FleetError(f"A fleet wants its folder, Fleet('runs/sums'), not {directory!r:.60}.")
         if engine not in ("local", "ray"):
             raise FleetError(f"There is no engine {engine!r}: write 'local' or 'ray'.")
-        # Absolute from the start: what any code does with the working directory changes no path of the fleet.
+        # Make the path absolute now, because the program may change the working directory later.
         self.folder = FleetFolder(Path(directory).absolute())
         self._workers = workers
         self._engine = engine
@@ -151,12 +151,12 @@ class Fleet:
             cases: The settings of each case; plain JSON values.
             repetitions: Episodes of each case.
             version: Version of the work; `None`: the one that it declares.
-            retry: Try again what was given up.
-            watch: Called with the counts about five times a second.
+            retry: Whether to try episodes again that were given up.
+            watch: Called about five times a second with the counts, the running episodes and the costs.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
         Raises:
-            FleetError: The work, a case or the folder cannot be used, or another driver has the folder. Or
+            FleetError: The work, a case or the folder cannot be used, another driver is using the folder, or
                 the program would start the fleet again in each worker that imports it.
             MissingDependencyError: Ray is not installed, and the engine is `ray`.
         """
@@ -223,13 +223,14 @@ class Fleet:
         """Compare the episodes that have the settings `a` with those that have `b`, case by case.
 
         `print` shows the result: the mean scores, their difference with its interval, whether B is better,
-        and the cases that lost and gained most; `changes` has all of them. With fewer than 15 cases, or
-        without numpy and scipy, the sign test says so, without an interval. Nothing is played. Episodes that
-        the latest `sweep` has not are left out and counted, if it has others with these settings.
+        and the cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or without
+        numpy and scipy, there is no interval, and the sign test decides whether B is better. Nothing is
+        played. If the latest `sweep` has episodes with these settings, episodes of earlier sweeps are left
+        out and counted.
 
         Args:
             a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.
-            b: The same for the second one.
+            b: Settings that the second set has.
             **how: `score`, `lower_is_better`, `failed_as`, `passing`, `cluster`, `margin`, as in `Options`.
 
         Raises:
@@ -289,7 +290,7 @@ class Fleet:
                 engine.close()
 
     def _work_before(self) -> str:
-        """Return the work that the folder was made for; empty: nobody can say."""
+        """Return the work that the folder was made for; empty: unknown."""
         try:
             before = self.folder.read_manifest(Manifest)
         except FleetError:  # it is damaged, and is about to be written again
@@ -313,7 +314,7 @@ def _checked(cases: object) -> list[dict[str, Any]]:
     """Return the settings of each case.
 
     Raises:
-        FleetError: One is no dictionary of JSON values, or is there twice. Names its number.
+        FleetError: A case is not a dictionary of JSON values, or occurs twice. The text has its number.
     """
     if isinstance(cases, str | bytes | Mapping) or not isinstance(cases, Iterable):
         raise FleetError(f"The cases are a list of dictionaries, and not a {type(cases).__name__}.")

@@ -11,15 +11,15 @@
     DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it was interrupted
     DIR/ab/ID/commit.json          the result; made once
     DIR/ab/ID/commit/commit.json   the same where the file system has no hard links
-    DIR/ab/ID/scores/NAME@VERSION.json   what a scorer, or a person, has given it since
+    DIR/ab/ID/scores/NAME@VERSION.json   a score that a scorer or a person has given later
 
-An episode is done when `commit.json` exists. It is written to another name first, synced, and then linked:
-`os.link` fails if the name exists, so that of two workers that finish the same episode one commits. Without
-hard links the file is put into a folder, which is renamed: that fails if the other folder is not empty.
-This module reads and writes these files. What is tried again is decided by `driver.py`.
+An episode is done when `commit.json` exists. The file is written under another name, synced, and then linked:
+`os.link` fails if `commit.json` exists, so if two workers finish the same episode, only one commits. Without
+hard links the file is put into a folder, which is renamed to `commit`: that fails if `commit` exists and is
+not empty. This module reads and writes these files; `driver.py` decides what is tried again.
 
-The work of an episode can do anything to the episode's files. So what cannot be read here is an error of that
-episode, and `attempts` and `end_of` raise nothing.
+The work of an episode can do anything to the episode's files. So a file that cannot be read is an error of
+its episode only, and `attempts` and `end_of` never raise.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ _DAMAGED = "damaged"
 _MOST_BYTES = 16 * 2**20
 _MOST_BYTES_OF_IDS = 64 * 2**20
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""Errors by which file systems refuse hard links: vfat, exfat, and many of FUSE and SMB."""
+"""Errors of file systems without hard links: vfat, exfat, and many FUSE and SMB file systems."""
 
 _ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 _NUMBERED = re.compile(r"attempt-([1-9][0-9]{0,5})")
@@ -67,7 +67,7 @@ FORMAT = 1
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """A description of the fleet; `fleet.json`. It is for displays: the commits say what is done."""
+    """A description of the fleet for displays; `fleet.json`. The commits show which episodes are done."""
 
     format: int = FORMAT
     work: str = ""
@@ -84,18 +84,18 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
     """How an attempt ended; `attempt.json`.
 
     Attributes:
-        outcome: `scored`; `failed`: by the model, the game or the work, which is a result too;
-            `infrastructure`: the machine, the network or a server failed, so that it is tried again;
-            `unpaid`: the fleet's budget has refused a request, so that it is played by a later run.
-            `waiting`: it is played again when a batch has ended; never on file.
+        outcome: `scored`; `failed`: the model, the game or the work failed, which is a result too;
+            `infrastructure`: the machine, the network or a server failed, so the episode is tried again;
+            `unpaid`: the fleet's budget refused a request, so a later run plays the episode;
+            `waiting`: the episode is played again when a batch has ended; never written to the file.
         kind: The kind of failure, for example the error's class; empty if it was scored.
         error: What went wrong, as a sentence.
         scores: The scores by name.
         endpoint: The LLM endpoint that was asked; empty if unknown.
         model: The model that answered; empty if unknown.
         duration_s: Seconds that it took.
-        spent: What its requests have cost, as far as it is known.
-        course: What its trace says of it; `None`: it has none, or an older version of grue played it.
+        spent: The known cost of its requests.
+        course: Its course, read from its trace; `None`: there is no trace, or an older grue made the attempt.
     """
 
     outcome: Literal["scored", "failed", "infrastructure", "unpaid", "waiting"]
@@ -285,9 +285,9 @@ class FleetFolder:
             write_whole(self.path / MANIFEST, _written(manifest), fsync=True)
 
     def write_latest(self, ids: bytes | None) -> None:
-        """Write the ids of the latest sweep, as `bytes.fromhex` gives them; `None`: forget those of before.
+        """Write the ids of the latest sweep, as concatenated bytes; `None`: remove the file.
 
-        Nothing happens if that is impossible: a comparison then has all episodes of the folder.
+        If the file cannot be written, nothing is raised, and a comparison uses all episodes of the folder.
         """
         path = self.path / LATEST
         with contextlib.suppress(OSError):
@@ -297,17 +297,17 @@ class FleetFolder:
                 write_whole(path, ids.hex("\n", -ID_LENGTH // 2).encode())
 
     def latest(self) -> frozenset[str] | None:
-        """Return the ids of the episodes of the latest sweep; `None`: nobody can say."""
+        """Return the ids of the episodes of the latest sweep; `None`: unknown."""
         try:
             return frozenset(read_regular(self.path / LATEST, _MOST_BYTES_OF_IDS).decode("ascii").split())
         except (OSError, UnicodeDecodeError):
             return None
 
     def require_commits(self) -> None:
-        """Check, before anything is paid for, that episodes can be committed here.
+        """Check, before the first request is paid for, that episodes can be committed in this folder.
 
         Raises:
-            FleetError: The file system can make neither a link nor a folder that exists only once.
+            FleetError: The file system has no hard links, and renames a folder over one that is not empty.
         """
         with _writing(self.path):
             place = Path(tempfile.mkdtemp(prefix=".trial-", dir=self.path))
@@ -335,7 +335,7 @@ class DriverLock:
     """Holds a fleet's folder for one driver, as long as it is entered.
 
     Raises:
-        FleetError: Another driver has it.
+        FleetError: Another driver holds it.
     """
 
     def __init__(self, folder: FleetFolder) -> None:
@@ -391,7 +391,7 @@ class _writing:  # noqa: N801 - used as a `with` statement's word
 def _sorted(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except OSError:  # there is none, or not any more, or it cannot be listed
+    except OSError:  # the folder does not exist, was removed, or cannot be listed
         return []
 
 

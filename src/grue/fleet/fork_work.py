@@ -1,4 +1,4 @@
-"""Forks of recorded turns as a fleet's work: the same change in hundreds of turns, beside what was recorded.
+"""Forks of recorded turns as a fleet's work: compare hundreds of turns with and without the same change.
 
 Each turn has two cases that differ in the setting `fork`: `recorded` repeats what the trace holds, `changed`
 runs the turn again with the change. `grue fleet compare DIR:fork=recorded :fork=changed` pairs them turn by
@@ -39,7 +39,8 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         fork: Whether the record is repeated, or run again with the change.
         llm: Settings of the model, as in `--set llm.NAME=VALUE`.
         changes: Limits and policies, as in `Runner.fork`.
-        misses: `fail` or `call`: nobody can be asked.
+        misses: What to do with a call that the record does not answer: `fail` or `call`. Asking a person, as
+            in `Runner.fork`, is not possible.
     """
 
     trace: str
@@ -127,10 +128,10 @@ def _calls(end: TurnOutcome[Any] | m.TurnEnd | None) -> list[tuple[str, str]]:
 
 
 class TurnToFork(Struct, frozen=True, kw_only=True):
-    """What a condition can ask about a recorded turn.
+    """The values of a recorded turn that a condition can test.
 
     Attributes:
-        outcome: The kind of its outcome, `failed` or `parked`; empty: it has no end.
+        outcome: The kind of its outcome, or `failed` or `parked`; empty: the turn has no end.
         tool: The names of the tools that it called.
         error: What went wrong in its calls.
         calls: How many calls it made.
@@ -162,8 +163,8 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
 def condition(written: str) -> Callable[[TurnToFork], bool]:
     """Return the function that a condition stands for: `outcome = forced and tool ~ shop`.
 
-    A part is `NAME OP VALUE`. The names are the fields of `TurnToFork`; of `tool` and `error` one of the
-    values has to fit, with `!=` all of them. `~` searches for a regular expression.
+    A part is `NAME OP VALUE`. The names are the fields of `TurnToFork`. A turn has several values of `tool`
+    and `error`: one of them has to fit, with `!=` all of them. `~` searches for a regular expression.
 
     Raises:
         FleetError: It cannot be read.
@@ -201,14 +202,14 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
     """Yield the turns of all traces below a folder, or of one trace; traces that cannot be read are left out.
 
-    Of a turn that was run again, the last run counts. Forks are left out: they are no record.
+    If a turn was run again, its last run counts. Forks are left out, because they are not recordings.
     """
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:
         try:
             yield from _turns_of(path)
         except TraceError:
-            continue  # the file is something else, or was cut off
+            continue  # the file is not a trace, or was cut off
 
 
 def _turns_of(path: Path) -> list[TurnToFork]:
@@ -246,7 +247,7 @@ def _with_end(turn: TurnToFork, end: m.TurnEnd) -> TurnToFork:
 
 
 def cases_of(turns: Iterable[TurnToFork], change: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the two cases of each turn: what was recorded, and the fork with the change."""
+    """Return two cases for each turn: one repeats the record, the other forks the turn with the change."""
     return [
         {"trace": turn.trace, "turn": turn.turn, **change, "fork": side}
         for turn in turns

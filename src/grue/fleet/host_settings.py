@@ -1,7 +1,7 @@
 """Functions that the hosts' own works share: a case's endpoint, and the settings of the project's file.
 
-A case names its model and base URL, or the project's file does. Both belong to the identity of the episode.
-So they are put into the case before anything starts, with a hash of what else the project's file says.
+A case or the project's file names the model and the base URL. Both belong to the identity of the episode. So
+they are put into the case before anything starts, with a hash of the other settings of the project's file.
 """
 
 import functools
@@ -23,7 +23,7 @@ from grue.testing.offline import MODEL
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, api_key, require_key
 
 LEFT_OUT = ("attempt.json", "result.json", "output.txt")
-"""Files of an attempt that do not belong to the attempt that goes on from it."""
+"""Files of an interrupted attempt that are not copied into the attempt that continues it."""
 
 _PROJECT = Path("pyproject.toml")
 _TABLES = ("grue", "zorkgpt")
@@ -51,7 +51,7 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
     """Return settings with another base URL and model; the key is looked up again for another URL.
 
-    A model that was chosen has none to be asked after it: a fleet is to measure that one.
+    A chosen model has no fallback models, because the fleet is to measure that model only.
     """
     if base_url is not None and base_url != llm.base_url:
         llm = replace(llm, base_url=base_url, api_key=None, then=())
@@ -61,7 +61,7 @@ def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -
 
 
 def continue_interrupted(episode: Episode) -> bool:
-    """Copy an interrupted attempt into the episode's, and return whether there is one."""
+    """Copy an interrupted attempt into the current one; return `False` if there is none."""
     if episode.interrupted is None:
         return False
     shutil.copytree(episode.interrupted, episode.folder, symlinks=True, dirs_exist_ok=True, ignore=_left_out)
@@ -69,7 +69,7 @@ def continue_interrupted(episode: Episode) -> bool:
 
 
 def begin_again(episode: Episode) -> None:
-    """Remove what was copied of an attempt that nothing can go on from."""
+    """Remove the files of an interrupted attempt that cannot be continued."""
     for entry in episode.folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)
@@ -78,7 +78,7 @@ def begin_again(episode: Episode) -> None:
 
 
 def files_digest(folders: Sequence[Path]) -> str:
-    """Return a hash of all files below some folders, by name and content; of a link by what it names."""
+    """Return a hash of the names and contents of all files below some folders, and of the links' targets."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in _files(folder):
@@ -90,7 +90,7 @@ def files_digest(folders: Sequence[Path]) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files and links of a folder, those of runs left out."""
+    """Yield the files and links of a folder, except those of runs and fleets."""
     entries = sorted(folder.iterdir())
     left_out = not_of_the_workspace(str(folder), [entry.name for entry in entries])
     for entry in entries:
@@ -103,10 +103,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
-    """Return the entries of a folder that belong to no workspace: runs, fleets, and what is no file.
+    """Return the entries of a folder that belong to no workspace: runs, fleets, and special files.
 
-    A run is a folder with a trace, a fleet is one with a manifest. Both are made by grue, so they change with
-    each run, and a copy that held the place where it is made would never end.
+    A run is a folder with a trace, a fleet is one with a manifest. grue writes both, so they change with each
+    run. And if the copy is made inside a run or fleet of the workspace, copying that too would never end.
     """
     return {name for name in names if _is_left_out(Path(folder, name))}
 

@@ -1,7 +1,7 @@
 """The identity of an episode: a hash of everything that decides what the episode is.
 
-Two runs of the same sweep have to agree on it, on any machine and with any number of workers, because a
-finished episode is found again by its id. So it covers the work and its version, the case, the repetition and
+A finished episode is found again by its id, so all runs of the same sweep have to compute the same id, on any
+machine and with any number of workers. The hash covers the work and its version, the case, the repetition and
 the content of the files that the case names. It does not cover grue's version, workers, limits or keys.
 """
 
@@ -46,7 +46,7 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
         files: SHA-256 of each file that the case names, by setting.
 
     Raises:
-        FleetError: A setting is not JSON, or is named like a secret.
+        FleetError: A setting is not JSON, or its name is that of a secret.
     """
     for name in case.settings:
         if looks_secret(name):
@@ -64,9 +64,10 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
 
 
 def fault_of(settings: object) -> str:
-    """Return what keeps the settings of a case from being JSON, in a phrase that names it; empty: nothing.
+    """Return a phrase that names a setting that is not JSON, and why; empty: all settings are JSON.
 
-    A set has no order, so each run would give the case another id. Other objects come back as something else.
+    A set has no order, so each run would give the case another id. Other objects would be read from the
+    file of the case as another type.
     """
     if not isinstance(settings, Mapping):
         return f"it is a {type(settings).__name__}, and not a dictionary of settings"

@@ -1,9 +1,9 @@
 """The local engine: warm worker processes on this machine, one episode at a time in each.
 
-One thread starts the workers, gives them jobs and takes what they say. Each worker has a channel of its own,
-so that no other is concerned by what one does to it. What a worker says is read without waiting, up to a
-limit. A worker that dies, takes too long, says nonsense or is not fit for another episode is ended with all
-processes of its group. An episode runs on its process's main thread, so that signals work there.
+One thread starts the workers, gives them jobs and reads their reports. Each worker has a channel of its own,
+so that a worker that damages its channel affects no other. A report is read without waiting, up to a limit. A
+worker that dies, takes too long, sends nonsense or is not fit for another episode is ended with all processes
+of its group. An episode runs on its process's main thread, so that signals work there.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ _PRELOADED = (
 )
 
 _START_S = 120.0
-"""For a worker to import the program and to connect, before it is given up."""
+"""Time limit for a worker to import the program and to connect."""
 
 _START_AGAIN_S = 0.2
 _MOST_BROKEN = 5
-"""How many workers in a row may end before they are ready, until the fleet takes it that none can start."""
+"""After so many workers in a row that end before they are ready, the fleet ends: no worker can start."""
 
 _DEATH_S = 10.0
 _MOST_SAID_BYTES = 16 * 2**20
@@ -57,7 +57,7 @@ class LocalEngine:
 
     Args:
         folder: The fleet's folder, for the ledger.
-        limits: What all requests may take together.
+        limits: The limits on all requests together.
         workers: Number of processes.
         episode_timeout_s: Time limit of an attempt; `None`: none.
 
@@ -76,7 +76,8 @@ class LocalEngine:
         self._place = Place(self._broker.address, limits, list(sys.path), str(Path.cwd()))
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
-        multiprocessing.resource_tracker.ensure_running()  # it would lift the block below when it starts
+        # Start the tracker first: when it starts, it lifts the block of interrupts that comes next.
+        multiprocessing.resource_tracker.ensure_running()
         with born_without_interrupts():
             multiprocessing.forkserver.ensure_running()
         self._jobs: deque[Task] = deque()
@@ -116,7 +117,7 @@ class LocalEngine:
         self._woken.close()
         self._stack.close()
 
-    # What follows runs in the engine's thread.
+    # The methods below run in the engine's thread.
 
     def _serve(self) -> None:
         try:
@@ -130,12 +131,12 @@ class LocalEngine:
                     self._end_all(self._failed)
                 self._hand_out()
                 self._wait()
-        except BaseException as error:  # the driver waits for each of its jobs
+        except BaseException as error:  # report each job as lost, because the driver waits for it
             self._fail(f"The engine has failed: {type(error).__name__}: {error}.")
             raise
 
     def _fail(self, why: str) -> None:
-        """Say of each job, also of those to come, that no worker can do it."""
+        """Report each job as lost, also each later one: no worker can be started."""
         self._failed = Lost("unable", why)
         self._end_all(self._failed)
 
@@ -152,7 +153,7 @@ class LocalEngine:
             worker = idle.pop()
             if worker.give(self._jobs[0], self._timeout_s):
                 self._jobs.popleft()
-            else:  # it has died since
+            else:  # the worker has died
                 self._drop(worker)
         starting = sum(not worker.ready for worker in self._workers)
         for _ in range(min(self.slots - len(self._workers), len(self._jobs) - starting)):
@@ -166,15 +167,15 @@ class LocalEngine:
             self._workers.append(_Worker(self._context, self._place))
             self._failing_since = math.inf
         except (OSError, EOFError) as error:
-            # The server that workers are forked from has been ended by one of them, and is not quite gone
-            # yet; or the machine has no process or descriptor left for now.
+            # Try again later. Either a work has killed the server that forks the workers, and the server
+            # has not ended yet, or the machine has no free process or descriptor at the moment.
             self._failing_since = min(self._failing_since, now)
             self._start_at = now + _START_AGAIN_S
             if now - self._failing_since > _START_S:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
-        """Wait until a worker says something, dies or takes too long, or there is something to do."""
+        """Wait until a worker reports, dies or takes too long, or until another thread wakes this one."""
         soonest = min(worker.until for worker in self._workers) if self._workers else math.inf
         if self._jobs and self._failing_since < math.inf:
             soonest = min(soonest, self._start_at)
@@ -184,13 +185,13 @@ class LocalEngine:
         if self._woken in multiprocessing.connection.wait([self._woken, *channels, *ends], wait_s):
             self._woken.recv_bytes()
         for worker in list(self._workers):
-            if worker in self._workers:  # the one before has not ended them all
+            if worker in self._workers:  # else looking at an earlier worker has ended all workers
                 self._look_at(worker)
 
     def _look_at(self, worker: "_Worker") -> None:
         alive = worker.process.is_alive()
         try:
-            self._hear(worker)  # also what it has said last
+            self._hear(worker)  # also the last report of a dead worker
         except (ValueError, RecursionError) as error:
             self._drop(worker, Lost("died", f"its worker process has said nonsense: {error}"))
             return
@@ -206,10 +207,10 @@ class LocalEngine:
             )
 
     def _hear(self, worker: "_Worker") -> None:
-        """Take in what a worker has said, if anything.
+        """Read a report of a worker, if there is one.
 
         Raises:
-            ValueError, RecursionError: The line is not JSON of a `Said`, or nothing was asked.
+            ValueError, RecursionError: The line is not a `WorkerSaid` in JSON, or the worker has no job.
         """
         line = worker.line()
         if line is None:
@@ -226,7 +227,7 @@ class LocalEngine:
         self.ended.put((job, said.ended or Lost("error", said.error)))
 
     def _drop(self, worker: "_Worker", how: Lost | None = None) -> None:
-        """End a worker with whatever it has started, and say how its attempt ended."""
+        """End a worker and the processes of its group, and report how its attempt ended."""
         self._workers.remove(worker)
         worker.end()
         if worker.job is not None and how is not None:
@@ -242,11 +243,11 @@ class _Worker:
 
     Attributes:
         process: The process.
-        channel: Takes jobs, and gives what it says.
+        channel: Carries jobs to the worker, and its reports back.
         ready: Whether it has started.
         deaf: Whether it has closed its end of the channel. Then it can only end.
-        job: The job that it has; `None`: none.
-        until: When its start or its job takes too long, in monotonic seconds.
+        job: The job that it is doing; `None`: none.
+        until: The time, in monotonic seconds, after which its start or its job counts as timed out.
     """
 
     def __init__(self, context: Any, place: Place) -> None:
@@ -271,10 +272,10 @@ class _Worker:
         return True
 
     def line(self) -> bytes | None:
-        """Return the line that it has said; `None`: none yet. Does not wait.
+        """Return the line that it has written; `None`: none yet. Does not wait.
 
         Raises:
-            ValueError: It says more than any worker has to say.
+            ValueError: The line is longer than any report.
         """
         while not self.deaf and self.channel.poll():
             try:
@@ -294,7 +295,7 @@ class _Worker:
         """End the worker with all processes of its group. Block until they are gone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()  # as long as it has no group of its own
+        self.process.kill()  # if the process has not made its own group yet
         self.process.join(_DEATH_S)
         self.channel.close()
 

@@ -1,8 +1,9 @@
 """Refuse a fleet that its own workers would start again.
 
-A worker process imports the program that started it, and so does a driver whose work is defined in it. If the
-program starts its fleet at the top of the file, without `if __name__ == "__main__"`, each of them would start
-the fleet once more. This is found before anything starts: in the program's text, at the line that is running.
+A worker process imports the program that started it, and so does a driver if that program defines the work.
+If the program starts its fleet at the top of the file, without `if __name__ == "__main__"`, each import would
+start the fleet once more. To find this before anything starts, the program's text is read at the line that is
+running.
 """
 
 import ast
@@ -16,13 +17,13 @@ from typing import Any
 from grue.errors import FleetError
 
 WORK_MODULE = "_grue_work_"
-"""How the names of modules begin that are imported from a file for their work."""
+"""The prefix of the name under which a work's file is imported as a module."""
 
 _IMPORTED_AGAIN = ("__mp_main__", WORK_MODULE)
 _TELLING_APART = frozenset(
     {"__name__", "parent_process", "current_process", "environ", "getenv", "getpid", "getppid"}
 )
-"""A program that asks one of these may know that it is imported by a worker."""
+"""Names by which a program may find out that a worker imports it."""
 
 
 def refuse_to_start_again(*, imports_main: bool) -> None:
@@ -54,13 +55,13 @@ def _running_modules(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_left_out(main: Any) -> bool:
-    """Return whether `multiprocessing` does not import the main program: that of a package, `__main__.py`."""
+    """Return whether workers do not import the main program, because it is a package's `__main__.py`."""
     spec = getattr(main, "__spec__", None)
     return spec is not None and str(spec.name).endswith("__main__")
 
 
 def _is_guarded(path: Path, line: int) -> bool:
-    """Return whether the program decides what it does at this line; `True` if its text cannot be read."""
+    """Return whether an `if` up to this line tests one of `_TELLING_APART`; `True` if unreadable."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):

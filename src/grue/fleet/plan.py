@@ -1,4 +1,4 @@
-"""Estimate what a sweep will take, from its cases and its folder. Starts nothing."""
+"""Estimate the size and the cost of a sweep from its cases and its folder. Starts nothing."""
 
 from pathlib import Path
 
@@ -17,17 +17,18 @@ SAMPLE = 10
 _TURN_BYTES = 16_000
 _EPISODE_BYTES = 100_000
 _RESULT_BYTES = 3_000
-"""Assumed sizes until then: of a turn, of an episode that does not say how many it has, of a result alone."""
+"""Sizes that are assumed while fewer than `SAMPLE` episodes are done: of a turn, of an episode with an
+unknown number of turns, and of a result without a trace."""
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
-    """The remaining work of a sweep, and what it will take.
+    """The remaining work of a sweep, and the space that it needs.
 
     Attributes:
         work: The function.
         total: Episodes of the sweep.
         missing: Those without a commit.
-        bytes_needed: About what they will take on disk.
+        bytes_needed: Estimated size on disk of the missing episodes.
         spent: What the episodes with a commit have cost.
     """
 

@@ -1,7 +1,7 @@
 """Compare prompts on a list of cases in one call, in this process: `compare_prompts`.
 
-For tens of cases and an answer within minutes. Hundreds of episodes, intervals and other settings than the
-prompt are a fleet's work (`fleet.py`, `compare.py`).
+It is for tens of cases and an answer within minutes. For hundreds of episodes, for intervals, or to compare
+other settings than the prompt, use a fleet (`fleet.py`, `compare.py`).
 """
 
 import math
@@ -27,7 +27,7 @@ _WIDEST = 32
 
 
 class PromptAnswer(Struct, frozen=True, kw_only=True):
-    """What came of one case with one prompt.
+    """The answer to one case with one prompt.
 
     Attributes:
         answer: The answer; `None`: the turn failed.
@@ -69,7 +69,7 @@ class PromptRow(Struct, frozen=True, kw_only=True):
 
 
 class PromptTable(Struct, frozen=True, kw_only=True):
-    """What `compare_prompts` has found; `print` shows it.
+    """The result of `compare_prompts`; `print` shows it.
 
     Attributes:
         prompts: The sums of each prompt, by its name.
@@ -118,13 +118,13 @@ class PromptTable(Struct, frozen=True, kw_only=True):
         return "\n".join(said)
 
     def _repr_html_(self) -> str:
-        """Return the table as a notebook shows it. What models said cannot be markup there."""
+        """Return the table as HTML for a notebook. Texts of models are escaped."""
         from html import escape
 
         return f"<pre>{escape(str(self))}</pre>"
 
     def _against(self, one: str, other: str) -> str:
-        """Return a sentence on two prompts, with what chance alone would do."""
+        """Return a sentence that compares two prompts, with the p-value of the sign test."""
         pairs = [(case.answers[one].score, case.answers[other].score) for case in self.cases]
         better, worse = sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)
         counts = (
@@ -164,9 +164,10 @@ def compare_prompts(
             comparison.
         prompts: The system texts, by a name of your own; two or more.
         cases: Pairs of the user's text and what is expected.
-        score: Gets the answer and what was expected, and returns a number. `None`: 1 if they are equal; for
-            an answer that is a text, if it contains what was expected, whatever its capital letters; a number
-            as a whole, so that 17 is not in 117.
+        score: Gets the answer and what was expected, and returns a number. `None`: 1 if they are equal, else
+            0. If the answer is a text: 1 if it contains what was expected, ignoring case. A number has to
+            stand
+            alone: 17 is not in 117.
         answer: The type of the answers, as in a `TurnRequest`; `None`: `bool` if all cases expect one, else
             text.
         concurrency: Turns that run in parallel.

@@ -1,8 +1,8 @@
 """The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
 
-Ray places the tasks and moves what they return. A task is never retried by Ray, because the driver counts
-attempts itself. The broker is the only actor; it keeps the ledger, on the machine of the driver. Only
-what differs from the local engine is here.
+Ray chooses the machine of each task and returns its result. Ray never retries a task, because the driver
+counts attempts itself. The broker is the only actor; it runs on the driver's machine and keeps the ledger.
+This module has only what differs from the local engine.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _LOOK_S = 0.1
 _COSTS_EVERY_S = 1.0
 
 _Key: TypeAlias = tuple[str, int]
-"""An attempt and the number of what it has asked for."""
+"""An attempt, and the number of one of its questions to the broker."""
 
 
 class RayBroker:
@@ -52,7 +52,7 @@ class RayBroker:
         self._waiting: dict[_Key, anyio.CancelScope] = {}
 
     async def ask(self, attempt: str, id_: int, wanted: WantedRequest) -> str:
-        """Wait until a request may start; return why it never may, or an empty text."""
+        """Wait until a request may start; return why it is refused, or an empty text."""
         with anyio.CancelScope() as scope:
             self._waiting[attempt, id_] = scope
             admitted = await self._accounts.admitted(wanted)
@@ -65,7 +65,7 @@ class RayBroker:
         return ""
 
     async def settle(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """Charge a request, or forget one that waits."""
+        """Charge a request, or drop one that still waits for permission."""
         self._give_up(attempt, id_)
         found = self._under_way.pop((attempt, id_), None)
         if found is not None:
@@ -92,7 +92,7 @@ class RayBroker:
             self._accounts.left(machine, attempt)
 
     async def lost(self, attempt: str) -> None:
-        """Charge the requests under way of an attempt that has ended in full, and free its places."""
+        """After an attempt has ended, charge its requests under way in full, and free its places."""
         for held in (self._waiting, self._under_way, self._placed):
             for _, id_ in [key for key in held if key[0] == attempt]:
                 await self.settle(attempt, id_, RequestOutcome())
@@ -114,7 +114,7 @@ class RayEngine:
 
     Args:
         folder: The fleet's folder, which each machine of the cluster sees at the same path.
-        limits: What all requests may take together.
+        limits: The limits on all requests together.
         workers: Attempts at one time; 0: as many as the cluster has cores.
         address: Address of the cluster, or `auto`; `None`: start one on this machine.
         episode_timeout_s: Time limit of an attempt; `None`: none.
@@ -215,7 +215,7 @@ class RayEngine:
     def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
         with self._lock:
             job, _ = self._tasks.pop(reference)
-        # Also after an attempt that has ended by itself: its work may have left a runner open.
+        # Needed even after a regular end: the work may have left a runner open, with requests and servers.
         self._broker.lost.remote(job.folder.name)
         self.ended.put((job, outcome))
 
@@ -251,7 +251,7 @@ def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempt
 
 
 class _AskedOfBroker:
-    """Asks the broker's actor for an attempt, and numbers what it asks for."""
+    """Sends the questions of one attempt to the broker's actor, and numbers them."""
 
     def __init__(self, broker: Any, attempt: str) -> None:
         self.broker = broker
@@ -262,7 +262,7 @@ class _AskedOfBroker:
         return next(self._ids)
 
     async def answer(self, asked: Any, give_up: Callable[[], object]) -> str:
-        """Wait for the broker's answer: why it refuses, or an empty text. A cancellation calls `give_up`."""
+        """Return the broker's reason for a refusal, or an empty text. A cancellation calls `give_up`."""
         ray = _ray()
         try:
             refused: str = await anyio.to_thread.run_sync(ray.get, asked, abandon_on_cancel=True)
@@ -343,7 +343,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray counts usage over the network unless it is told not to."""
+    """Keep Ray from reporting its usage over the network."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     yield
 
@@ -352,7 +352,7 @@ def _require_shared_folder(ray: Any, folder: Path) -> None:
     """Check that each machine of the cluster sees the fleet's folder.
 
     Raises:
-        FleetError: One does not.
+        FleetError: A machine does not see the folder.
     """
     mark = folder / f".shared-{os.getpid()}-{time.time_ns()}"
     mark.touch()

@@ -1,8 +1,8 @@
 """Write a fleet as one HTML page without network: cells, costs, cases, distributions, failures.
 
-The page holds every episode as a row of numbers, so that each point of it opens its episode; texts are held
-once. Ten thousand episodes make about one megabyte. `tracing/viewer_page/report.*` draw it, and
-`tracing/page_file.py` says why what models and tools wrote cannot run as code there.
+The page has a row of numbers for each episode, so that each point in a chart opens its episode. Equal texts
+are stored once. Ten thousand episodes make about one megabyte. `tracing/viewer_page/report.*` draw the page,
+and `tracing/page_file.py` explains why texts of models and tools cannot run as code in it.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _MOST_NAME = 300
 
 
 class _CellRow(Struct, frozen=True, kw_only=True):
-    """A cell in figures; `low` and `high` only where there are enough cases."""
+    """The figures of a cell; `low` and `high` are set only if there are enough cases."""
 
     name: str
     episodes: int
@@ -73,7 +73,7 @@ def write_report(
         target: The page.
         score: The score to report.
         passing: The least score of an episode that passes; `None`: 1, if all scores are from 0 to 1.
-        by: The settings that make a cell; `None`: as `cell_axes` chooses them.
+        by: The settings that make a cell; `None`: `cell_axes` chooses them.
 
     Raises:
         FleetError: There is no fleet, it has no episodes, or the page cannot be written.

@@ -1,7 +1,7 @@
 """Count what the requests of an attempt cost, beside the broker, which counts for the whole fleet.
 
-The count is part of the attempt's result, so that `grue fleet run --plan` can say what the rest will cost,
-also without any limit.
+The count is part of the attempt's result, so that `grue fleet run --plan` can estimate the cost of the
+missing episodes, even if the fleet has no limits and so no broker is asked.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class RequestCount:
         return _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
-        """Ask the inner gate about a request whose cost is counted when its reply is read; `None`: none."""
+        """Ask the inner gate about a request whose cost `add` counts later; return `None` without a gate."""
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):
             self._refused = permit

@@ -2,10 +2,10 @@
 
     for result in results(folder): ...
 
-Thousands of small files take seconds to read, so what was read is kept in `results.jsonl`, an index of the
-committed episodes. The driver adds a line whenever an episode is committed, and a reader adds what it had to
-read. The index is never the truth: a line counts only if the episode's `commit.json` and its `scores` folder
-are as they were when the line was written, and without the index the same results are read from the files.
+Thousands of small files take seconds to read, so `results.jsonl` is an index of the committed episodes. The
+driver adds a line when an episode is committed, and a reader adds the lines that are missing. The index is
+only a cache: a line counts only if the episode's `commit.json` and its `scores` folder have not changed
+since, and without the index the same results are read from the files.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ INDEX = "results.jsonl"
 _MOST_LINE = 2**20
 
 ResultOutcome: TypeAlias = Literal["scored", "failed", "infrastructure", "unpaid", "interrupted", "damaged"]
-"""`scored` and `failed` are results. The others are missing: `infrastructure`: the machine, the network or a
-server failed, so far; `unpaid`: the budget refused it; `interrupted`: it was cut off, or still runs;
-`damaged`: its files cannot be read."""
+"""`scored` and `failed` are results. Episodes with the other outcomes have no result. `infrastructure`: the
+machine, the network or a server failed in all attempts so far; `unpaid`: the budget refused a request;
+`interrupted`: the last attempt was cut off, or still runs; `damaged`: the episode's files cannot be read."""
 
 _Stamp: TypeAlias = tuple[int, int, int]
 
@@ -41,17 +41,17 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         id: Its id.
-        outcome: What became of it.
+        outcome: Whether it has a result, and if not, why.
         work: The work.
         settings: The settings that the work got.
         planned: The settings that the sweep gave, before the work added its own.
         repetition: Counts the episodes with equal settings, from 0.
         attempt: Number of the attempt that counts, or of the last one; 0: there is none.
-        end: How it ended; `None`: it has not, or nobody can read it.
+        end: How that attempt ended; `None`: it has not ended, or its files cannot be read.
         trouble: Why its files cannot be read, if they cannot.
         trace_bytes: Size of its trace; `None`: it has none, or is not committed.
         grue: The version of grue that played it.
-        marks: What scorers and people have given it since. Those of other attempts are left out.
+        marks: The scores that scorers and people have given it later. Those of other attempts are left out.
     """
 
     id: str
@@ -125,9 +125,9 @@ def results(fleet: Path) -> Iterator[Result]:
 
 
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
-    """Return the episodes that the latest sweep of a folder has, and how many others were left out.
+    """Return those of `found` that are in the latest sweep of the folder, and how many others were left out.
 
-    If it has none of them, they were asked for on purpose, and all are returned.
+    If none is in the latest sweep, the caller wants earlier episodes on purpose, so all are returned.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
@@ -136,7 +136,7 @@ def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int
 def latest_results(fleet: Path) -> tuple[list[Result], int]:
     """Return the episodes of the latest sweep, and how many others the folder has.
 
-    What shows a whole folder asks here. If nobody can say what the latest sweep was, all episodes count.
+    For views of a whole folder. If the latest sweep is unknown, all episodes count.
     """
     found = list(results(fleet))
     ours = _latest_of(fleet, found)
@@ -194,7 +194,7 @@ def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
     end = episode.end_of(path)
     if end is None:
         return replace(result, attempt=number)
-    # A result that was not committed does not count: another one was committed, or its commit was put aside.
+    # The attempt ended but is not committed: another was committed first, or its commit was put aside.
     missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
     return replace(result, attempt=number, outcome=missing, end=end)
 
@@ -227,11 +227,11 @@ def _read_index(path: Path) -> dict[str, _IndexLine]:
 
 
 def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
-    # The newline comes first too, so that a line that was cut short by a kill spoils no other one.
+    # Begin with a newline, in case a kill has cut the last line of the file short.
     written = b"".join(b"\n" + msgspec.json.encode(line) + b"\n" for line in lines)
     if not written:
         return
-    with contextlib.suppress(OSError):  # somebody else's folder, or a full disk: the index is not needed
+    with contextlib.suppress(OSError):  # a read-only folder or a full disk: readers do without the index
         descriptor = os.open(fleet / INDEX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             file.write(written)

@@ -1,12 +1,13 @@
-"""Scorers: what gives a finished episode a score, from its trace, as often as wanted.
+"""Scorers: they give a finished episode a score from its trace, so it need not be played again.
 
     def short(finished: FinishedEpisode) -> float | tuple[float, str]: ...
 
 A scorer is a function, a regular expression, a JSON Schema or a model that judges. It has a name and a
-version; what it gives is a mark beside the episode (`grue.tracing.marks`). `scoring.py` runs the scorers.
+version. Its score is stored as a mark beside the episode (`grue.tracing.marks`). `scoring.py` runs the
+scorers.
 
-The answer is a model's text and may say anything, also to the judge. The judge gets it as data between marks
-that it cannot guess, has no tools, and can only return a number and a sentence.
+The answer to be judged is a model's text and may try to instruct the judge. The judge gets it as data between
+marks that the answer cannot guess, has no tools, and can only return a number and a sentence.
 """
 
 import functools
@@ -40,18 +41,19 @@ _MOST_CACHED_BYTES = 2**20
 
 
 class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A scorer, as a table `[scorer.NAME]` of a file says it. Exactly one of the first four keys is given.
+    """A scorer, as a table `[scorer.NAME]` of a file. Exactly one of the first four keys is given.
 
     Attributes:
         function: A function, as `module:function`; it gets a `FinishedEpisode`.
         regex: A regular expression; 1 if it is found in the answer, else 0. `{name}` stands for the case's
             setting of that name, taken literally.
         schema: The path of a JSON Schema, or the schema; 1 if the answer is JSON that fits it, else 0.
-        judge: What a model is asked about the answer; it gives 0 to 1 and a reason.
+        judge: The question that a model is asked about the answer; it returns a number from 0 to 1 and a
+            reason.
         version: A new version scores all episodes again; the old scores stay.
         model: The judge's model; `None`: that of the project's file.
         base_url: The judge's endpoint; `None`: that of the project's file.
-        max_tokens: The most that the judge may say.
+        max_tokens: Longest completion of the judge.
     """
 
     function: str | None = None
@@ -64,7 +66,7 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     max_tokens: int = 300
 
     def check(self, name: str) -> None:
-        """Check the scorer, before anything is paid for.
+        """Check the scorer, before any request is paid for.
 
         Raises:
             FleetError: Something is wrong with it.
@@ -120,7 +122,7 @@ class FinishedEpisode(Struct, frozen=True, kw_only=True):
 
 
 class Given(Struct, frozen=True, kw_only=True):
-    """What a scorer gives: the score, why, and what it has cost."""
+    """The result of a scorer: the score, the reason, and the cost."""
 
     score: float
     reason: str = ""
@@ -137,7 +139,7 @@ def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, cou
         name: The scorer's name.
         scorer: The scorer.
         finished: The episode.
-        cache: Folder of what judges have said.
+        cache: Folder with the earlier verdicts of judges.
         count: Counts the judge's requests.
 
     Raises:
@@ -211,14 +213,14 @@ def _fits(schema: str, answer: str) -> Given:
 
 
 class _Verdict(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a judge returns."""
+    """The answer of a judge."""
 
     reason: str
     score: Annotated[float, Meta(ge=0, le=1)]
 
 
 def _judged(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, count: RequestCount) -> Given:
-    """Ask the judge, unless it has been asked the same before."""
+    """Return the judge's verdict: the cached one if the judge was asked the same before."""
     settings = chosen_endpoint(llm_settings(GameConfiguration.of_project()), scorer.base_url, scorer.model)
     asked = [
         name,

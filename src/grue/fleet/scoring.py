@@ -4,8 +4,8 @@
                           │
                           └─ failed, timed out, unpaid ─▶ without a mark   the same command tries again
 
-Episodes that are not finished, or whose trace was not kept, are left out and counted. What scorers cost is
-in a ledger of their own, `DIR/scores/ledger.jsonl`, so that judging does not use up the budget of playing.
+Episodes that are not finished, or whose trace was not kept, are left out and counted. The cost of scorers is
+in a separate ledger, `DIR/scores/ledger.jsonl`, so that judging does not use up the budget of playing.
 """
 
 import queue
@@ -92,7 +92,7 @@ class ScoreTask(Task, frozen=True, kw_only=True):
         settings: The settings of the case.
         scores: The scores that the work returned.
         scorers: The scorers by name.
-        cache: Folder of what judges have said.
+        cache: Folder with the earlier verdicts of judges.
         prices: Prices by model.
     """
 
@@ -110,7 +110,7 @@ class ScoreTask(Task, frozen=True, kw_only=True):
                 find_function(scorer.function)
 
     def make(self) -> Attempted:
-        """Run the scorers, and write a mark for each. What one of them raises does not concern the others."""
+        """Run the scorers, and write a mark for each. An exception of one does not stop the others."""
         run = self.folder / f"attempt-{self.attempt}"
         troubles, spent, refused = [], Amount(), ""
         for name, scorer in self.scorers.items():
@@ -164,7 +164,7 @@ class ScoreTally(Struct):
         before: Episodes that had all of them before.
         failed: Episodes for which a scorer failed.
         unpaid: Episodes for which the budget has refused a request.
-        without_trace: FinishedEpisode episodes whose trace was not kept.
+        without_trace: Finished episodes whose trace was not kept.
         unfinished: Episodes that have no result.
         spent: What the judges have cost.
         troubles: The first few failures, with the episodes' ids.
@@ -191,7 +191,7 @@ def score_fleet(
     Args:
         fleet: The fleet's folder.
         scoring: The scorers.
-        again: Also over those that have one.
+        again: Whether to score episodes again that have a mark already.
         watch: Called with the counts a few times a second.
 
     Raises:

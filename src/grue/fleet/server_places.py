@@ -2,10 +2,10 @@
 
 A pure state machine. `accounts.py` waits and answers the workers.
 
-An episode with two servers holds the first while it asks for the second. If every worker did that on the
-last places, all would wait for each other for ever. So a worker's first server takes all the places that an
-episode needs (`an_episode`), and its further servers start at once. Only an episode that wants more than that
-waits while it holds places; `accounts.py` refuses it after a while.
+An episode with two servers holds a place for the first while it asks for the second. If every worker did that
+with the last free places, all would wait for each other for ever. So a worker's first server reserves all the
+places that an episode needs (`an_episode`), and its further servers start at once. Only an episode that wants
+more places than that waits while it holds some; `accounts.py` refuses it after a while.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ class ServerCap(Struct, frozen=True, kw_only=True):
         an_episode: How many of them an episode has at one time.
 
     Raises:
-        FleetError: An episode needs more than there may be.
+        FleetError: `an_episode` is larger than `at_once`.
     """
 
     at_once: int | None = None
@@ -43,7 +43,7 @@ class ServerPlaces:
     """The places of one machine.
 
     Args:
-        cap: How many there are.
+        cap: The number of places, and how many an episode needs.
     """
 
     def __init__(self, cap: ServerCap) -> None:
@@ -56,7 +56,7 @@ class ServerPlaces:
         return self._held.total()
 
     def wants_too_many(self, worker: str) -> bool:
-        """Whether a worker already has as many as an episode is said to need."""
+        """Whether a worker already has `an_episode` server processes."""
         return self._held[worker] >= self._cap.an_episode
 
     def take(self, worker: str) -> bool:
@@ -80,5 +80,5 @@ class ServerPlaces:
         self._held.pop(worker, None)
 
     def _claim(self, count: int) -> int:
-        """How many places a worker with so many servers keeps from others."""
+        """How many places a worker with `count` servers keeps from others."""
         return max(count, self._cap.an_episode) if count else 0

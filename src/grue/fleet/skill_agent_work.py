@@ -101,11 +101,11 @@ def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Pa
     if continue_interrupted(episode):
         try:
             return agent.resume()
-        except TraceError:  # it was interrupted before there was anything to go on from
+        except TraceError:  # the attempt was interrupted before it could be resumed
             begin_again(episode)
             agent = Orchestrator(config, folder=episode.folder)
             agent.scripted = case.offline
-    # Links stay links: what one outside the folder names is refused, as `grue run` does.
+    # Keep links as links, so that a link that leads out of the workspace is refused, as in `grue run`.
     shutil.copytree(workspace, config.workspace, symlinks=True, ignore=not_of_the_workspace)
     return agent.run(case.task or config.task)
 
@@ -137,7 +137,7 @@ def _is_there(expected: str | float | None, result: RunResult, written: Iterator
 
 
 def _written(workspace: Path, original: Path) -> Iterator[str]:
-    """Yield the content of the files that the run has made or changed, as far as they are small."""
+    """Yield the content of the small files that the run has made or changed."""
     for path in sorted(workspace.rglob("*")):
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_FILE_BYTES:
             continue

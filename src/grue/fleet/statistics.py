@@ -1,15 +1,16 @@
-"""The statistics of a comparison: arrays in, numbers out. No files, no clock, and no chance that varies.
+"""The statistics of a comparison: arrays in, numbers out. No files, no clock, and a fixed random seed.
 
 A comparison is about cases, not episodes: the episodes of one case depend on each other, so each case counts
 once, with the mean of its repetitions. Where cases depend on each other too, such as questions about one
 document, the groups are resampled instead of the cases.
 
-The interval of a mean is the bootstrap's, bias-corrected and accelerated (BCa), with its quantiles moved
-outward for few cases, as Student's distribution is wider than the normal one. In 2,000 simulated sweeps that
-alone held 89-91 % of the time where the scores have heavy tails, and Student's interval 92 % where they are
-skewed. So the interval is never narrower than Student's on either side; the two together hold 93-97 %.
+The interval of a mean is the bootstrap's, bias-corrected and accelerated (BCa). For few cases its quantiles
+are moved outward, as Student's distribution is wider than the normal one. In 2,000 simulated sweeps, a 95 %
+interval of this kind held the true mean in only 89-91 % of the sweeps if the scores have heavy tails, and
+Student's interval in 92 % if they are skewed. So each end is the outer one of the two intervals; this holds
+the true mean in 93-97 %.
 
-With fewer than 15 cases there is no interval: what is left is the sign test, which is exact for any number.
+With fewer than 15 cases there is no interval, only the sign test, which is exact for any number of cases.
 
 numpy and scipy come with the extra `evaluate`. They are imported when the first interval is computed; the
 sign test needs neither.
@@ -28,10 +29,10 @@ LEAST_CASES = 15
 
 LEVEL = 0.95
 SELDOM = 1 - LEVEL
-"""A result is reported if chance alone gives one like it less often than this."""
+"""The significance level: a result is reported if its p-value is below this."""
 
 POWER = 0.8
-"""A difference counts as detectable if this share of the sweeps would find it."""
+"""A difference counts as detectable if at least this share of sweeps would find it."""
 
 _RESAMPLES = 2000
 _SEED = 20_260_101
@@ -44,7 +45,7 @@ class Interval(Struct, frozen=True):
 
     Attributes:
         mean: The mean over cases.
-        low: The lower end; NaN, as `high` and `error`: there is no interval.
+        low: The lower end. `low`, `high` and `error` are NaN if there is no interval.
         high: The upper end.
         error: The standard error of the mean.
         groups: The number of independent groups of cases.
@@ -74,15 +75,15 @@ def require_libraries() -> tuple[Any, Any]:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Return how often a fair coin falls as unevenly as that, or more so: the two-sided sign test."""
+    """Return the p-value of the two-sided sign test: how often a fair coin falls at least as unevenly."""
     tosses, most = better + worse, max(better, worse)
-    # Each number of heads from the one before it: with large ones `math.comb` would take minutes.
+    # Compute each term from the one before: `math.comb` for each would take minutes for large numbers.
     ways = tail = math.comb(tosses, most)
     for heads in range(most, tosses):
         ways = ways * (tosses - heads) // (heads + 1)
         tail += ways
         if ways << 60 < tail:
-            break  # what is left is too little to change the sum
+            break  # the remaining terms are too small to change the sum
     share: float = tail / 2**tosses
     return min(1.0, 2.0 * share)
 
@@ -93,7 +94,7 @@ def mean_interval(values: Sequence[float], groups: Sequence[int] | None = None) 
 
 
 def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | None = None) -> list[Interval]:
-    """Return the mean of each figure over the cases, with its interval. The same values give the same ones.
+    """Return the mean of each figure over the cases, with its interval. Equal values give equal intervals.
 
     Args:
         figures: For each figure, its value in each case.
@@ -115,7 +116,7 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
     if count < 2:
         raise ValueError("an interval needs two cases that do not depend on each other")
     means = sums.sum(axis=1) / sizes.sum()
-    # What each group contributes to the mean, as a ratio of two sums.
+    # The influence of each group on the mean, which is a ratio of two sums.
     pulls = (sums - means[:, None] * sizes) / sizes.mean()
     student = float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
     drawn = _resampled(np, sums, sizes)
@@ -153,7 +154,7 @@ def _resampled(np: Any, sums: Any, sizes: Any) -> Any:
         rows = min(at_once, _RESAMPLES - start)
         drawn = random.integers(0, count, (rows, count))
         drawn += np.arange(rows)[:, None] * count
-        # How often each group was drawn in each sample: one product then gives the sums of all figures.
+        # Count how often each sample draws each group, so that one matrix product sums all figures.
         often = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
         totals = often.astype(float) @ columns
         means.append(totals[:, :-1] / totals[:, -1:])
@@ -182,7 +183,8 @@ def times_more(interval: Interval, difference: float) -> float:
 def pass_at(passed: int, played: int, tries: int) -> float:
     """Return the chance that at least one of `tries` episodes passes, out of those that were played.
 
-    This is the estimate without bias: the share of the ways to draw `tries` of `played` with one that passed.
+    This is the unbiased estimate: of all ways to draw `tries` of `played` episodes, the share that includes
+    one that passed.
     """
     return 1.0 - math.comb(played - passed, tries) / math.comb(played, tries)
 

@@ -1,7 +1,7 @@
 """Read a sweep: a TOML file that says which work to do for which cases, and within which limits.
 
-The grid is the product of its axes, and of `cases`, whose settings belong together. `include` adds cases,
-`exclude` takes away those that have all of its settings. An error names the line and the key.
+The grid is the product of its axes and of `cases`, an axis whose values are groups of settings. `include`
+adds cases, `exclude` removes those that have all of its settings. An error names the line and the key.
 """
 
 import itertools
@@ -41,8 +41,8 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         work: The function, as `module:name`, or the name of a bundled host for its own.
         version: Version of the work; a new one makes new episodes. `None`: the one that the work declares.
         grid: Values of each axis: a list, or `{first = 0, last = 39}`.
-        cases: An axis of settings that belong together, such as a question and what is expected. Each is
-            played with each cell of the grid.
+        cases: An axis of settings that belong together, such as a question and its expected answer. Each is
+            played with each combination of the other axes.
         settings: Settings that all cases have.
         include: Further cases, added to the grid; each has the common settings too.
         exclude: Cases to leave out: those that have all settings of one of these.
@@ -122,7 +122,7 @@ def read_sweep(path: Path) -> Sweep:
         sweep = msgspec.convert(document, Sweep)
     except msgspec.ValidationError as error:
         raise FleetError(_wrong(path, text, str(error))) from error
-    except (FleetError, MCPConfigError) as error:  # a limit or a price that checks itself
+    except (FleetError, MCPConfigError) as error:  # from the check of a limit or a price
         key = re.match(r"(?:Price\()?(\w+)", str(error))
         raise FleetError(f"{path}{_line(text, key[1] if key else '')}: {error}") from error
     _check(sweep, path, text)
@@ -213,7 +213,7 @@ def _line(text: str, key: str) -> str:
     if not key:
         return ""
     quoted = rf"""["']?{re.escape(key)}["']?\s*"""
-    # First at the beginning of a line, then within an inline table.
+    # Look for the key at the beginning of a line, then in inline tables.
     for place in (rf"\s*(\[+\s*)?(\w+\s*\.\s*)*{quoted}(=|\])", rf"[^#]*[{{,]\s*(\w+\s*\.\s*)*{quoted}="):
         for number, line in enumerate(text.splitlines(), 1):
             if re.match(place, line):

@@ -5,9 +5,9 @@
         ...
         return right / total
 
-The function must be importable, because other processes call it. It returns a number, or numbers by name.
-What it raises makes the episode a failed one, which is a result too, unless the machine, the network or a
-server failed: then the episode is tried again.
+The function must be importable, because other processes call it. It returns a number, or numbers by name. If
+it raises, the episode has failed, which is a result too. But if the error shows that the machine, the network
+or a server failed, the episode is tried again.
 """
 
 import functools
@@ -66,7 +66,7 @@ W = TypeVar("W", bound=Callable[..., Any])
 
 
 class KnownWork(Struct, frozen=True, kw_only=True):
-    """A work that was found, with what it declares.
+    """An imported work, with its declarations.
 
     Attributes:
         name: The function, as `module:name` or `/path/of/file.py:name`.
@@ -111,7 +111,7 @@ def _kinds(declared: type[Struct]) -> dict[str, Any]:
 
 
 def _listed(value: object, kind: object) -> Any:
-    """Return a text as a list of one where a list of texts is declared; everything else as it is."""
+    """Return a text in a list if `kind` is a list of texts; return any other value as it is."""
     return [value] if isinstance(value, str) and kind == list[str] else value
 
 
@@ -123,7 +123,7 @@ class WrongSetting(Struct, frozen=True):
 
 
 def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> WrongSetting | None:
-    """Return the fault of settings, some of which may be missing; `None`: nothing."""
+    """Return a fault in settings, of which some may be missing; `None`: there is none."""
     kinds = _kinds(declared)
     for name, value in settings.items():
         if name not in kinds:
@@ -261,7 +261,7 @@ def contains(answer: str, expected: str | float) -> bool:
 
 
 def plain_text(text: str, most: int = 200) -> str:
-    """Return the beginning of a text as a `str` that can be encoded. The text's class may be the work's."""
+    """Return the beginning of a text as a plain `str` that can be encoded; `text` may be of a subclass."""
     return str.encode(str.__getitem__(text, slice(most)), "utf-8", "backslashreplace").decode()
 
 

@@ -1,8 +1,9 @@
 """A worker process of the local engine: makes one attempt after another, on its main thread.
 
-The work runs in the same process and may leave it in any state: another working directory, no descriptors,
-threads and children that stay. What the next episode would notice is compared before and after each attempt,
-and a worker that is not what it was says so and is replaced. `local.py` starts, replaces and ends workers.
+The work runs in the same process and may leave it in any state: another working directory, closed
+descriptors, remaining threads and children. The state that the next episode would notice is compared before
+and after each attempt. If it has changed, the worker reports so and is replaced. `local.py` starts, replaces
+and ends workers.
 """
 
 import contextlib
@@ -26,21 +27,21 @@ from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.guard import guard_pid
 
 EPISODES_A_WORKER = 200
-"""How many episodes a worker plays before it is replaced, so that what a work leaks does not add up."""
+"""How many episodes a worker plays before it is replaced, so that leaks of the work do not add up."""
 
 READY = b"\n"
-"""The first line that a worker says. Each later one is a `WorkerSaid` as JSON."""
+"""The first line that a worker writes. Each later one is a `WorkerSaid` as JSON."""
 
 _LIMITS = sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 
 
 class WorkerSaid(Struct, frozen=True, omit_defaults=True):
-    """What a worker says of an attempt.
+    """A worker's report on an attempt.
 
     Attributes:
-        ended: How it ended; `None`: it could not be made.
+        ended: How the attempt ended; `None`: it could not be made.
         error: Why it could not be made.
-        fit: Whether the worker can make another one.
+        fit: Whether the worker can make another attempt.
     """
 
     ended: Attempted | None = None
@@ -73,7 +74,7 @@ def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
             return
         said = msgspec.json.encode(_made(job, last=made >= EPISODES_A_WORKER)) + b"\n"
         if not os.path.samestat(os.fstat(descriptor), ours):
-            os._exit(1)  # the work has closed our channel, and its number may be another file's
+            os._exit(1)  # the work has closed the channel, and its descriptor may now be another file's
         _say(descriptor, said)
 
 
@@ -91,7 +92,7 @@ def _made(job: Task, *, last: bool) -> WorkerSaid:
 
 
 class _Marks(Struct, frozen=True):
-    """What an episode can notice of the ones before it in the same process."""
+    """The state of the process that one episode may leave changed for the next."""
 
     plain: list[object]
     descriptors: set[tuple[int, int, int]]
@@ -121,22 +122,22 @@ def _marks() -> _Marks:
 def _descriptors() -> set[tuple[int, int, int]]:
     found = set()
     for entry in Path("/dev/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that lists the folder
+        with contextlib.suppress(OSError):  # the descriptor that listed `/dev/fd` is closed by now
             status = os.fstat(int(entry.name))
             found.add((int(entry.name), status.st_dev, status.st_ino))
     return found
 
 
 def _holds(before: _Marks, now: _Marks) -> bool:
-    """Whether the worker is as it was before the episode, so that it can play another one.
+    """Whether the worker's state is as it was before the episode, so that it can play another one.
 
-    Descriptors that the episode has left open do not count: they are only a leak.
+    Descriptors that the episode has left open are ignored, because they only leak.
     """
     return before.plain == now.plain and before.descriptors <= now.descriptors
 
 
 def _begin(place: Place) -> None:
-    """Connect to the broker, and see to it that this process ends when the driver is gone."""
+    """Connect to the broker, and make this process end when the driver is gone."""
     from grue.fleet.broker_link import BrokerLink
     from grue.runtime.processes.server_gate import set_server_gate
     from grue.transports.llm.exchange import set_request_gate
@@ -163,7 +164,7 @@ def _leave() -> NoReturn:
 
 
 def _keep_from_the_display() -> None:
-    """Let what a work writes past Python's streams go nowhere; `run_attempt` keeps what it prints."""
+    """Discard what a work writes directly to the descriptors 1 and 2; `run_attempt` keeps printed text."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for standard in (1, 2):
         os.dup2(nowhere, standard)

@@ -116,7 +116,7 @@ def _past(episode: Episode) -> GamePast | None:
         return None
     try:
         return read_past(episode.folder)
-    except MCPError:  # it was interrupted before there was anything to go on from
+    except MCPError:  # the attempt was interrupted before it could be resumed
         begin_again(episode)
         return None
 
