@@ -96,8 +96,8 @@ def has_shape(schema: m.JsonObject, content: str) -> bool:
     If none is required, it has to have any of the schema's members.
 
     Args:
-        schema: The schema of the answer. Only one of an object is judged.
-        content: The text of the reply. A very long one is not judged.
+        schema: The schema of the answer. If it is not the schema of an object, the result is `True`.
+        content: The text of the reply. If it is very long, the result is `True`.
     """
     if schema.get("type") != "object" or len(content) > _MAX_CHARS:
         return True

@@ -33,7 +33,7 @@ _NAMED_WAIT = (
     r"|(\d{1,6} ?(?:秒钟?|分钟|小时))(?:之?后|再)"
 )
 _CLOCK_WAIT = r"(?:again|retry|replenished|resets?) (?:in|after) (?:(\d{1,3})\.)?(\d{1,2}):(\d{2}):(\d{2})\b"
-"""Azure's gateway counts as a clock does: days, hours, minutes and seconds."""
+"""A wait as Azure's gateway writes it: `days.hours:minutes:seconds`, the days only if there are any."""
 
 _DRAFTED = r"\b(?:r|remaining) ?= ?0\b[^,\n]{0,20}[;,] ?(?:t|reset) ?= ?(\d{1,9})\b"
 _NUMBERED_WAIT = (
@@ -105,8 +105,8 @@ def next_delay(
         policy: The limits and the backoff.
         attempt: Requests sent so far.
         failure: How the last request failed. The wait that it names replaces the backoff.
-        of_kind: How many of them failed in this way; a failure of another kind says nothing about this one.
-            Default: all.
+        of_kind: How many of these requests failed in the same way; a failure of another kind says nothing
+            about this one. Default: all.
         jitter: A random number from 0 to 1.
     """
     of_kind = attempt if of_kind is None else of_kind

@@ -22,10 +22,11 @@ actor feeds events to `step` and carries out its commands. The rules:
     tool-less requests ask for the answer's schema and offer no tools.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
-    for one repair, and then uses the host's fallback: at most `max_tool_iterations` + 2 requests in all. A
-    `ContextPolicy` may add its `max_summaries`, and one more after an overflow, a presumed listing one, and
-    the first reply whose tool calls are written as text one.
-7.  A reached budget forces the final answer, after the calls of its reply. A spent one leaves no repair.
+    for one repair, and then uses the host's fallback: at most `max_tool_iterations` + 2 requests in all.
+    There may be more: up to `max_summaries` and one after an overflow with a `ContextPolicy`, one if presumed
+    tools have changed, and one after the first reply whose tool calls are written as text.
+7.  When a budget is reached, the calls of that reply are still made, and then the final answer is forced.
+    When it is spent, no repair is requested.
 8.  If it is doubtful whether the model can call tools, the turn checks that before it opens a session.
     Otherwise it checks while the sessions open. The result is known before the first tool is offered.
 9.  With a `ContextPolicy`, each request is made to fit into the context window before it is sent

@@ -68,7 +68,7 @@ _PIECES = {
     "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }
-"""Kinds of deltas, and the field that they carry; but for input, it is that of the block that they add to."""
+"""The field that each kind of delta carries. A block has a field of the same name, except for input."""
 
 _ADDS_TO = {
     "text": frozenset({"text_delta", "citations_delta"}),
@@ -500,7 +500,7 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
     stop = as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None
     if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
-        # Only the last block can be cut, and an object of arguments does not show it.
+        # Only the last block can be cut. Arguments that are an object already do not show whether they were.
         calls = list(unless_cut(calls, blocks[-1].get("input")))
     # A refusal has HTTP status 200. Its text, if any, began before it was stopped, and is no answer.
     why = as_text(as_object(answer.get("stop_details")).get("explanation"))

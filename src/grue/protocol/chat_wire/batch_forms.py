@@ -4,7 +4,7 @@ OpenAI takes a file with a line for each request, and a batch that names the fil
 requests in one body. Both give the results as lines, in any order. This module writes and reads these forms;
 `transports/llm/batch_desk.py` sends and fetches them.
 
-A batch is found again after a kill by what was sent with it. OpenAI keeps metadata. Anthropic keeps none, so
+After a kill, a batch is found again by what was sent with it. OpenAI keeps metadata. Anthropic keeps none, so
 there a batch of the same time and size counts as ours if its results have our ids.
 """
 

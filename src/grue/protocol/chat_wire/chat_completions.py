@@ -1,9 +1,9 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`, and of its streams.
 
-Chunks have no numbers, so a lost chunk can be noticed only in the others: every call has to begin with
-its name, the indexes of calls count up one by one (or never, at some servers, or are absent), and the reply
-has to end with a reason. A stream that breaks one of these rules raises `DamagedStream`. So does one with
-several choices, which would be joined to one text.
+Chunks have no numbers, so a lost chunk can be noticed only by what the other chunks lack: every call has to
+begin with its name, the indexes of calls count up one by one (or never, at some servers, or are absent), and
+the reply has to end with a reason. A stream that breaks one of these rules raises `DamagedStream`. So does
+one with several choices, which would be joined to one text.
 """
 
 import math
@@ -292,7 +292,7 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     logprobs = tuple(float(each) for each in values if isinstance(each, int | float) and math.isfinite(each))
     read = m.ReplyTokens(
         ids=known if len(known) == len(ids) else (),
-        # Of a stop word, or of a cut stream, there may be more of the one than of the other.
+        # After a stop word, or in a cut stream, the ids and the log-probabilities may differ in number.
         logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
     )
     return read if read.ids or read.logprobs else None
@@ -327,10 +327,10 @@ _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 """Members of chunks that belong to the completion; the last of each counts."""
 
 _LARGE_WEIGHT = 16 * 2**10
-"""Weight of a member that no endpoint repeats in every chunk. A `usage` weighs a few hundred."""
+"""From this weight on, a member counts each time it comes. Endpoints repeat only smaller ones, as `usage`."""
 
 _MOST_READ = 64 * 2**20
-"""Characters of arguments that are read, over and over, to see whether a call is complete."""
+"""Most characters of arguments that are read, some of them repeatedly, to see whether a call is complete."""
 
 _CHUNK = frozenset({"choices", "error", "usage", "model", "object", "created"})
 _CHOICE = frozenset({"delta", "message", "finish_reason", "error", "index", "logprobs", "token_ids"})
@@ -422,7 +422,7 @@ class ChatAssembler:
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # Each costs as much time as a chunk of its own, and there is no reason for a second one.
+        # Each choice takes as much time as a chunk, and endpoints have no reason to send a second one.
         self.held += sum(map(weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -502,9 +502,9 @@ class _Calls:
     """The tool calls of a reply.
 
     A piece belongs to the call with its index. Without an index it belongs to the call with its id, and
-    without an id to the last call. Where it has a name, and no id tells it apart, it begins a call of its own
-    if the call's arguments are complete, or if both are in one chunk. Before the arguments it is the rest of
-    the name, or the same name again.
+    without an id to the last call. A piece with a name, but without an id of its own, begins another call if
+    the arguments of the call so far are complete, or if that call's last piece is in the same chunk. Before
+    the arguments of a call, such a name is the rest of the call's name, or the same name again.
 
     Attributes:
         chunk: Number of the chunk whose pieces are added.
@@ -524,7 +524,7 @@ class _Calls:
         return [call.as_json() for call in self._calls]
 
     def add(self, piece: m.JsonObject) -> int:
-        """Add a piece of a call; return how much it brought to hold.
+        """Add a piece of a call; return by how much the reply that is held in memory has grown.
 
         Raises:
             DamagedStream: The piece does not belong to a call that has begun, and does not begin one.

@@ -127,17 +127,17 @@ UNDERSTOOD = "Understood."
 _MOST_MARKERS = 4
 
 _MOST_PER_TOKEN = 8
-"""Bytes of encoded texts for a token that a tokenizer may reach."""
+"""Most bytes of encoded text per token that any tokenizer reaches."""
 
 _PIECE = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
-"""A word with a mark before it, or marks: a token at least, as tokenizers do not join it with others."""
+"""A word with at most one mark before it, or only marks: at least one token for any tokenizer."""
 
 _TOOL_PIECES, _ARGUMENT_PIECES = 5, 3
 """Fewest tokens of a tool and of an argument besides its name and its description, however a template writes
 them: brackets, a type, separators."""
 
 _MOST_COUNTED = 100_000
-"""Bytes of texts above which the tools are too small a part of the prompt to be told from its tokens."""
+"""If the texts have more bytes, the tools are too small a part for a count to show whether it has them."""
 
 _TELLING_TOOLS = 200
 """Fewest bytes of encoded tools by which a count can tell whether it includes them."""
@@ -156,7 +156,7 @@ def _pieces(text: str) -> int:
 
 
 def _least_tokens(tool: m.ToolDefinition) -> int:
-    """Return a number of tokens that a template which shows the tool needs at least."""
+    """Return how many tokens a prompt with this tool has at least, whatever the template."""
     arguments = tool.input_schema.get("properties")
     named = arguments if isinstance(arguments, dict) else {}
     told = (each.get("description") for each in named.values() if isinstance(each, dict))
@@ -347,8 +347,8 @@ class EncodedConversation:
     ) -> Reply | Fault:
         """Read the body of the reply, without adding it to the conversation.
 
-        The one place where a model's words become a reply that may be acted on: as far as it is whole, as
-        valid text, and without what the model marks as its thoughts.
+        Only here do a model's words become a reply that may be acted on: what is not whole is left out, the
+        text is made valid, and what the model marks as its thoughts is separated from it.
 
         Args:
             body: The body; it is untrusted and may be any bytes.
@@ -429,7 +429,7 @@ class EncodedConversation:
         return self._messages.size
 
     def leaves_tools_out(self, reply: Reply) -> bool:
-        """Return whether by the endpoint's count the prompt cannot have had the tools that it was sent.
+        """Return whether the endpoint's token count shows that the prompt did not contain the tools.
 
         There are two signs: the count is smaller than the number of words and marks in the texts and the
         tools, and no reply has called a tool so far. A count that is too small for the texts alone is no

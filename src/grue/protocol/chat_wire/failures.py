@@ -1,7 +1,7 @@
 """Read the errors of an endpoint, and describe them for a person: what failed, and what to do about it.
 
-It also has the advice for each kind of failure. The text of an endpoint is untrusted and may repeat the key.
-It is therefore redacted, cut, and stripped of control characters.
+This module also has the advice for each kind of failure. The text of an endpoint is untrusted and may repeat
+the key. It is therefore redacted, cut, and stripped of control characters.
 
 A refusal is a matter of money, of time, of the key, of the model and so on (`FailureReason`). To add a
 provider's words, add a pattern; `tests/unit/protocol/chat_wire/provider_errors.jsonl` has what providers
@@ -247,7 +247,7 @@ def _of_words(status: int, text: str) -> FailureReason | None:
 
 
 def _of_failing(status: int, text: str) -> FailureReason:
-    """Return the reason for a status of a failing server. Few words mean that it will fail again."""
+    """Return the reason for the status of a failing server. Only few texts mean that it will fail again."""
     if says(_GARBLED, text):
         return "reply"
     if says(_TOOLS, text):
@@ -665,7 +665,7 @@ _MORE_THAN_A_MINUTE = r"request too large for"
 """A request that is longer than the limit of tokens in a minute: waiting is useless, it has to be shorter."""
 
 _RATE = r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait"
-"""Limits of tokens in a time, which the same words are used for; waiting helps there."""
+"""Limits of tokens in a time. Refusals for these use the words above too, but here waiting helps."""
 
 _SIZE = r"([1-9][\d,]{1,9})"
 _WINDOW = (
@@ -691,7 +691,7 @@ _WINDOW = (
     rf"|limit:? {_SIZE}"
 )
 _MESSAGES = rf"\b{_SIZE} (?:in the messages|of text input|in the prompt|tokens from the input messages)"
-"""The prompt's part of a size that includes the reply; it comes after that."""
+"""The prompt's size, which follows a size that includes the reply."""
 
 _PROMPT = (
     rf"resulted in {_SIZE}"
@@ -724,7 +724,7 @@ def is_too_long(words: str, status: int | None = None) -> bool:
 
 
 def overflow_of(words: str) -> ContextOverflow:
-    """Return the sizes that a refusal names, which is known to be about the length."""
+    """Return the sizes that the text of a refusal names; `is_too_long` has recognised the refusal."""
     words = words[:_MOST_READ_OF_OVERFLOW]
     prompt = _first(_MESSAGES, words) or _first(_PROMPT, words)
     return ContextOverflow(window_tokens=_first(_WINDOW, words), prompt_tokens=prompt)

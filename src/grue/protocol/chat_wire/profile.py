@@ -18,8 +18,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model should think before it answers."""
 
 TextToolCalls = Literal["ask", "run", "keep"]
-"""What follows from a tool call that the model has written as text: it is asked to make it as a call; the
-call is made, if it is whole and strictly of its form; or the text counts as any other."""
+"""What happens if a model writes a tool call as text. `ask`: it is asked to make a real call. `run`: the call
+is made if it is whole and strictly in its form; if not, as `ask`. `keep`: the text counts as any other."""
 
 SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop"})
 
@@ -35,9 +35,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         reasoning_effort: How much the model should think.
         reasoning_tokens: Most tokens for thinking, for endpoints that have such a limit.
         extra_body: Further fields of each request, sent unchanged.
-        text_tool_calls: What follows from a tool call that the model has written as text, as models do whose
-            template the endpoint does not know: `ask` it to make it as a call; `run` it, if it is whole and
-            strictly of its form, or else ask; `keep` it as a text like any other.
+        text_tool_calls: What happens if the model writes a tool call as text, as it may if the endpoint does
+            not know its template: `ask` the model to make a real call; `run` the call if it is whole and
+            strictly in its form, or else ask; `keep` it as a text like any other.
     """
 
     model: str
@@ -83,7 +83,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             assistant's message is inserted.
         max_description_chars: Longest description of a tool; `None` for no limit.
         streams: Whether the endpoint can stream a reply.
-        must_stream: Whether it does nothing else.
+        must_stream: Whether every request has to be streamed.
         lists_parameters: Whether its model list names the parameters of each model, such as `tools`, and its
             kinds of input.
         reports_cost: Whether its replies say what they cost.

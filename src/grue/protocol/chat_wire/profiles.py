@@ -4,9 +4,9 @@ To add a provider, add a row, and the name of its key to `OWN_KEYS` in `tool_ses
 names of providers are those of OpenTelemetry's conventions for GenAI (`gen_ai.provider.name`). A provider
 that the conventions do not name gets its own name here.
 
-To handle another kind of refusal, add an adaptation. Each adaptation recognises one in the provider's text
-and removes what was refused from the profile. A profile can only lose features, so a request is repeated a
-bounded number of times. The adapted profile is kept for the run.
+To handle another kind of refusal, add an adaptation. Each adaptation recognises one kind of refusal by its
+text and removes what was refused from the profile. A profile can only lose features, so a request is repeated
+a bounded number of times. The adapted profile is kept for the run.
 
 Whether a model can call tools is known from three sources, in this order: the setting
 `mcp_force_tool_support`, the model list of the endpoint (the reply to `GET {base_url}/models`), and the table

@@ -202,7 +202,7 @@ class ResponsesAssembler:
     def _count(self, number: object) -> None:
         """Remember a gap in the events' numbers, which count up by one, or stand still as at some servers.
 
-        A gateway may give one kind of event a fixed number: a lower number than the last says nothing.
+        A gateway may give one kind of event a fixed number, so a number below the last one is no gap.
         """
         if not isinstance(number, int):
             return
@@ -258,7 +258,7 @@ class ResponsesAssembler:
     def _call_of(self, said: m.JsonObject, item: m.JsonObject | None = None) -> _CallEvents:
         """Return the call that an event is about: the one at its place, with its ids.
 
-        Ids alone do not do, nor places alone: there are servers that give several calls the same.
+        Both are compared, because some servers give several calls the same id, and others the same place.
         """
         ids = _ids(item) if item is not None else _ids({"id": said.get("item_id")})
         index = said.get("output_index")
@@ -301,7 +301,7 @@ class ResponsesAssembler:
         self.finished = True
 
     def _compare_calls(self, output: list[m.JsonObject], *, whole: bool) -> None:
-        """Hold the calls of the response to those of the events before it."""
+        """Check that the calls of the response are those that the events before it had."""
         for index, item in enumerate(output):
             call = self._told(item, index)
             if call is not None and item.get("type") == _CALL:
@@ -348,7 +348,7 @@ def _item(value: object) -> m.JsonObject:
 
 
 def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
-    """Hold an item of the response to its pieces, which came before, and to the item when it was done."""
+    """Check an item of the response against its pieces, and against the event that had it whole."""
     if "type" in done and not _differs(done, item) and done["type"] != item.get("type"):
         raise DamagedStream("has an item with another type than the events before it")
     parts = [as_object(part) for part in listed(item.get("content"))]

@@ -62,10 +62,10 @@ class ServerEvent(Struct, frozen=True):
 
 
 def intact(value: m.JsonObject, names: frozenset[str]) -> m.JsonObject:
-    """Return an object none of whose members is one of `names` with a wrong character in it.
+    """Return the object, after checking that the names of its members are not garbled forms of `names`.
 
-    Members that are not known are passed over, since endpoints add some; a known one that has been garbled
-    would be passed over in the same way, and with it what it says.
+    Unknown members are ignored, because endpoints add some. A member whose name has been garbled would be
+    ignored in the same way, and its value would be lost.
 
     Raises:
         DamagedStream: A member is garbled.
@@ -76,10 +76,10 @@ def intact(value: m.JsonObject, names: frozenset[str]) -> m.JsonObject:
 
 
 def ungarbled(name: str, names: frozenset[str], what: str) -> str:
-    """Return a name that is not one of `names` with a wrong character in it.
+    """Return the name, after checking that it is not a garbled form of one of `names`.
 
     Raises:
-        DamagedStream: It is; `what` says what it is the name of.
+        DamagedStream: It differs from one of them in one character. The text calls the name `what`.
     """
     if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
         meant = _garbled(name, names)

@@ -39,8 +39,8 @@ MAX_CALLS = 10_000
 """Most tool calls of one reply; a reply with more is invalid."""
 
 UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
-"""Exceptions that Python raises for extreme texts and numbers. Readers guard against it by themselves;
-at the edge it is caught once more, because nothing that an endpoint says may end an actor."""
+"""Exceptions that Python raises for extreme texts and numbers. Readers catch these. They are caught again
+where a reply enters, because nothing that an endpoint says may end an actor."""
 
 LENGTH = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
 """Words for the end of a reply at its length limit."""
@@ -77,7 +77,7 @@ class Reply(Struct, frozen=True, kw_only=True):
         cut: Whether it ended at its length limit.
         stopped: Why the endpoint stopped it before its end, if not for its length; empty if it did not. The
             text is what there was by then, and calls are left out.
-        written: The tool calls that its text is, if they have not been made calls of it.
+        written: The tool calls that are written in its text, unless grue has turned them into `tool_calls`.
         echo: Fields that the provider requires back in the assistant's message; each format has its own.
         prompt_tokens: The size of the prompt, without those of earlier tries that `usage` includes.
         facts: What the endpoint says about the reply.
@@ -193,12 +193,13 @@ _MOST_COPIES = 8
 
 
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
-    """Return the calls of a reply that was cut, the last one marked if nobody can tell whether it is whole.
+    """Return the calls of a reply that was cut. The last one is marked if it is not known to be whole.
 
     Args:
         calls: In order.
-        given: The last one's arguments as they came. Of a text one can tell; an object was put together by
-            somebody who may have added what was missing, and a blank text may be all that there was time for.
+        given: The last call's arguments as they came. A text shows whether it is whole. A blank text may be
+            one whose arguments did not arrive. An object was put together by a gateway, which may have added
+            what was missing.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)
@@ -209,8 +210,8 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 def as_it_ended(reply: Reply) -> Reply | Fault:
     """Return a reply as far as it may be used, by the reason why it ended; the fault if it broke off.
 
-    Nothing is done because of a reply that is not whole: a call whose arguments had only begun, or not even
-    that, may look like a call without arguments. Of a word that is not known, calls are left out too.
+    If the endpoint stopped the reply, or gives a reason that is not known, the calls are left out: one whose
+    arguments had not arrived yet may look like a call without arguments.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:

@@ -109,7 +109,7 @@ class Written(Struct, frozen=True):
     """A reply that is tool calls, written as text.
 
     Attributes:
-        form: Whose form it is: the name of a template or of a kind of model.
+        form: The name of the form: that of a template or of a kind of model.
         calls: The calls; empty if they cannot be read strictly.
         before: The text before them.
         sure: They are whole, nothing follows them, and the text cannot be anything else.
@@ -134,8 +134,9 @@ class _Unreadable(Exception):  # noqa: N818 - never leaves this module
 def split_thoughts(text: str) -> tuple[str, str]:
     """Return the thoughts at the beginning of a text, without their marks, and the rest of the text.
 
-    Thoughts that nothing ends are all there is. Some templates begin the thoughts in the prompt, so that a
-    text has only their end; it counts if it stands in a line of its own, or with no space on either side.
+    If no mark ends the thoughts, the whole text is thoughts. Some templates begin the thoughts in the prompt,
+    so that the text has only the mark at their end. It counts if it stands in a line of its own, or with no
+    space on either side.
     """
     thoughts: list[str] = []
     rest = text.lstrip()
@@ -166,7 +167,7 @@ def _is_attached(char: str) -> bool:
 class ThoughtSplitter:
     """Does for a text that arrives in pieces what `split_thoughts` does for a whole one, as far as it can.
 
-    A text whose thoughts were begun in the prompt is shown as it comes, since only their end shows them.
+    If the prompt has begun the thoughts, the text is shown as it comes: only the mark at their end tells.
     """
 
     def __init__(self) -> None:
@@ -300,7 +301,7 @@ def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # A mark before this one may be of another call, and half of the calls is not what was said.
+    # A mark before this one may be of another call. Then the calls read here would be only a part.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
@@ -515,7 +516,7 @@ _READERS: dict[str, Callable[[str, int, Mapping[str, m.ToolDefinition]], _Found]
     "llama": _llama,
     "kimi": _kimi,
 }
-"""How calls of a form are read. Others (`invoke`, `gemma`, `named`, `other`) are noticed."""
+"""How calls of each form are read. Other forms (`invoke`, `gemma`, `named`, `other`) are only noticed."""
 
 
 def _objects(text: str) -> list[WrittenCall]:

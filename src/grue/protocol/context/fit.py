@@ -57,7 +57,7 @@ _SMALL = 48
 """A result of at most this many tokens is about as long as its stub, so it is never cleared."""
 
 _SLACK = 8
-"""Largest factor between a count and an estimate. A larger one means that they are of different parts."""
+"""Largest factor between a count and an estimate. If it is larger, the two cover different parts."""
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
@@ -396,9 +396,9 @@ def cut_last(
 
 
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
-    """Return the ledger without the oldest exchanges, and the share of what may be left out that stays.
+    """Return the ledger without the oldest exchanges, and the share of the removable parts that stays.
 
-    The parts before the last reply may be left out. `None`: there are none.
+    All parts after the first entry count as removable. `None`: none of them is before the last reply.
 
     Args:
         ledger: The sizes.

@@ -30,7 +30,7 @@ from grue.protocol.tools import results as tool_results
 LEFT_OUT = "[Earlier parts of the conversation were left out here, because it was too long for the model.]"
 
 _MAX_CHARS = 1000
-"""Longer than the answer to any call that was not made."""
+"""A limit for the answer to a call that was not made; no such answer is as long."""
 
 
 class Ledger:

@@ -123,11 +123,12 @@ def is_as_decided(
 ) -> bool:
     """Return whether a call's tool is still the one that the call was decided for.
 
-    This is the one rule for a call that a model, a policy, a person or a program has decided on. The session
-    asks it last, when nothing but the sending is left (`actors/mcp_session.py`).
+    This rule holds for every call that a model, a policy, a person or a program has decided on. The session
+    applies it last, when nothing but the sending is left (`actors/mcp_session.py`).
 
     Args:
-        call: The call; a task that an earlier process has begun is not called again, and so not asked about.
+        call: The call. If an earlier process has sent it and it has become a task, it is not sent again, so
+            the result is `True`.
         server: The server that gets it.
         listed: The tools that the server lists now, without those that the tool lock refuses.
         serves_unlisted: The server serves tools that it does not list.
@@ -347,7 +348,7 @@ def tool_messages(
         max_result_chars: Longest text of one message.
         room: Collects the attachments; `None` attaches nothing.
         plain: Whether a text is told as it is, and not within JSON.
-        refers: A result that is too long is told by reference. Only with `plain`.
+        refers: A result that is too long gets a handle for `read_result`. Only with `plain`.
 
     Source: R5.4, P44
     """
@@ -357,7 +358,7 @@ def tool_messages(
             m.ToolMessage(item.call_id, *told(item.result, max_result_chars, room, _note_on(item)))
             for item in records
         )
-    # What the model has read on in is part of a result that has a handle.
+    # A result of `read_result` gets no handle of its own: it is part of a result that has one.
     handles = {item.call_id: item.call_id for item in records if refers and item.name != READ_RESULT.name}
     return tuple(
         m.ToolMessage(

@@ -55,7 +55,7 @@ class ToolLock(Struct, frozen=True):
     listings: Mapping[str, tuple[m.ToolDefinition, ...]] = {}
 
     def pins(self, server: str) -> ServerPins:
-        """Return those of one server; of a server that the lock does not know, nothing is approved."""
+        """Return the approved definitions of one server; empty for a server that is not in the lock."""
         return self.servers.get(server, {})
 
     def listing(self, server: str) -> tuple[m.ToolDefinition, ...] | None:

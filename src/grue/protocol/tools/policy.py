@@ -235,9 +235,9 @@ UNLISTED = ", and the server lists no such tool"
 
 
 def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """Return the patterns that match none of the names, as one with a slip of the pen does; each once.
+    """Return the patterns that match none of the names, each once.
 
-    A rule that denies fails open then, so a turn says at its start which there are.
+    A misspelt pattern in a rule that denies tools denies nothing, so a turn reports them at its start.
     """
     known = tuple(names)
     return tuple(

@@ -435,7 +435,7 @@ def told_plainly(
         max_chars: Longest text, in characters; markers are not counted.
         room: Collects the attachments of all results of a reply; `None` attaches nothing.
         note: What else the model has to know about the call, if anything.
-        handle: A result that is too long is told by reference, with this handle; empty: it is cut.
+        handle: Named in a text that was cut, for `read_result`; empty: the text is only cut.
     """
     before = len(room.attachments) if room else 0
     content = _readable(result.content, room)

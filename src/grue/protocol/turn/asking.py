@@ -178,7 +178,7 @@ class Fitted(Struct, frozen=True, kw_only=True):
 
 
 def begun(run: m.RunTurn) -> Turn:
-    """Return the turn that `run` starts, with a ledger if it has a policy."""
+    """Return the turn that `run` starts, with a ledger if it has a `ContextPolicy`."""
     turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
     if run.references == "now" and run.servers:
         turn = turn.referring()
@@ -197,11 +197,11 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     if turn.ledger is None:
         return turn
     ledger = turn.ledger.counted(reply.prompt_tokens)
-    # With a reply that was cut short, the output is that of two replies.
+    # If a reply was cut short and requested again, the output is that of two replies.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # The count may have thoughts in it, which are no part of the next prompt. An item that is too large
-        # would teach that texts have fewer tokens than they have.
+        # The count may include thoughts, which are no part of the next prompt. If an item seemed too large,
+        # the ledger would take later texts for smaller than they are.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
@@ -332,7 +332,7 @@ def _stubs(turn: Turn) -> StubFor:
 
 
 def _has_handle(turn: Turn, tool: str) -> bool:
-    """Return whether a result of this tool can be read again; what `read_result` has read is read anew."""
+    """Return whether results of this tool get a handle; parts that `read_result` has read get none."""
     return turn.run.references != "never" and tool != READ_RESULT.name
 
 

@@ -72,7 +72,7 @@ class Unsent(Struct, frozen=True):
     Attributes:
         settings: The model's settings, without any raised limit.
         retry: The limits and the backoff.
-        clears: The agent answers an overflow by clearing, so it is reported at once.
+        clears: The agent answers an overflow by clearing the history, so an overflow is reported at once.
     """
 
     settings: ModelSettings
@@ -270,9 +270,9 @@ def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPoli
 def smaller_limit(
     settings: ModelSettings, profile: WireProfile, overflow: ContextOverflow | None
 ) -> int | None:
-    """Return the token limit that a refused request has room for; `None` if its prompt is too long by itself.
+    """Return the token limit that a refused request has room for.
 
-    So is a prompt that leaves little of the limit: then the conversation has to become shorter.
+    `None` if the prompt is too long by itself or leaves little of the limit: it has to become shorter.
     """
     limit = profile.limit(settings)
     if overflow is None or limit is None or _LIMITS & settings.extra_body.keys():

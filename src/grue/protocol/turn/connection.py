@@ -8,8 +8,9 @@ The rules:
 - The first connect of an episode gets one attempt. If it fails, the episode ends with the failure, or, by
   policy, goes on without the server.
 - A later connect is retried in the same turn, `connect_retries` times (by default once), in every turn.
-- If the retries fail too, the server is disabled. By the policy that holds for the rest of the episode, or
-  until some time has passed: then the next turn makes one attempt, and if it fails the wait is doubled.
+- If the retries fail too, the server is disabled. Depending on the policy this holds for the rest of the
+  episode, or until some time has passed: then the next turn makes one attempt, and if that fails, the wait is
+  doubled.
 
 ```
 Untried ──ConnectRequested──▶ Connecting ──ConnectSucceeded──▶ Proven ──ConnectRequested──▶ Connecting ...
@@ -47,7 +48,8 @@ class Disabled(Struct, frozen=True, tag=True):
 
     Attributes:
         failures: How often it has been given up in a row.
-        until_s: When it may be tried again, by the clock of the events; `None`: never, as a host says.
+        until_s: When it may be tried again, by the clock of the events; `None`: never, because a host has
+            disabled it.
         last_words: The last line that it wrote to stderr; empty: none.
     """
 

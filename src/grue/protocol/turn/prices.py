@@ -26,7 +26,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         input: Tokens sent.
         output: Tokens received, thinking included.
         cached: Tokens sent that the endpoint had in its cache; `None`: the price of other tokens sent.
-        batch: The part of these prices that a request in a batch costs.
+        batch: The fraction of these prices that a request in a batch costs.
 
     Raises:
         MCPConfigError: A price is negative or not a number.

@@ -58,7 +58,7 @@ def cut_off(
 
 
 def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
-    """Return the tasks that a turn still has to be asked for, which was resumed and parked again."""
+    """Return the tasks of a turn that was resumed and parked again, if their results are not there yet."""
     resumed = run.resumed
     same_reply = resumed is not None and resumed.parked.batches == parked.batches
     return resumed.tasks if resumed is not None and same_reply else ()

@@ -180,7 +180,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     @property
     def untold(self) -> tuple[m.ToolMessage, ...]:
-        """The part of the turn's end by which its conversation gets an answer to every tool call."""
+        """Answers to tool calls that no request has sent; the end of the turn hands them to its conversation."""
         return () if self.run.history is None else self.told
 
     @property
@@ -388,11 +388,11 @@ class JudgedCall(Struct, frozen=True):
 
 
 CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
-"""A note of a call that nobody makes."""
+"""A note about a call that is not made."""
 
 
 class PlacedNote(Struct, frozen=True):
-    """A note that is recorded once so many calls of the reply are settled."""
+    """A note to be recorded when `settled` calls of the reply are settled."""
 
     settled: int
     note: CallNote
@@ -407,8 +407,8 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
         earlier: Records of those that were sent before the turn was resumed.
         settled: Records of all that are answered already.
         used_before: `Turn.used` without these calls.
-        noted: Notes of the calls that nobody makes, each to be recorded in its place among the others. Only
-            with `RunTurn.binds_calls`; otherwise they were recorded when the reply was judged.
+        noted: Notes about the calls that are not made, each to be recorded in its place among the others.
+            Only with `RunTurn.binds_calls`; otherwise they were recorded when the reply was judged.
     """
 
     calls: Mapping[m.CallId, m.ToolCall]
@@ -456,10 +456,10 @@ class AwaitingTools(Struct, frozen=True):
         unsent: Runs that are sent later.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
         died: The server that died; `None` if none has. It decides how the turn goes on, even after a timeout.
-        timed_out: A call has, after which the turn does not go on as usual.
+        timed_out: Whether a call has timed out; `after_timeout` says what follows.
         changed: The arguments of calls that a person has changed.
         tools: The tools when the calls were decided on.
-        noted: Notes of calls that nobody makes whose place in the reply has not come.
+        noted: Notes about calls that are not made, each waiting for its place among the others.
         starting: Servers that were called for the first time, and have not reported yet.
     """
 

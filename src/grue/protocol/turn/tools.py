@@ -6,7 +6,7 @@ A reply without calls is an answer, a refusal, or nothing usable. The rules for 
   question, and nothing of the reply runs before every answer is in.
 - What a decision means, and for which call it counts, is in `tools/policy.py`. A decision that does not
   count, or comes too late, is noted and ignored.
-- A call that nobody makes is noted in its place among those that are made.
+- A call that is not made is noted in its place among those that are made.
 - A denied call is answered with the reason. The other calls of the reply are made all the same.
 - Changed arguments are read as strictly as those that a model writes, and a text tells the model of the
   change.
@@ -112,7 +112,7 @@ def start_calls(
 
 
 def _placed(reply: JudgedReply) -> Remaining[PlacedNote]:
-    """Return the notes of calls that nobody makes, each with how many calls are settled when it is due."""
+    """Return the notes about calls that are not made, each with how many calls are settled when it is due."""
     if not reply.noted:
         return Remaining()
     notes = {note.call_id: note for note in reply.noted}
@@ -367,7 +367,7 @@ def _noted(
 
 
 def _is_outdated(each: JudgedCall, definitions: Mapping[str, str]) -> bool:
-    """Return whether nobody has decided about the tool as it is now: neither the model nor a person will."""
+    """Return whether the tool has changed since the call was decided on, and no person is asked about it."""
     if each.terms.verdict == "ask" or each.valid.task is not None:
         return False
     made_for = definitions.get(each.valid.tool.name)
