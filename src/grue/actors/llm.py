@@ -80,10 +80,10 @@ class Asking:
 
     Args:
         endpoint: Sends the requests. It is open.
-        conversation: Has been asked already.
+        conversation: The conversation, to which the request's items have been added already.
         command: The request.
-        say: Gets the reports.
-        on_sent: Called whenever a request has been written; `None`: nobody asks.
+        say: Called with each report.
+        on_sent: Called whenever a request has been written; `None`: nothing is called.
         choice: Which of the offered tools has to be called; `None`: the model decides.
         lost: What the same completion has cost at an endpoint that was asked before.
         retry: The limits and the backoff; `None`: those of the endpoint's settings.
@@ -119,7 +119,7 @@ class Asking:
         self._retry = endpoint.settings.retry if retry is None else retry
         self._room = current_room()
         if self._room is not None:
-            # The reply is on file. Asking for it again would give the same one.
+            # The reply is in a batch's file, so sending the request again would give the same one.
             self._retry = replace(self._retry, max_retries=0)
         self._price = endpoint.price
         self._thoughts: ThoughtSplitter
@@ -331,7 +331,7 @@ def offer_changed(
 ) -> m.OfferChanged | None:
     """Return in what the tools of a request differ from those offered before; `None`: in nothing.
 
-    The first offer of a conversation differs from nothing.
+    For the first offer of a conversation it is `None`, too.
     """
     if before is now or not before:
         return None
@@ -457,7 +457,7 @@ class LlmActor(Actor[m.LlmCommand]):
             another user has entered them too.
         note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
-        on_sent: Called whenever a request has been written; `None`: nobody asks.
+        on_sent: Called whenever a request has been written; `None`: nothing is called.
         first: A request that is in the trace already, asked before all others; `None`: none.
     """
 
@@ -742,7 +742,7 @@ class EndpointActors:
     Args:
         endpoint: The endpoint.
         lent: The conversation that the turn continues; `None`: none.
-        on_sent: Called whenever a request has been written; `None`: nobody asks.
+        on_sent: Called whenever a request has been written; `None`: nothing is called.
         first: A request that is in the trace already, asked before all others; `None`: none.
     """
 

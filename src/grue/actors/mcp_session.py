@@ -71,7 +71,7 @@ class SessionActor(Actor[m.SessionCommand]):
         note: Records a message that has no receiver in the trace.
         connection: The connection state of this server from earlier turns of the episode.
         deadline: When everything except closing must end, on the event loop's clock.
-        around_call: Makes what a call is made in, by the number of its message; see `Recorder`.
+        around_call: Makes the context manager that a call runs in; see `Recorder`.
 
     Attributes:
         connection: The connection state now. Pass it to the next turn's actor.

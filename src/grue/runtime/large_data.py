@@ -1,9 +1,9 @@
 """Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
-A call into C keeps the interpreter until it returns. A thread that counts values or looks for secrets in
-megabytes in one call blocks the event loop for as long, though it runs beside it. So these are loops of short
-calls. Encoding, decoding or copying a message is one call: it takes about a millisecond per megabyte, and
-what models and servers may send is at most 16 MiB long.
+A call into C keeps the interpreter until it returns. If a thread counts values or looks for secrets in
+megabytes in one call, the event loop is blocked for as long, although it runs in another thread. So these are
+loops of short calls. Encoding, decoding or copying a message is one call: it takes about a millisecond per
+megabyte, and what models and servers may send is at most 16 MiB long.
 
 Short calls alone are not enough. A thread that wants the interpreter asks for it after 5 ms, and gets it
 when the running call ends, if no other thread is quicker. An event loop gives the interpreter away at each
@@ -23,7 +23,7 @@ STEP = 2**18
 """Bytes or characters of one step."""
 
 JOINED_AT_ONCE = 2**20
-"""Bytes up to which parts are joined in one call. That takes half a millisecond; a thread takes no less."""
+"""Bytes up to which parts are joined in one call. That takes half a millisecond, as a new thread does."""
 
 LONG = 131_072
 """Size of a message's JSON in bytes from which it is handled in a thread."""

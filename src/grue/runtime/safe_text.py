@@ -59,7 +59,7 @@ def beginning(text: str, limit: int) -> str:
 def shortened(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters: of a longer one its beginning, an ellipsis and its end.
 
-    The text has to be redacted already: nobody recognises the end of a secret.
+    The text has to be redacted already: a redaction would not recognise the end of a secret.
     """
     if len(text) <= limit:
         return text
@@ -100,7 +100,7 @@ def well_formed(text: str) -> str:
 def well_formed_escapes(text: str) -> str:
     r"""Return a JSON text with `\ufffd` in place of the escapes of lone surrogates.
 
-    Such a text is valid itself, and what it is read as is not.
+    A JSON text with such escapes is valid text itself, but the strings that are decoded from it are not.
     """
     if "\\u" not in text:
         return text

@@ -73,7 +73,7 @@ class SeenListing(Struct, frozen=True):
         tools: Its tools, in its order.
         protocol_version: The MCP revision that it spoke; empty: that is not known.
         expires_at: Until when it may be used without asking, in seconds since the epoch; `None`: not stated.
-        private: Whether it is for who is logged in only.
+        private: Whether it holds only for the person who is logged in.
     """
 
     tools: tuple[m.ToolDefinition, ...]
@@ -212,10 +212,10 @@ class Checkable(Protocol):
 
 
 class WrappedConnection:
-    """A `ToolConnection` that does what another one does.
+    """A `ToolConnection` that passes everything on to another one. Subclasses change parts of that.
 
     Args:
-        connection: The other one.
+        connection: The connection that it wraps.
     """
 
     def __init__(self, connection: ToolConnection) -> None:

@@ -8,8 +8,8 @@ a second.
 
 Descriptions are read from the function's docstring, in the three forms in use: Google (`Args:` and indented
 `name (type): text`), NumPy (`Parameters` over dashes and `name : type` over indented text) and Sphinx
-(`:param type name: text`). Anything else is part of the description. It never raises: from a docstring in
-another form it reads no parameter descriptions.
+(`:param type name: text`). Anything else is part of the description. A docstring in another form is no error:
+it just has no descriptions of parameters.
 
 A plain function runs in a daemon thread, so that a slow one does not block the event loop. At its time limit
 the call fails and the thread is abandoned, because Python cannot stop a thread; a `ToolContext` tells the
@@ -682,7 +682,7 @@ class FunctionConnection:
         self._boxed = False
 
     def runs_in(self, box: str, *, enforced: bool) -> None:
-        """Say that all that the functions do is done by programs in a box, and in words in which."""
+        """Declare that the functions do all their work by programs in a box; `box` describes it in words."""
         self.status = ConnectionStatus(box=box)
         self._boxed = enforced
 

@@ -1,9 +1,9 @@
 """Read parts of a tool's whole result: the work of the built-in tool `read_result`.
 
-A result may be megabytes of hostile text, and a model writes the arguments. So everything is bounded: what is
-returned by the caller's limit, a search by time. Patterns are run by the linear-time engine that checks
-schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no back references. Call it in a
-worker thread: a result of 10 MB takes some tens of milliseconds.
+A result may be megabytes of hostile text, and a model writes the arguments. So everything is bounded: the
+length of an answer by the caller's limit, a search by time. Patterns are run by the linear-time engine that
+checks schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no back references. Read in
+a worker thread: a result of 10 MB takes some tens of milliseconds.
 """
 
 import functools
@@ -160,7 +160,7 @@ class WholeResult:
     # --- JSON paths
 
     def _parsed(self) -> object:
-        """Return the content of which the first level is decoded; a text is decoded once."""
+        """Return the content with only its first level decoded; a text is decoded once."""
         if isinstance(self._content, str):
             try:
                 self._content = _opened(msgspec.Raw(self._content.encode()))
@@ -231,7 +231,7 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return a test of one piece of a line, and a test of a block of lines, which may only be too generous.
+    """Return a test of a piece of a line, and a quick one of a block of lines, which may pass too many.
 
     Raises:
         CannotReadError: The pattern cannot be used.
@@ -345,7 +345,7 @@ _VALUES: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def _opened(value: object) -> object:
-    """Return a value of which the first level is decoded; what is in it stays JSON text."""
+    """Return a value with only its first level decoded; what is in it stays JSON text."""
     if not isinstance(value, msgspec.Raw):
         return value
     first = bytes(memoryview(cast("Any", value))[:64]).lstrip()[:1]

@@ -166,7 +166,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         return usual if self.exit_grace_s is None else replace(usual, exit_grace_s=self.exit_grace_s)
 
     def __post_init__(self) -> None:
-        """Check types and ranges; refuse a `start` that there is not."""
+        """Check types and ranges; refuse a `start` that is not one of `StartWhen`."""
         check_settings(
             self,
             only=[name for name in self.__struct_fields__ if name != "start"],
@@ -422,7 +422,7 @@ McpServer: TypeAlias = StdioServer | HttpServer
 
 
 def in_its_box(server: McpServer, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-    """Return a server's tools with whether it runs in a box now, whatever they said before."""
+    """Return a server's tools with `boxed` set anew: whether the server runs in a box now."""
     boxed = isinstance(server, StdioServer) and is_boxed(server.sandbox)
     return tuple(tool if tool.boxed is boxed else replace(tool, boxed=boxed) for tool in tools)
 

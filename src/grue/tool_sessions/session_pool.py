@@ -340,7 +340,7 @@ class SessionPool:
             self._forget_gone()
 
     async def _wait_for_room(self, starting: PooledConnection) -> None:
-        """Wait until no process is alive that is too old to be alive beside a new one.
+        """Wait until the processes are gone that are too old for a new process to start beside them.
 
         Only cancelled turns leave such processes. They do not wait for those of the turns before them, so
         without this wait any number of cancelled turns could leave processes behind at the same time.

@@ -180,7 +180,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     @property
     def untold(self) -> tuple[m.ToolMessage, ...]:
-        """Answers to tool calls that no request has sent; the end of the turn hands them to its conversation."""
+        """Answers to tool calls that no request has sent; the turn's end hands them to its conversation."""
         return () if self.run.history is None else self.told
 
     @property

@@ -162,8 +162,8 @@ class Pace:
     async def pause_shielded(self) -> None:
         """Let other tasks run if the time is up, without taking a cancellation.
 
-        Once the caller is cancelled there is no pause: the tasks that are cancelled with it would end in it,
-        and what the caller still has to say to them would find them gone.
+        Once the caller is cancelled there is no pause: the tasks that were cancelled with it would end during
+        the pause, and would not receive what the caller still has to send them.
         """
         if time.monotonic() >= self._due and anyio.current_effective_deadline() != -math.inf:
             await anyio.lowlevel.cancel_shielded_checkpoint()

@@ -47,7 +47,7 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """Note of an exception of the block that it comes from `called`, unless that is code of grue."""
+    """If the block raises, note that the exception comes from `called`, unless that is code of grue."""
     try:
         yield
     except BaseException as error:

@@ -4,8 +4,8 @@ A process that calls `setsid` leaves the group, and one whose parent has exited 
 process tree. But every child inherits the resource limits, and `exec` keeps them. So each server is marked:
 it gets a unique number as its RLIMIT_RTTIME. That limit matters only for realtime scheduling, and a value of
 10^18 microseconds or more limits nothing. A process with that number was started by this server. The number
-is the hard limit, too, and that one is looked at: a process may raise every limit to its maximum, or lower
-the soft one, and keeps it.
+is set as the hard limit too, and the search reads the hard limit: a process that raises its limits to their
+maximum, or lowers the soft one, keeps the mark.
 
 This works only on Linux, and only where `prlimit` and pidfds work. Elsewhere nothing is marked or found. A
 process loses the mark if it lowers its hard limit, or raises it as root. A process that another program

@@ -30,7 +30,7 @@ _gates: list[ServerGate] = []
 
 
 def set_server_gate(gate: ServerGate | None) -> None:
-    """Set the gate of this process; `None`: server processes are not asked for."""
+    """Set the gate of this process; `None`: server processes start without asking."""
     _gates[:] = [] if gate is None else [gate]
 
 

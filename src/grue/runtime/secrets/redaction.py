@@ -7,9 +7,9 @@ message without secrets costs a few searches for bytes and is not copied.
 A long message is searched in pieces of a few milliseconds each, so that other threads can run in between.
 Beside the message and its redacted copy, the memory needed is constant.
 
-Such credentials are found in plain text, in JSON, and in JSON within a string, as UTF-8 bytes. All searches
-take linear time and constant memory, because every repetition in the regular expressions is possessive or
-bounded.
+Credentials that nobody has registered are found in plain text, in JSON, and in JSON within a string, as UTF-8
+bytes. All searches take linear time and constant memory, because every repetition in the regular expressions
+is possessive or bounded.
 
 Secrets are found in bytes, and replacing them must leave valid JSON. A span must not begin or end inside an
 escape such as `\n`. A secret that is part of a number can only be replaced if the whole number becomes a

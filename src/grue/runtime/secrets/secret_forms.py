@@ -256,7 +256,7 @@ MIN_PASSWORD_CHARS = 8
 """Shortest password to redact. A shorter one would also match parts of ordinary words."""
 
 _MOST_NAMES = 1024
-"""Of how many names it is remembered whether they look like a secret's; names only, no values."""
+"""How many results `looks_secret` keeps. It keeps names only, no values."""
 
 _URL_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:([^/\s@]+)@")
 _BASIC = re.compile(r"(?i)basic +([A-Za-z0-9+/_-]+=*)")

@@ -130,8 +130,9 @@ class Recorder:
         wall_clock: Seconds since the epoch.
 
     Attributes:
-        around_call: Makes what a tool call is made in; it gets the number of its message `ToolCalled`. An
-            observer may set it when it is added, so that what a server records is part of what it records.
+        around_call: Makes the context manager that a tool call runs in, from the number of its message
+            `ToolCalled`. An observer may set it when it is added, so that spans which a function tool
+            makes are inside the span of the call.
     """
 
     def __init__(
@@ -332,9 +333,9 @@ class Recorder:
             self._show(replace(part, body=valid), written)
 
     def _encoded(self, body: Any) -> tuple[Any, bytes]:
-        """Return a message as observers get it, and its JSON. Every text in that can be written.
+        """Return a message as observers get it, and its JSON, with U+FFFD in place of lone surrogates.
 
-        Hosts and models make texts with lone surrogates: of a file's name, or of half a character.
+        Hosts and models make texts with them: from a file's name, or from half a character.
         """
         try:
             return body, self._encoder.encode(body)
