@@ -1,8 +1,8 @@
 """Unpack an `.mcpb` bundle: a zip file of somebody else's making, with a `manifest.json` in it.
 
 Nothing is written outside of the bundle's own folder, and nothing but plain files and folders. A bundle is
-unpacked into a draft beside that folder, which is renamed when everything is there: a kill or an error leaves
-no half of one. The sizes that are counted are those that come out, not those that the file declares.
+unpacked into a draft beside that folder, which is renamed when everything is there, so a kill or an error
+leaves no incomplete folder. Size limits apply to what comes out, not to the sizes that the file declares.
 """
 
 import hashlib

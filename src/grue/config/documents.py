@@ -57,7 +57,7 @@ class Document:
         return self._find_lines()
 
     def line(self, keys: KeyPath) -> int | None:
-        """Return the line of a value, or of the nearest value around it; `None`: nothing of it is there."""
+        """Return the line of a value, or of the nearest value around it; `None`: no line is known."""
         while keys and keys not in self.lines:
             keys = keys[:-1]
         return self.lines.get(keys)

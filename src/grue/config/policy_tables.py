@@ -16,7 +16,7 @@ reply_tokens = 4_000
 above = 40
 ```
 
-The problems of an error have keys that begin in the table. Who knows the file says where that is.
+The keys in an error's `problems` begin in the table. The caller, who knows the file, adds where the table is.
 """
 
 from collections.abc import Mapping

@@ -33,7 +33,7 @@ class ProjectTables(Struct, frozen=True):
     roots: dict[tuple[str, str], str]
 
     def place(self, table: str, key: str = "") -> str:
-        """Return a table's name in the file: of the table that has `key`, or has any key."""
+        """Return the full name of a table: under the root in which `key` was found, or any of its keys."""
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 
@@ -56,8 +56,8 @@ def read_project_tables(path: Path) -> ProjectTables:
 
     Raises:
         MCPConfigError: The file is missing or not TOML (the error names line and column), something that
-            should be a table is none, `[tool.grue]` has an unknown table, or a setting is in both places (the
-            error names the key, both tables and their lines).
+            should be a table is something else, `[tool.grue]` has an unknown table, or a setting is in both
+            places (the error names the key, both tables and their lines).
     """
     found, problems = gather_project_tables(path)
     if problems:
@@ -69,7 +69,7 @@ def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigErro
     """Return the settings of a TOML file, and the problems of settings that are in no table or in two.
 
     Raises:
-        MCPConfigError: The file is missing or not TOML, or something that should be a table is none.
+        MCPConfigError: The file is missing or not TOML, or something that should be a table is not one.
     """
     missing = f"Configuration file not found: {path}. Name an existing TOML file, or create this one."
     document = parse_toml(read_config_text(path, if_missing=missing), path)

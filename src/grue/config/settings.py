@@ -106,7 +106,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Unwritten(int):
-    """A default that nobody has written. It gives way to what suits the server better."""
+    """A default that the user has not written. A value that suits the server better takes its place."""
 
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
@@ -261,15 +261,15 @@ class GameConfiguration(_Table):
         turn_timeout_seconds: Time limit of a whole turn, half an hour by default; `None`: no limit.
         extra_headers: Sent with each request; `${VAR}` is replaced by an environment variable.
         extra_body: Fields added to each request unchanged.
-        text_tool_calls: What follows from a tool call that the model has written as text: `ask` it to make it
-            as a call, `run` it, or `keep` it as a text.
+        text_tool_calls: What happens if the model writes a tool call as text: `ask` it to make a real call,
+            `run` the call, or `keep` it as a text.
         then: The models that are asked, in this order, if the agent's model cannot be.
         agent_sampling: Sampling parameters, all left out by default.
         retry: Retries and time limit of LLM requests.
         budget: Limits on requests, tokens and cost; none by default.
         tool_policy: Which tool calls are made, asked about or denied; by default all are made.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
-        tool_search: When tools are searched and not offered; `None`: never.
+        tool_search: When `find_tools` and `call_tool` are offered in place of the tools; `None`: never.
         project_dir: Folder that relative paths start from; the TOML's folder when loaded from one.
 
     Source: R1.5, R2.5, R12.4, R13.1-5, P45
@@ -308,7 +308,7 @@ class GameConfiguration(_Table):
         return self.project_dir / self.mcp_config_file
 
     def ask(self, base_url: str | None = None, model: str | None = None) -> None:
-        """Change to another endpoint or model, if one is given. It has no models to fall back to."""
+        """Change to another endpoint or model, if one is given. The new one has no models to fall back to."""
         if (base_url or self.client_base_url, model or self.agent_model) == (
             self.client_base_url,
             self.agent_model,

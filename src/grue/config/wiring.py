@@ -245,7 +245,7 @@ def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) 
 
     Args:
         config: The settings.
-        turn_timeout_s: Limit of the whole turn instead of the configured one; `None`: that.
+        turn_timeout_s: Limit of the whole turn; `None`: the configured one.
 
     Source: R13
     """

@@ -119,7 +119,7 @@ def servers_of(
 def servers_of_entries(
     entries: Mapping[str, ToolServer | Mapping[str, Any]],
 ) -> dict[str, ToolServer]:
-    """Return servers of which some are still entries, as in a file, in their order.
+    """Return servers, in their order; those that are given as entries of a file are converted.
 
     Args:
         entries: By name: a server, or a mapping with `command`, `args`, `env` and `timeout_seconds`, which is

@@ -1,6 +1,6 @@
 """The description of a box, as a user writes it: `Sandbox`, its presets and its JSON.
 
-Nothing here looks at the file system. `places.py` makes absolute folders of the description when a program
+Nothing here looks at the file system. `places.py` turns the description into absolute folders when a program
 is started.
 """
 
@@ -103,8 +103,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         open_files: How many files each process may have open; `None`: the host's limit.
         file_mb: Size of a file that it writes, in MiB; `None`: no limit.
         cpu_s: Seconds of processor time of each process; `None`: no limit.
-        required: Whether a program is not started if this machine cannot enforce all of that. `False`: what
-            it can is enforced, and a warning says what is missing.
+        required: `True`: a program is not started if this machine cannot enforce all of its box. `False`:
+            grue enforces what the machine can, and warns of what is missing.
 
     Raises:
         MCPConfigError: A value is none of those described above.
@@ -182,7 +182,7 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
 
 
 def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
-    """Read VS Code's table: everything may be read but `denyRead`, and only `allowWrite` be written."""
+    """Read VS Code's table: all but `denyRead` may be read, and only `allowWrite` may be written."""
     parts: dict[str, dict[str, tuple[str, ...]]] = {}
     for part, keys in table.items():
         if part not in _VSCODE or not isinstance(keys, Mapping):

@@ -1,14 +1,14 @@
 """The way out of a box whose network is a list of hosts: a proxy on loopback, and who may connect where.
 
-The program gets no network. Each `connect` that it makes is stopped by the filter and asked about here. It
-is made here too, on a copy of its socket: if the kernel went on with the program's own call, another thread
-of it could change the address after it was looked at. Three kinds are made: to this gate's proxy, to a listed
-port of this machine (`localhost:5432`), and to a listed IP address; and if the box opens Unix sockets, to a
-path. All others are refused.
+The program gets no network. The filter stops each `connect` of the program and asks the gate about it. The
+gate makes an allowed connection itself, on a copy of the program's socket: if the kernel went on with the
+program's own call, another thread of the program could change the address after the gate has checked it.
+Three kinds are allowed: to this gate's proxy, to a listed port of this machine (`localhost:5432`), and to a
+listed IP address; and if the box opens Unix sockets, to a path. All others are refused.
 
 The proxy understands CONNECT and plain HTTP. It resolves names itself, and connects to the address that it
-has checked. It serves only connections that were made here, so that no other program of this machine can use
-it. Nothing is decrypted. One gate belongs to one program, and ends with it.
+has checked. It serves only connections that the gate has made, so that no other program of this machine can
+use it. Nothing is decrypted. One gate belongs to one program, and ends with it.
 
 Everything runs in threads of its own: one that waits, and one for each connection.
 """
@@ -237,7 +237,7 @@ class Gate:
     def _connect(self, asked: "_Asked") -> int:
         own, raw = asked.socket.fileno(), asked.address
         if asked.family == socket.AF_UNSPEC:
-            return connect(own, raw)  # it takes a connection back
+            return connect(own, raw)  # AF_UNSPEC: it dissolves the socket's connection
         if asked.family == socket.AF_UNIX and self._unix:
             return _connect_to_path(own, raw, asked.pid)
         if asked.place is None:

@@ -46,7 +46,7 @@ _ABSTRACT_SOCKETS, _SIGNALS = 1, 2
 _SET_NAME, _LOG_NEW_EXEC_ON, _LOGS_SINCE = 15, 2, 7
 
 LEAST_ABI = 3
-"""Landlock of Linux 6.2. Older ones do not see that a file is cut to nothing."""
+"""Landlock of Linux 6.2. Older versions cannot forbid that a file is truncated."""
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
         supported: Whether grue can make a box on this kind of system at all.
         landlock: The version of Landlock's interface; 0: there is none.
         seccomp: Whether filters of system calls can be installed.
-        listener: Whether a filter can ask about a call, which hosts by name need.
+        listener: Whether a filter can ask a listener about a call, which a list of hosts needs.
     """
 
     system: str

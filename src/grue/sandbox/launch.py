@@ -66,7 +66,7 @@ class Boxed:
         if self.gate is not None:
             self.env.update(self.gate.environment())
         if not opens_home(box, cwd):
-            # Programs take a settings file that is not there for none, and one that is refused for an error.
+            # Programs do without a settings file that is absent, but fail on one that they may not read.
             self.env["HOME"] = self.scratch
 
     def run(self, start: Callable[[], Started]) -> Started:
@@ -109,9 +109,9 @@ class Boxed:
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
 
     def released(self) -> None:
-        """Have the rules for the next start made, in the thread that has started this program.
+        """Let the thread that has started this program make the rules for the next start.
 
-        Call it when the program runs: before, the two would wait for each other's hold on the interpreter.
+        Call it when the program runs. Earlier, the two threads would wait for each other's interpreter lock.
         """
         if self._thread is not None:
             self._thread.go_on()
@@ -334,9 +334,9 @@ class ConfinedThread(Generic[Started]):
     def call(self, serve: Callable[[int], object] | None) -> Started:
         """Start the thread, and return what `start` returns.
 
-        `serve` gets the listener of the thread's filter. It is called here, in a thread that is free: what
-        the confined one starts is confined, too. It is called before `start` has ended, which may wait for
-        an answer.
+        `serve` gets the listener of the thread's filter. It is called in the caller's thread, which is not
+        confined: what the confined thread starts is confined, too. It is called before `start` has ended,
+        which may wait for an answer.
         """
         self._runs.acquire()
         try:

@@ -1,7 +1,7 @@
 """Which files a box opens: the system's, the program's own, and those of its description, as rules.
 
-It is worked out at each start, since links and folders change. A path that stands in a folder which the
-program itself may write is compared with where it leads: it could have put a link there at an earlier start.
+It is worked out at each start, since links and folders change. A path in a folder which the program itself
+may write is compared with where it leads: at an earlier start the program could have put a link there.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ def places_of(
                 f"The box lets the program write {path}, which does not exist.",
                 remedy="Create it, or leave it out.",
             )
-    # What is found here is what the rules are made of, not what is found when it is looked up again.
+    # Look this up only once, so that the rules are made of the same files that are checked.
     chain = tuple(_chain(program))
     _refuse_planted_interpreter(chain, written)
     own = [*own_folders(chain, args, cwd, written), *_module_folders(env, cwd)]
@@ -150,7 +150,7 @@ def home() -> str:
 
 @functools.cache
 def real_once(path: str) -> str:
-    """Return where the path of a folder leads that stays where it is as long as the host runs."""
+    """Return where a folder's path leads, looked up once: for folders that stay while the host runs."""
     return real_path(path)
 
 

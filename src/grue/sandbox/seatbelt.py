@@ -48,11 +48,12 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
     Args:
         box: The description.
         places: What it opens for one program, made with `SCRATCH` as the scratch folder.
-        words: What it is, for its first line.
+        words: What the box is, for the profile's first line.
         hidden: Absolute paths that stay closed inside of what is opened.
 
     Raises:
-        SandboxError: A profile cannot say it: a host elsewhere, or a path with a control character.
+        SandboxError: A profile cannot express the box: it has a host elsewhere, or a path with a control
+            character.
     """
     lines = [_HEAD.format(words=" ".join(words.split())), *_not_said(box), _ALWAYS]
     rules = [*_distinct(places.rules)]

@@ -130,7 +130,7 @@ REFUSED = (
         "The administration of the machine; it matters if grue runs as root.",
     ),
     Refused(
-        # Not only what finds one by its key: an id is a small number that can be guessed.
+        # Also the calls that take an id instead of a key: an id is a small number that can be guessed.
         "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open",
         "Memory and queues that other programs of this user share, which are not files.",
     ),
@@ -189,9 +189,9 @@ def program(here: Machine, wanted: Wanted) -> bytes:
 
 
 def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Return instructions that find the last row whose number a call's is not below, and run what it says.
+    """Return instructions that find the last row whose number is not above the call's, and run its code.
 
-    By halving: when it is installed, the kernel runs the filter for each call there is.
+    The search is binary: when a filter is installed, the kernel runs it once for each call that there is.
     """
     if len(rows) == 1:
         return rows[0][1]
@@ -238,7 +238,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # With a routing header a connection goes to another address than the one that was looked at.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
-        # Landlock has no rule for it: it tells the names of the files that are used in any folder.
+        # Landlock has no rule for watches, which tell the names of the files that are used in any folder.
         found.append(("inotify_add_watch", [_stmt(_RETURN, _ERRNO | EACCES)]))
     return dict(found)
 

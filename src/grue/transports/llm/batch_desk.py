@@ -1,4 +1,4 @@
-"""Send files of requests to a provider as batches, look after them, and fetch what became of each request.
+"""Send files of requests to a provider as batches, watch the batches, and fetch what became of each request.
 
     on file ─▶ sending ─▶ sent ─▶ settled
                   │ killed, or no reply: looked for among the provider's batches, and sent if it is not there
@@ -39,7 +39,7 @@ T = TypeVar("T")
 _PIECE = 2**20
 _MOST_LINE = 64 * 2**20
 _READS = 3
-"""How often results are read that are damaged, or lack a request. What they lack then has failed."""
+"""How often results are read if they are damaged or incomplete. What they still lack then has failed."""
 
 _SKEW_S = 600.0
 """How much the provider's clock may differ from ours."""
@@ -48,7 +48,7 @@ _BOUNDARY = b"grue-batch-file"
 
 
 class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
-    """The provider takes no batch, or cannot be reached. What waits goes on waiting.
+    """The provider takes no batch, or cannot be reached. The requests stay on file and can be sent later.
 
     Args:
         failure: Why.
@@ -60,7 +60,7 @@ class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
 
 
 class BatchDesk:
-    """Sends what waits in a folder, and fetches the replies.
+    """Sends the requests that wait in a folder, and fetches the replies.
 
     Args:
         endpoint: The provider. It is open.
@@ -90,7 +90,7 @@ class BatchDesk:
         return any(each.state != "settled" for each in self._folder.submissions.values())
 
     async def send(self) -> None:
-        """Send all requests on file of which nothing was sent.
+        """Send all requests on file that were not sent before.
 
         Raises:
             BatchRefused: The provider takes none, or cannot be reached.
@@ -100,7 +100,7 @@ class BatchDesk:
             await self._submit(self._folder.keep(record))
 
     async def replies(self) -> list[str]:
-        """Wait until a batch has ended, and return the requests that are settled then; none is under way: [].
+        """Wait until a batch has ended; return the requests that are settled then; [] if no batch runs.
 
         Raises:
             BatchRefused: The provider cannot be reached for a long time.
@@ -256,7 +256,7 @@ class BatchDesk:
             return None
 
     async def _lines(self, path: str) -> AsyncIterator[bytes]:
-        """Yield the lines of a file of results. One that is longer than any reply may be comes as nothing.
+        """Yield the lines of a file of results. A line that is longer than any reply becomes an empty one.
 
         Raises:
             _BrokenOff: It did not come to its end.

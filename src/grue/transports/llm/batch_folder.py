@@ -38,7 +38,7 @@ class BatchManifest(Struct, frozen=True, kw_only=True):
     """What the requests of a folder are for; `batch.json`.
 
     Attributes:
-        run: Stands in the id of each request, so that it is that of no other folder.
+        run: A part of the id of each request, so that no other folder has the same ids.
         address: The endpoint, without credentials.
         model: The model.
         wire: The wire format.
@@ -197,7 +197,7 @@ class BatchFolder(Closing):
             return msgspec.json.decode(file.read(length), type=Result)
 
     def unsent(self) -> Iterator[Submission]:
-        """Yield the files of requests that nothing was sent of, each with its record on file."""
+        """Yield a record for each file of requests that was not sent yet. The files are on disk by then."""
         if self._open >= 0:
             os.fsync(self._open)
             os.close(self._open)
@@ -293,7 +293,7 @@ class BatchFolder(Closing):
                 self._read_replies(number)
 
     def _read_requests(self, path: Path) -> None:
-        """Read which requests a file has. Half a last line is cut off: a kill has left it, nobody waits."""
+        """Read which requests a file has. Cut off an incomplete last line: no turn waits for its request."""
         number, whole = int(path.stem), 0
         with path.open("rb+") as file:
             for line in file:

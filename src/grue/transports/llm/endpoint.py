@@ -186,7 +186,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
         force_tool_support: Offer tools even if the endpoint or the model's name says that it takes none.
         then: The models that are asked, in this order, if this one cannot be: its endpoint cannot be reached,
-            answers with 5xx or 429, or does not answer in time, after its retries. They have none themselves.
+            answers with 5xx or 429, or does not answer in time, after its retries. They may have no `then`.
 
     Source: R12.4
     """
@@ -275,7 +275,7 @@ class ReplyRoom(Protocol):
         """Return the reply to a request.
 
         Args:
-            endpoint: Whom it asks.
+            endpoint: The endpoint that the request is for.
             body: The request, whole.
             request: Its number in the turn.
 
@@ -330,8 +330,8 @@ class LlmEndpoint:
         left_out: Which settings have been reported as left out of requests.
         chain: This endpoint, and those of `LlmSettings.then`.
         breaker: Whether it could be asked lately, if it is part of a chain.
-        judged_tools: Whether it is settled if the model is shown the tools that it is offered: it has called
-            one, or it was reported that it seems not to be.
+        judged_tools: Whether it is known if the model gets to see the tools that it is offered: it has called
+            one, or it was reported that it seems not to see them.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -711,7 +711,7 @@ def _redaction(settings: LlmSettings) -> Redaction:
 
 
 def _refuse_ours(settings: LlmSettings) -> None:
-    # Of every format: what a refusal makes of the profile may change it.
+    # The fields of every format, because a refusal may change the profile's format.
     fields = frozenset().union(*(each.own_fields for each in FORMATS.values()))
     ours = sorted(fields & settings.extra_body.keys())
     if ours:

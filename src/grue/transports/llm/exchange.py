@@ -361,8 +361,8 @@ class HttpReply:
     async def _silent(self, stream: Any) -> bool:
         """Return whether nothing has come behind the reply.
 
-        It can be in h11, in TLS, or in the event loop, which reads up to 256 KiB at once while httpx asks for
-        64 KiB. What is still in the socket is seen by httpx before the next request.
+        Such bytes can be in h11, in TLS, or in the event loop, which reads up to 256 KiB at once while httpx
+        asks for 64 KiB. Those that are still in the socket are seen by httpx before the next request.
         """
         try:
             if _H11(self._response).trailing_data[0]:
@@ -553,7 +553,7 @@ async def exchange(
         request: The request.
         patience: The time limits.
         streamed: Receives the reply if it is streamed; `None`: no stream is expected.
-        on_sent: Called when the request has been written, or has failed; `None`: nobody waits for that.
+        on_sent: Called when the request has been written, or has failed; `None`: nothing is called.
     """
     request.extensions["timeout"] = timeouts_of(patience)
     try:
@@ -622,8 +622,8 @@ async def _received(
 async def _refusal(reply: HttpReply) -> Answered:
     """Return a reply that is no completion. Its status counts, and as much of its body as can be had.
 
-    A body that breaks off, comes to no end or cannot be decompressed takes nothing from what the status and
-    the headers say, such as when to ask again.
+    If the body breaks off, does not end or cannot be decompressed, the status and the headers still count,
+    such as when to ask again.
     """
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
@@ -922,7 +922,7 @@ _gates: list[RequestGate] = []
 
 
 def set_request_gate(gate: RequestGate | None) -> None:
-    """Set the gate of this process; `None`: requests are not asked for."""
+    """Set the gate of this process; `None`: requests are sent without asking."""
     _gates[:] = [] if gate is None else [gate]
 
 

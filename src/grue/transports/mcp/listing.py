@@ -56,8 +56,9 @@ class ListedTools(Struct, frozen=True):
     Attributes:
         tools: The well-formed ones, in the server's order.
         as_tasks: The bare names of those that have to be called as tasks (2025-11-25).
-        ttl_s: How long the server says that it holds, in seconds; `None`: it does not say.
-        private: Whether the server says so, and says how long it holds.
+        ttl_s: For how many seconds the server says that the listing is valid; `None`: it does not say.
+        private: Whether the server says that the listing is only for the user who is logged in. `False`
+            without a `ttl_s`.
     """
 
     tools: tuple[m.ToolDefinition, ...] = ()
@@ -115,7 +116,7 @@ async def read_pages(
 def _ttl_s(page: m.JsonObject) -> float | None:
     """Return the seconds for which a page may be used again; `None`: not stated.
 
-    Zero is what the SDK's servers send if their author has not thought of it, so it says nothing.
+    0 counts as not stated: the SDK's servers send it unless their author sets something else.
     """
     stated = page.get("ttlMs")
     if not isinstance(stated, int | float) or isinstance(stated, bool) or not 0 < stated < math.inf:

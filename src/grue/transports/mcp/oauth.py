@@ -1,9 +1,10 @@
 """The authorisation of one server's requests: a token with each, renewed when it ends or is refused.
 
 The SDK's OAuth providers know the protocol: discovery, registration, the grants, the checks of issuer and
-resource. Each is a generator of requests. `_drive` sends what it yields, and passes in the refusal that
-started it, so that the refused request itself is repeated only by the transport. The SDK does not know when a
-stored token expires, where to refresh it, or that other processes use it; `token_store.py` does.
+resource. Each is a generator of requests. `_drive` sends the requests that it yields. It also passes in the
+refusal that made the authorisation necessary, so that only the transport repeats the refused request. The SDK
+does not know when a stored token expires, where to refresh it, or that other processes use it;
+`token_store.py` does.
 
 A turn never asks a person. If only a person can help, the fault says which command to run.
 
@@ -169,7 +170,7 @@ def _fields(content: bytes) -> list[tuple[str, object]]:
 
 
 def _life(seconds: object) -> object:
-    """Return the life of a token in seconds, at most ten years; anything else that it may be as it is."""
+    """Return the life of a token in seconds, at most ten years; a value of another kind as it is."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | str):
         return seconds
     try:

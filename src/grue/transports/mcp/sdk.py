@@ -321,11 +321,11 @@ class Link:
         raise SdkError(types.INTERNAL_ERROR, f"it wanted more input {_MAX_INPUT_ROUNDS} times in a row")
 
     async def _goes_on_without_session(self, error: SdkError) -> bool:
-        """Discover a server that has lost the session, once; return whether it needs none.
+        """Try once to discover a server that has lost the session; return whether it works without one.
 
         Several servers behind one address that know both the handshake and the revision 2026-07-28 lose each
-        other's sessions. After a first call the loss has to be told, because the session may have held
-        something.
+        other's sessions. Once a tool was called, the loss is reported instead, because the session may have
+        held something.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause

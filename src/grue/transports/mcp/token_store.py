@@ -63,7 +63,7 @@ def identity_digest(auth: OAuth) -> str:
     """Return a digest of the person, so that tokens are never shared between persons.
 
     It is the same for each token that the identity provider issues to one person, and empty if the grant has
-    no identity token. If the token's file cannot be read, it fits no stored token.
+    no identity token. If the token's file cannot be read, the digest matches no stored token.
     """
     if auth.grant != "identity_assertion":
         return ""
