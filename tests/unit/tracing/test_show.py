@@ -311,7 +311,8 @@ def test_a_message_that_says_little_is_told_all_the_same() -> None:
         "a is disabled for the rest of the episode: r",
         "a is disabled until it is tried again after 0.5 s: r",
         "a is disabled until it is tried again after 60 s: r. Its last line on stderr: why",
-        "request 2: the model's reply was cut short at 100 tokens (max_tokens); asked again with a limit of 400 tokens",
+        "request 2: the model's reply was cut short at 100 tokens (max_tokens);"
+        " asked again with a limit of 400 tokens",
         "request 2: the model's reply was cut short at its limit",
         '" and"',
         'reasoning "hm"',
