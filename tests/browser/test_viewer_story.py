@@ -1,15 +1,21 @@
 """The viewer's story in a real browser: an episode as one reads it, and the ways to and from it."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from story_traces import full_story
+from transport_servers import faulty
 from viewer_traces import EpisodeTape, TurnTape, begin, long_episode
 
+from grue import LlmSettings, RetryPolicy, Runner, StdioServer
+from grue.errors import LLMError
 from grue.hosts.zork.facts import Observed
 from grue.messages import OfferTools, RequestCompletion, RunTurn, ToolMessage
+from grue.testing.llm_server import ScriptedLlmServer, tool_calls_reply
 from grue.tracing.facts import EpisodeEnded
 from grue.tracing.viewer import write_html
 
@@ -57,6 +63,48 @@ def test_a_call_says_how_much_of_its_result_the_model_was_shown(open_page: Any, 
     page = open_page(tmp_path / "page.html").page
     expect(passages(page).filter(has_text="13 of 20,418 characters shown to the model")).to_have_count(1)
     expect(page.get_by_role("article", name="The episode")).to_contain_text("Look at Turn 1")
+
+
+def record(path: Path, llm: LlmSettings, servers: dict[str, StdioServer]) -> None:
+    """Record a turn. In a thread, because the browser's event loop runs in this one."""
+
+    def run() -> None:
+        with Runner(llm=llm, servers=servers, trace=path) as runner, suppress(LLMError):
+            runner.run_turn("How much?")
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def test_a_server_that_died_is_counted_once_and_its_last_words_are_in_view(
+    open_page: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    script = [tool_calls_reply(("faulty.echo", {"text": "a"})), "I cannot know."]
+    server = faulty("--exit-at", "call", "--stderr", "no table: prices")
+    with ScriptedLlmServer(script) as llm:
+        record(path, llm.settings, {"faulty": server})
+    write_html(path, tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html").page
+    expect(page.locator(".passage.call summary")).to_contain_text("Its last line on stderr: no table: prices")
+    turn = page.locator(".story-turn .badge").all_inner_texts()
+    assert [each for each in turn if "died" in each] == ["died"]
+    card = page.get_by_role("article", name="The episode")
+    expect(card).to_contain_text(f"{llm.settings.model} at {llm.base_url}")
+
+
+def test_an_endpoint_that_was_not_reached_is_named_with_its_model(open_page: Any, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with ScriptedLlmServer([]) as gone:
+        url = gone.base_url
+    llm = LlmSettings(base_url=url, model="small", retry=RetryPolicy(max_retries=0))
+    record(path, llm, {})
+    write_html(path, tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html").page
+    (reply,) = texts(page, "reply")
+    assert reply.startswith(f"small {url} ")
+    expect(page.get_by_role("article", name="The episode")).to_contain_text(f"small at {url}")
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), SIZES)

@@ -58,8 +58,8 @@ class Divergence(Struct, frozen=True, kw_only=True):
         for difference in () if self._of_two_kinds else self.differences:
             one, other = excerpts(difference.left, difference.right)
             yield f"  {printable(difference.path, _LINE_CHARS)}"
-            yield f"    {left:<{width}}  {one}"
-            yield f"    {right:<{width}}  {other}"
+            yield f"    {left:<{width}}  {one}{_meaning(difference.path, difference.left)}"
+            yield f"    {right:<{width}}  {other}{_meaning(difference.path, difference.right)}"
         if self.because:
             yield "  because of"
             yield from (f"    {line}" for line in _chain(self.because, self.because_left_out))
@@ -100,6 +100,11 @@ def derived(
     return EpisodeEnvelope(
         seq=0, t=0.0, at=0.0, turn=turn, sender=sender, receiver=receiver, cause=cause, body=body
     )
+
+
+def _meaning(path: str, value: object) -> str:
+    """Return what a value means that a reader would take for another one; empty for most."""
+    return " (the same tools as before)" if path == "$.mode.tools" and value is None else ""
 
 
 def _chain(because: tuple[EpisodeEnvelope, ...], left_out: int) -> Iterator[str]:

@@ -23,6 +23,7 @@ class Overview(Struct, kw_only=True):
     Attributes:
         title: What the episode is about: what its host says, else the beginning of the first turn's text.
         models: The models that answered, with the number of their replies.
+        asked: The models that its turns asked, with their addresses. A reply may name its model otherwise.
         servers: Names of its tool servers.
         facts: Further facts of its beginning, by name.
         ending: Why it ended, in a word; empty: it has not ended, or its host does not say.
@@ -42,6 +43,7 @@ class Overview(Struct, kw_only=True):
     title: str = ""
     scripted: bool = False
     models: dict[str, int] = msgspec.field(default_factory=dict)
+    asked: dict[str, str] = msgspec.field(default_factory=dict)
     servers: tuple[str, ...] = ()
     facts: m.JsonObject = msgspec.field(default_factory=dict)
     ending: str = ""
@@ -73,8 +75,10 @@ class Overview(Struct, kw_only=True):
                 self.results = {}
             case EpisodeEnded() as ended:
                 self._end(ended)
-            case m.RunTurn(turn=turn, user=user):
+            case m.RunTurn(turn=turn, user=user, asks=asks):
                 self.turns = max(self.turns, turn)
+                if asks is not None and len(self.asked) < _MOST_MODELS:
+                    self.asked[printable(asks.model, _CHARS)] = printable(asks.address, _CHARS)
                 self.title = self.title or printable(user.strip().split("\n", 1)[0], _TITLE_CHARS)
             case m.TurnForked():
                 self._fork(envelope.body)

@@ -442,10 +442,15 @@ class TurnTotals(Struct):
     end_s: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     marks: dict[str, MarkCount] = field(default_factory=dict)
+    died: set[str] = field(default_factory=set)
 
-    def add_mark(self, word: str, grade: Severity) -> None:
-        """Count the mark of a message."""
-        self.marks.setdefault(word, MarkCount(word=word, grade=grade)).count += 1
+    def add_mark(self, row: "Row") -> None:
+        """Count the mark of a message. The end of a server that died in a call has been counted there."""
+        if row.kind in ("SessionClosed", "ServerEnded") and row.mark == "died" and row.sender in self.died:
+            return
+        if row.kind == "ServerDied":
+            self.died.add(row.sender)
+        self.marks.setdefault(row.mark, MarkCount(word=row.mark, grade=row.grade)).count += 1
 
     def add_span(self, span: Span) -> None:
         """Add the time of a span."""
@@ -625,7 +630,7 @@ class PageFeed:
         self._kinds.add(row.kind)
         totals = self._of(row.turn)
         if row.mark:
-            totals.add_mark(row.mark, row.grade)
+            totals.add_mark(row)
 
     def _of(self, turn: int) -> TurnTotals:
         self._changed.add(turn)

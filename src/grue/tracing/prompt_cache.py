@@ -568,7 +568,7 @@ def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str,
     """Return the first tool that is not offered as before, and why."""
     old, new = pair.earlier.tools, pair.sent.tools
     if not new:
-        return "no tools", _why_no_tools(talk, asked)
+        return "having no tools", _why_no_tools(talk, asked)
     if not old:
         why = "tools are offered, and the request before offered none"
         return f"the tool {_name(new[0])}", _listing(new[0], pair, talk, asked, why)

@@ -15,6 +15,8 @@ from grue.messages import (
     CompletionReceived,
     ConversationId,
     HistoryReference,
+    OfferTools,
+    RequestCompletion,
     RunTurn,
     SessionClosed,
     SessionOpened,
@@ -154,6 +156,15 @@ def test_facts_of_the_host_are_compared_and_its_name_for_the_episode_is_not() ->
     ended = EpisodeEnded(reason="won", detail="", turns=0)
     (divergence,) = diff(facts("a", 7), facts("a", 7, ended))
     assert divergence.left is None
+
+
+def test_tools_that_are_the_same_as_before_are_not_told_as_nothing(tmp_path: Path) -> None:
+    trace = scene("tools", tmp_path)
+    place = [at for at, each in enumerate(trace) if isinstance(each.body, RequestCompletion)][1]
+    other = changed(trace, place, mode=OfferTools(tools=()))
+    lines = [line.split(None, 1) for line in render(diff(trace, other), every=True)]
+    at = lines.index(["$.mode.tools"])
+    assert lines[at + 1 : at + 3] == [["A", "null (the same tools as before)"], ["B", "[]"]]
 
 
 def test_how_a_process_ended_when_it_was_closed_does_not_count_unless_it_died(tmp_path: Path) -> None:

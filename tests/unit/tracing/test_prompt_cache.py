@@ -17,7 +17,7 @@ from grue.protocol.context.history import History, Ledger
 from grue.testing import assert_prefix_stable
 from grue.tracing.page_feed import PageFeed
 from grue.tracing.page_file import ImageTable
-from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cached_prompts, common_bytes
+from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cached_prompts, common_bytes, told
 
 TALK = m.ConversationId("c")
 SYSTEM = "Be brief. " * 30
@@ -316,6 +316,13 @@ PLANTED = [
     another_conversation_with_a_clock,
     another_branch,
 ]
+
+
+def test_a_request_that_offers_no_tools_is_told_in_words() -> None:
+    talk = begun()
+    a_forced_answer(talk)
+    words = "differs in having no tools: the final answer was asked for (budget)"
+    assert any(words in told(each) for each in talk.prompts)
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)

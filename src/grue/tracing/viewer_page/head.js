@@ -27,6 +27,7 @@ function cardFacts(trace) {
   const fields = Object.entries({ ...overview.facts, ...overview.results });
   return facts([
     ["model", models.join(", ") + (overview.scripted ? " (scripted)" : "")],
+    ["model asked", Object.entries(overview.asked).map(([name, address]) => (address ? `${name} at ${address}` : name)).join(", ")],
     ["tools", overview.servers.join(", ")],
     ["turns", [many(overview.turns, "turn"), outcomes(trace), overview.resumed ? `resumed ${overview.resumed} ×` : ""].filter(Boolean).join(": ")],
     ["asked", `${many(overview.requests, "request")}, ${many(overview.tool_calls, "tool call")}`],

@@ -117,7 +117,7 @@ function drawReply({ trace, passage, message, state }) {
   const reply = trace.messageOf.get(passage.also[0]) ?? (message.kind === "RequestCompletion" ? null : message);
   const body = bodyOf(reply);
   const pieces = message.effects.filter(({ kind }) => kind === "TextDelta");
-  const model = visible(body?.model || (passage.depth ? "The model, for a server" : "The model"));
+  const model = visible(body?.model || body?.failure?.model || (passage.depth ? "The model, for a server" : "The model"));
   const head = headLine(passage, model, replyChips(message, reply, body), message.kind === "RequestCompletion" ? requestButton(passage) : null);
   if (!reply) return [head, ...drawUnfinished(pieces)];
   if (reply.kind === "CompletionFailed") return [head, element("p", { class: "told fail" }, badge(reply.mark || "no reply", "fail"), ` ${reply.summary}`)];
@@ -139,9 +139,9 @@ function replyChips(request, reply, body) {
   if (!reply) return [];
   const usage = body?.usage ?? {};
   const cost = usage.cost_usd === undefined || usage.cost_usd === null ? "" : `${usage.cost_usd} USD`;
-  const tokens = body ? `${(usage.input_tokens ?? 0).toLocaleString("en")} → ${(usage.output_tokens ?? 0).toLocaleString("en")} tokens` : "";
+  const tokens = body && !body.failure ? `${(usage.input_tokens ?? 0).toLocaleString("en")} → ${(usage.output_tokens ?? 0).toLocaleString("en")} tokens` : "";
   const ended = body?.finish_reason === "length" || body?.finish_reason === "content_filter" ? body.finish_reason : "";
-  return [duration(reply.t - request.t), tokens, reply.repeats, cost, ended];
+  return [body?.failure?.endpoint ?? "", duration(reply.t - request.t), tokens, reply.repeats, cost, ended];
 }
 
 function requestButton(passage) {
@@ -213,6 +213,7 @@ function drawCall(about) {
     settled ? null : element("span", { class: "chip waiting" }, trace.messageOf.get(passage.also[2]) ? "asked about" : "no result"),
     settled?.mark ? badge(settled.mark, settled.grade) : null,
     result ? element("span", { class: "summary result" }, `→ ${briefly(resultValue(result))}`) : null,
+    settled?.kind === "ServerDied" ? element("span", { class: "summary result" }, `→ ${visible(settled.summary.slice(settled.summary.indexOf(": ") + 2))}`) : null,
     shownToModel(trace, settled),
     took(settled),
   ].filter(Boolean);
