@@ -1,11 +1,11 @@
-"""The command `grue`, and what a Ctrl-C does while it starts and while it leaves.
+"""The command `grue`, and the effect of a Ctrl-C while it starts and while it exits.
 
-Python raises KeyboardInterrupt at any instruction. During an import that gives a traceback, or the imported
-module turns it into another exception. So a Ctrl-C ends the process at once, with status 130, until a command
-has imported all that it needs and again after it has done its work. The guard then kills servers that are
-still ending, as it does when the program is killed.
+Python raises KeyboardInterrupt at any instruction. Raised during an import, it would give a traceback, or the
+imported module would turn it into another exception. So until a command has imported all that it needs, and
+again after its work is done, a Ctrl-C ends the process at once, with status 130. The guard then kills servers
+that have not ended yet, as it does when the program is killed.
 
-This is in `__init__` because the command imports it first. A Ctrl-C before that interrupts Python's own
+This code is in `__init__` because the command imports it first. A Ctrl-C before that interrupts Python's own
 start.
 """
 
@@ -35,4 +35,4 @@ def _swap(expected: object, following: object) -> None:
     try:  # noqa: SIM105 - contextlib would have to be imported, which a Ctrl-C may strike
         signal(SIGINT, following)
     except ValueError:
-        pass  # not in the main thread, where no Ctrl-C is raised
+        pass  # this is not the main thread, and only the main thread gets a KeyboardInterrupt

@@ -1,8 +1,9 @@
-"""`grue add` and `grue remove`: write a server that others describe into `mcp_config.json`, and take it out.
+"""`grue add` and `grue remove`: write a described server into `mcp_config.json`, or remove it from there.
 
-What a description or a bundle says is untrusted: what would run is shown before anything is written, and the
-program is started only after that, in its box. Nothing is fetched but the description of a server that the
-user names, from the registry that the user names, and the bundle of it, if the user agrees to that address.
+A description and a bundle are untrusted: the command that would run is shown before anything is written, and
+the program is started only after that, in its box. Only two things are downloaded: the description of the
+server that the user names, from the registry that the user names, and its bundle, if the user agrees to its
+address.
 """
 
 import json
@@ -45,7 +46,7 @@ _MOST_REDIRECTS = 5
 _PACKAGES = ("npm", "pypi", "oci")
 _CACHES = {"npx": ("npm_config_cache",), "uvx": ("UV_CACHE_DIR", "UV_TOOL_DIR", "UV_PYTHON_INSTALL_DIR")}
 _CACHES["uv"] = _CACHES["uvx"]
-"""The variables that say where a launcher keeps what it downloads."""
+"""The environment variables that name a launcher's folders for downloads, by launcher."""
 _OWN = "own"
 _SCRIPTS = dict.fromkeys((".js", ".mjs", ".cjs"), "node")
 _INSTEAD = {"npx": "npm:PACKAGE", "uvx": "pypi:PACKAGE", "docker": "oci:IMAGE"}
@@ -54,7 +55,7 @@ _INSTEAD |= dict.fromkeys(("python", "python3", "node"), "the program's file")
 
 
 class Adding(Struct, frozen=True, kw_only=True):
-    """What the command line says; see `grue add --help`."""
+    """The options of `grue add`; see its help."""
 
     source: str
     arguments: list[str] | None
@@ -68,7 +69,7 @@ class Adding(Struct, frozen=True, kw_only=True):
 
 
 def add_server(adding: Adding) -> bool:
-    """Add a server; return whether it started, or only waits for variables that are not set.
+    """Add a server; return whether it started. If it only waits for unset variables, that counts as started.
 
     Raises:
         MCPConfigError: The description, the file or an answer is not usable, or nobody has agreed.
@@ -103,7 +104,7 @@ def add_server(adding: Adding) -> bool:
 
 
 def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
-    """Return the server that is a program file of the user's, or at an address; `None`: it is another."""
+    """Return the server if the source is a program file of the user's, or a URL; otherwise `None`."""
     source = Path(adding.source)
     if adding.kind == "remote" and "://" in adding.source:
         name = adding.name or descriptions.default_name(urlsplit(adding.source).hostname or "")
@@ -229,7 +230,7 @@ def _approved(name: str, path: Path) -> bool:
         say(line)
     others = [each for each in (*known.servers, *known.unusable) if each != name]
     if others and tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path)) is None:
-        # A lock with this server alone would say that nothing of the others is approved.
+        # Do not write a lock with this server alone: it would mean that no tool of the others is approved.
         say(f"The file's servers have no tool lock. To approve the tools of all: {GRUE} tools --lock")
     else:
         say("\n".join(approve(known, {name: outcome.tools})))
@@ -265,7 +266,7 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         say(f"removed  its approved tools from {shown_path(lock)}")
     for kind in (descriptions.BUNDLES, descriptions.PACKAGES):
         folder = path.parent / kind / name
-        # Only a folder that `grue add` can have made: a name with a slash, or a link, is none of them.
+        # Remove only a folder that `grue add` can have made: never one of a name with a slash, or a link.
         if (
             Path(name).name == name
             and folder.is_dir()
@@ -286,7 +287,8 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
                 "Its arguments, as in a shell (none: press Enter)", default="", show_default=False
             )
             arguments = shlex.split(typed)
-        # A path is absolute, so that the server finds it wherever the agent is started, and its box opens it.
+        # Make paths absolute, so that the server finds them wherever the agent is started, and its box opens
+        # them.
         absolute = [
             _absolute(each) if "/" in each and Path(each).exists() else each for each in arguments or ()
         ]
@@ -347,7 +349,7 @@ def _fetched(url: str) -> object:
 
 
 def _pieces(url: str, *, most: int, redirects: int = 0) -> Iterator[bytes]:
-    """Yield what is at an address, without a key of the user's. No redirect leads from https to http."""
+    """Yield the content of an address. Sends no key of the user's, and follows no redirect to http."""
     import httpx
 
     parts = urlsplit(url)
@@ -443,7 +445,7 @@ def _absolute(path: str) -> str:
 
 
 def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
-    """Return the entry with a box, and with no more of the environment than a program needs."""
+    """Return the entry with a box, and with only the environment variables that any program needs."""
     entry = dict(server.entry)
     if server.kind in ("remote", _OWN):
         return entry
@@ -456,7 +458,7 @@ def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
         read.insert(0, f"${{workspaceFolder}}/{descriptions.BUNDLES}/{server.name}")
     caches = _CACHES.get(entry["command"])
     if caches is not None:
-        # A folder of its own: in a common one it could change what other servers start with.
+        # Give the server its own download folder: in a shared one it could change the packages of others.
         folder = f"${{workspaceFolder}}/{descriptions.PACKAGES}/{server.name}"
         entry["env"] = {**entry.get("env", {}), **{each: f"{folder}/{each.lower()}" for each in caches}}
         box |= {"preset": "web", "write": [folder]}

@@ -72,7 +72,7 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 
 
 def machine(*, needed: bool) -> Finding:
-    """Report which limits of a box this machine can enforce. It is no fault if no server has a box."""
+    """Report which limits of a box this machine can enforce. Without `needed`, lacking ones are no fault."""
     have = coverage()
     missing = have.missing(hosts=True)
     about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"
@@ -104,17 +104,17 @@ def before_start(server: McpServer) -> Launch | None:
     """Look at a server before it is started; `None`: it is not started by npx or uvx."""
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return None
-    # What uv has in its cache shows only when it is started again.
+    # Whether uv has the package in its cache is known only after a second start.
     return Launch(server, launcher, installed=launcher == "npx" and direct_command(server) is not None)
 
 
 def boot_lines(launch: Launch, opened: m.SessionOpened, limits: TurnLimits) -> Iterator[str]:
-    """Yield what a server's start consisted of. It is started up to twice more for that.
+    """Yield the parts of a server's start with their times. Starts the server up to twice more.
 
     Args:
-        launch: As it was before the start.
-        opened: Its first start.
-        limits: For the further ones.
+        launch: The facts from before the start.
+        opened: The first start.
+        limits: The limits for the further starts.
     """
     launcher, first_s = launch.launcher, opened.elapsed_s
     again = None if launch.installed else _started(launch.server, limits)
@@ -142,7 +142,7 @@ def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
     command = f'"command": {json.dumps(server.command, ensure_ascii=False)}'
     args = f'"args": {json.dumps(server.args, ensure_ascii=False)}'
     if hidden["args"] != server.args:
-        args = "with the arguments that follow the package now"  # one looks like a key
+        args = "with the arguments that follow the package now"  # not shown: one of them looks like a key
     how = "from uv's cache" if "--offline" in server.args else f"without {launcher}"
     yield printable(f"faster {how}, {times}: {command}, {args}")
     yield printable(direct.note)
@@ -160,7 +160,7 @@ def _names(opened: m.SessionOpened) -> set[str]:
 
 
 def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
-    """Return the program's interpreter, and how long it takes to do nothing; `None`: it has none we know."""
+    """Return the program's interpreter and the time of its bare start; `None`: no known interpreter."""
     command = _shebang(Path(server.command))
     name = PurePath(command[-1]).name if command else ""
     words = next((words for known, words in _DO_NOTHING.items() if name.startswith(known)), None)
@@ -196,7 +196,7 @@ _MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
 _MOST_FAULTS = 5
 
 _NOTICED_S = 0.1
-"""A start that takes longer is noticed by whoever waits for it."""
+"""A start that takes longer than this is noticeable to a person."""
 
 
 def examine(
@@ -270,7 +270,7 @@ def _packages() -> Finding:
             continue
     try:
         require_mcp()
-        importlib.import_module("mcp.client.session")  # so that no server's start includes this import
+        importlib.import_module("mcp.client.session")  # now, so that it is not part of a server's start time
     except (MissingDependencyError, ImportError) as error:
         return Finding("WRONG", f"{', '.join(installed)}\n{error}")
     return Finding("ok", ", ".join(installed))
@@ -287,7 +287,7 @@ def _project(config: GameConfiguration) -> Finding:
 
 
 class _Named(NamedTuple):
-    """A program that names its endpoint and its model, as `grue init` writes it."""
+    """A program that names its endpoint and its model, such as `grue init` writes."""
 
     path: Path
     base_url: str
@@ -295,7 +295,7 @@ class _Named(NamedTuple):
 
 
 def _programs() -> Iterator[_Named]:
-    """Yield the programs of this folder that write both down. They are read, not run."""
+    """Yield the programs of this folder that name an endpoint and a model. They are parsed, not run."""
     for path in sorted(Path().glob("[!t]*.py"))[:_MOST_PROGRAMS]:
         with suppress(OSError, SyntaxError, ValueError, RecursionError):
             text = path.read_text(encoding="utf-8", errors="replace")[:_MOST_CHARS]
@@ -313,11 +313,11 @@ def _settings_in(path: Path, program: ast.Module) -> Iterator[_Named]:
 
 
 def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
-    """Check what a program names, if nothing else names an endpoint; say of others how to check them.
+    """Yield the endpoints that programs name, and choose the first if nothing else names one.
 
     Args:
-        config: The settings, which take over what the first program names.
-        chosen: The project or the command line names an endpoint.
+        config: The settings. The chosen endpoint and model are written into them and checked later.
+        chosen: Whether the project or the command line names an endpoint.
     """
     for named in dict.fromkeys(_programs()):
         what = f"{shown_path(named.path)} names {printable(named.model)} at {shown_endpoint(named.base_url)}"
@@ -344,7 +344,7 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
 
 
 def _lock(known: KnownServers, config: GameConfiguration, mcp_config: Path | None) -> Iterator[Finding]:
-    """Say why no turn would start: the tool lock cannot be read, or is wanted and not there."""
+    """Report if no turn would start, because the tool lock cannot be read, or is required and missing."""
     try:
         list(drifts(known, {}, config))
         if mcp_config is None and known.source != BUNDLED:
@@ -388,14 +388,14 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 def _tools(
     known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
 ) -> Iterator[Finding]:
-    """Say which tools of a server the model does not get, or not as they were approved.
+    """Report the tools of a server that are malformed, or differ from the approved definition.
 
-    A tool that is refused because it has changed is wrong, because one command mends it. What the server
-    itself does wrong is a note: its other tools work.
+    The verdict is `WRONG` if a changed tool is refused, because the user can mend that with one command. If a
+    tool is malformed, it is a `note`: only the server's author can mend it, and the other tools work.
     """
     name = opened.server
     drifted: list[m.ToolDrifted] = []
-    with suppress(MCPConfigError):  # `_lock` has reported it
+    with suppress(MCPConfigError):  # the lock cannot be used, which `_lock` has reported
         drifted += drifts(known, {name: opened.tools}, config)
     said = [*map(drift_text, drifted), *notices]
     if not said:
@@ -409,7 +409,7 @@ def _tools(
 
 
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:
-    """Propose that a server starts when it is called, if its start is long enough for that to be noticed."""
+    """Propose to start a server only when it is called, if its start is long enough to be noticed."""
     if opened.elapsed_s < _NOTICED_S or server.options.start in ("beside", "when_called"):
         return
     took = f"{opened.elapsed_s * 1000:.0f} ms"
@@ -435,7 +435,7 @@ def _server(opened: m.SessionOpened, closed: m.SessionClosed | None, source: str
 
 
 def _listing_cache() -> Iterator[Finding]:
-    """Name the cache of listings, if there is one, and what is wrong with it."""
+    """Report the cache of listings, if there is one, and its problems."""
     cache = ListingCache()
     faults = list(cache.faults())
     count = cache.count()
@@ -505,14 +505,14 @@ def _node(known: KnownServers) -> Iterator[Finding]:
 
 
 def _plays_stories() -> bool:
-    """Return whether this folder has a story file, or is a project of the game's."""
+    """Return whether this folder has a story file, or settings for the Zork host."""
     project = project_tables()
     of_game = project is not None and any(root == ZORKGPT for root in project.roots.values())
     return of_game or any(re.fullmatch(r"\.(z[1-8]|dat)", each.suffix.lower()) for each in Path().iterdir())
 
 
 def _interpreters() -> Iterator[Finding]:
-    """Yield which interpreter plays which story files, and why."""
+    """Report which interpreter plays which story files, and why."""
     try:
         plain, styled = choose_interpreter(3), choose_interpreter(5)
     except MissingDependencyError as error:

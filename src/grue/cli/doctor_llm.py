@@ -1,9 +1,9 @@
 """The checks of `grue doctor` for the configured LLM endpoint.
 
 They request the list of models, which no provider charges for, and then run three small turns as a host
-would: a short reply, a turn with a tool, and an answer with a schema. A tool that is not called is left out
-of a further request, to see by the tokens of the prompt whether the model was shown it. These cost a few
-dozen tokens.
+would: a short reply, a turn with a tool, and an answer with a schema. If the model does not call the tool,
+one more request is sent without it: if the prompt then has as many tokens, the endpoint did not show the tool
+to the model. All of these cost a few dozen tokens.
 """
 
 import difflib
@@ -35,7 +35,8 @@ from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, key_names, ne
 from grue.transports.llm.exchange import Answered
 
 _SHORT, _ROOM = 16, 400
-"""Token limits: of a short reply, the smallest that every endpoint accepts; of a call or an object."""
+"""Token limits: `_SHORT` for a short reply is the smallest that every endpoint accepts; `_ROOM` is for a call
+or an object."""
 
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."
@@ -44,13 +45,13 @@ _SWATCH: m.JsonObject = {
     "properties": {"swatch": {"type": "string"}},
     "required": ["swatch"],
 }
-"""The request does not name the member, so a model that is not held to the schema does not guess it."""
+"""The request does not name the property `swatch`, so only a model that gets the schema writes it."""
 
 _SAY, _CALL, _NAME = "Say: ok.", "Call the thermometer, and say what it shows.", "Name a colour."
-"""The first two differ in length, so that an endpoint that counts has other counts for them."""
+"""`_SAY` and `_CALL` differ in length, so an endpoint that really counts tokens reports different counts."""
 
 _COUNTED = 5
-"""A tool's name and its description are at least this many tokens."""
+"""The least number of tokens that a tool's name and description add to a prompt."""
 
 _TEMPLATE = """\
 Use a chat template that has a place for tools: with llama.cpp's server --jinja, and --chat-template-file if
@@ -67,7 +68,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
     Args:
         config: The settings.
         network: Also send requests to the endpoint.
-        named: Somebody has named this endpoint: the project, a program or the command line.
+        named: Whether the project, a program or the command line names this endpoint.
     """
     url = shown_endpoint(config.client_base_url)
     try:
@@ -99,7 +100,7 @@ def names_an_endpoint(config: GameConfiguration) -> bool:
 def _patient(settings: LlmSettings) -> LlmSettings:
     """Return settings with which a check ends soon: no retries, and no second request for a cut reply.
 
-    A limit that the user has written is kept, also if it is longer than a check otherwise takes.
+    A time limit that the user has configured is kept, even if it is longer than `_PATIENCE_S`.
     """
     written = settings.retry.timeout_s != RetryPolicy().timeout_s
     limit = settings.retry.timeout_s if written else _PATIENCE_S
@@ -187,7 +188,10 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
 
 
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
-    """Return what is known of tools if the model has not ended its reply: a short one has a count too."""
+    """Return the finding if the turn with a tool failed. After a timeout, ask for a short reply.
+
+    A short reply is enough to compare the numbers of prompt tokens with and without the tool.
+    """
     open_question = isinstance(failure, LLMError) and failure.kind == "timed_out"
     brief = _Tried(_brief(endpoint), _CALL, tool=True) if open_question else None
     counts = _left_out(endpoint, brief, spoken) if brief is not None and brief.replies else None
@@ -205,7 +209,7 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
     """Return the prompt's tokens with a tool and without, if they show that the model is not shown tools.
 
-    An endpoint that reports the same count for another text does not count, and shows nothing.
+    If an endpoint reports the same count for another text, it does not really count, so nothing is known.
     """
     bare = _Tried(_brief(endpoint), _CALL)
     counts = [tried.replies[0].prompt_tokens if tried.replies else 0 for tried in (offered, bare, spoken)]

@@ -11,9 +11,10 @@ class Finding(Struct, frozen=True):
     """The result of one check.
 
     Attributes:
-        verdict: `open`: it could not be found out.
-        text: Its further lines say what to do.
-        lacking: What is not as it should be though nothing is wrong, such as "tools of files".
+        verdict: The result; `open`: the check gave none.
+        text: What was found; its further lines say what to do.
+        lacking: What the last line of the output names as an exception, such as "tools of files"; empty:
+            nothing.
     """
 
     verdict: Verdict

@@ -37,7 +37,7 @@ class FleetRunOptions(Struct, frozen=True, kw_only=True):
 
 
 def run_fleet(options: FleetRunOptions) -> bool:
-    """Run a sweep and print its progress; return whether nothing is missing.
+    """Run a sweep and print its progress; return whether all episodes are done.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.
@@ -74,7 +74,7 @@ def run_fleet(options: FleetRunOptions) -> bool:
 
 
 def print_plan(options: FleetRunOptions) -> None:
-    """Say how many episodes are missing, and what they will take.
+    """Print how many episodes are missing, and estimates of their cost and size.
 
     Raises:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.

@@ -1,4 +1,4 @@
-"""`grue fleet compare`: print whether B is better than A, and what it rests on."""
+"""`grue fleet compare`: print whether B is better than A, and the figures for that verdict."""
 
 import msgspec
 

@@ -58,7 +58,7 @@ def print_query(sql: str, places: Sequence[Path], *, as_json: bool) -> None:
     Args:
         sql: The query.
         places: Fleets, run folders, traces, folders of those, and folders of exported tables.
-        as_json: One JSON object a line, with the values whole.
+        as_json: Print one JSON object a line, in which no value is cut.
 
     Raises:
         FleetError: A place has no episodes, or the query is wrong.

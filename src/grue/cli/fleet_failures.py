@@ -74,7 +74,7 @@ def print_failures(
 
 
 def _said(result: Result, directory: Path) -> list[str]:
-    """Return the question and the answer of an episode, one line each; empty: its trace does not say."""
+    """Return the question and the answer of an episode, one line each; empty: its trace has neither."""
     try:
         said = read_said(result.run(directory))
     except TraceError:

@@ -23,7 +23,7 @@ class FleetForkOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue fleet fork`; see its help.
 
     Attributes:
-        fork: What is changed; its trace is the folder of the records.
+        fork: The options of the change, as for `grue fork`; `fork.trace` is the folder of recorded traces.
     """
 
     fork: ForkOptions
@@ -79,5 +79,5 @@ def fork_fleet(options: FleetForkOptions) -> bool:
 
 
 def _name(place: Path) -> str:
-    """Return the name of a record: its folder's, or its own if that is not the usual one of a trace."""
+    """Return a record's name: the folder's if the file has the usual name of a trace, else the file's."""
     return place.parent.name if place.name == TRACE_FILE else place.stem

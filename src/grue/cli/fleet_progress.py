@@ -22,7 +22,7 @@ _SAMPLE = 10
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """State of a fleet that the display shows.
+    """The state of a fleet, as the display shows it.
 
     Attributes:
         tally: The counts.
@@ -43,7 +43,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def left_s(self) -> float | None:
-        """About how long the rest will take; `None`: too few are done."""
+        """About how many seconds the missing episodes will take; `None`: too few are done to tell."""
         tally = self.tally
         fresh = tally.done - tally.before
         missing = tally.total - tally.done - tally.given_up - tally.unpaid
@@ -88,7 +88,7 @@ class FleetProgress:
         self._shown_at = 0.0
 
     def show(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
-        """Show the counts if the last time is long enough ago."""
+        """Show the counts, unless they were shown a moment ago."""
         now = time.monotonic()
         if now - self._shown_at < self._every_s:
             return
@@ -96,7 +96,7 @@ class FleetProgress:
         self._view.show(Seen(tally=tally, running=running, costs=costs, elapsed_s=now - self._began))
 
     def end(self, tally: Tally, costs: Costs) -> None:
-        """Show how it ended."""
+        """Show the final counts."""
         elapsed_s = time.monotonic() - self._began
         self._view.show(Seen(tally=tally, running={}, costs=costs, elapsed_s=elapsed_s))
         self._view.end()
@@ -126,7 +126,7 @@ class _Rows:
 
 
 class _JsonLines:
-    """An object a line."""
+    """Prints the progress as JSON, one object a line."""
 
     def __init__(self, out: TextIO, place: Path, budget: FleetBudget) -> None:
         self._out = out

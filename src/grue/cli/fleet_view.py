@@ -71,7 +71,7 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    if outcomes.total() > manifest.total:  # a program has added cases: nobody can say which are the latest
+    if outcomes.total() > manifest.total:  # a program has added cases, so the latest sweep is unknown
         said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
     else:
         said = f"{done:,} of {manifest.total:,} episodes of {manifest.work} are done."
@@ -90,10 +90,10 @@ def print_table(
 
     Args:
         directory: The fleet's folder.
-        by: The settings that make a cell; `None`: all that differ, without `seed`. Printed for a reader,
-            those with the fewest values, if that would be too many rows.
+        by: The settings that make a cell; `None`: all that differ, without `seed`. If that would be too many
+            rows for a person, only the settings with the fewest values.
         as_json: Print JSON.
-        everything: Count the episodes too that the latest sweep has not.
+        everything: Also count episodes that are not in the latest sweep.
 
     Raises:
         FleetError: There is no fleet, or a file of it is damaged.

@@ -53,7 +53,7 @@ class ForkOptions(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """What a fork changes, as `Runner.fork` takes it.
+    """The changes of a fork, in the form that `Runner.fork` takes.
 
     Attributes:
         llm: Fields of `LlmSettings`.
@@ -140,7 +140,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _refuse_script(recorded: RecordedRun, options: ForkOptions) -> None:
-    """Refuse to ask the script of `--offline` again: only the command that it belongs to has it."""
+    """Refuse to fork a turn of the `--offline` script: only the command that recorded it has the script."""
     if recorded.asks is not None and recorded.asks.address == OFFLINE_URL and options.base_url is None:
         raise MCPConfigError(
             f"Turn {recorded.begun.turn} of {shown_path(options.trace)} was answered by the script of"
@@ -182,7 +182,7 @@ def _pairs(option: str, form: str, given: Sequence[str]) -> list[tuple[str, str]
 
 
 def _content(file: Path) -> object:
-    """Return a result: the JSON of a file that ends in `.json`, or the text of another one."""
+    """Return a tool result from a file: parsed if the file ends in `.json`, otherwise as text."""
     text = text_of(file)
     assert text is not None, "a file is given"
     if file.suffix != ".json":
@@ -195,7 +195,7 @@ def _content(file: Path) -> object:
 
 
 def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
-    """Return the tools of a listing file, or of the one beside a tool lock; `lock`: the project's."""
+    """Return the tools of a listing file, or of the one that belongs to a lock; `lock`: the project's."""
     if str(file) == LOCK and not file.exists():
         file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)
     listing = tool_listing_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file

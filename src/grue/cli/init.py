@@ -1,6 +1,6 @@
 """`grue init`: write a small program, its test and `mcp_config.json`, and offer the servers of other hosts.
 
-A file that exists is never written to. What is copied from another host holds no secret
+A file that exists is never changed. Settings are copied from other hosts without their secrets
 (`grue.config.other_hosts`).
 """
 
@@ -101,9 +101,10 @@ _LOCAL_S = 0.5
 
 
 def _found_model() -> tuple[str, str]:
-    """Return the endpoint and the model to begin with: without a key, those of this machine, if it has any.
+    """Return the endpoint and the model for the new program.
 
-    Nobody is asked: agent.py says both, and is easily changed.
+    Without an API key, they are those of an Ollama on this machine, if one runs. The user is not asked,
+    because both are written into agent.py, where they are easily changed.
     """
     if any(os.environ.get(name) for name in key_names(_DEFAULT[0])):
         return _DEFAULT

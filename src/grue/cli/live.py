@@ -1,8 +1,8 @@
 """The live view of `grue play`: the story of the episode and, at a terminal, status rows below it.
 
 The view is an observer of the trace. In the turn's thread it only queues the message; its own thread prints
-the story and the status ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a pipe does
-not delay the episode until its end, and a closed terminal or pipe ends only the view.
+the story and the status ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a pipe delays
+only the end of the episode, not its turns, and a closed terminal or pipe ends only the view.
 
 At a terminal the status rows are overwritten in place. The cursor always rests at their beginning, so that
 erasing from the cursor to the end of the screen removes them, however a resized terminal has wrapped them.
@@ -236,7 +236,7 @@ class LiveView(Closing):
 
     Args:
         output: Where to print. A status line is shown if the output `redraws`.
-        max_turns: Turns of the episode, for an episode that is resumed; 0: as `EpisodeStarted` says.
+        max_turns: Turns of the episode, if it is resumed; 0: as in `EpisodeStarted`.
         story: Turns messages into lines; default: that of a game.
         clock: Monotonic seconds.
     """
@@ -257,7 +257,7 @@ class LiveView(Closing):
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()
         self._gone = False
-        # A daemon thread, so that the interpreter's exit does not wait again for a stopped terminal.
+        # A daemon thread: only `close` waits for a stopped terminal, and not the interpreter's exit too.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
@@ -273,7 +273,7 @@ class LiveView(Closing):
     def close(self) -> None:
         """Print the rest of the story, erase the status rows, and wait until that is done.
 
-        A Ctrl-C ends the wait if the reader does not read; a second call does not wait.
+        If nobody reads the output, a Ctrl-C ends the wait. A second call does not wait.
         """
         if not self._closing.is_set():
             self._closing.set()
@@ -285,7 +285,7 @@ class LiveView(Closing):
                 self._draw()
             self._draw(last=True)
         except OSError:
-            pass  # The reader has gone; the episode continues.
+            pass  # The reader is gone; the episode continues.
         finally:
             self._gone = True
             self._arrived.clear()

@@ -50,12 +50,12 @@ class Progress:
     """Follow an episode from message to message.
 
     Args:
-        max_turns: Turns of the episode, until `EpisodeStarted` says it; 0: unknown.
+        max_turns: Turns of the episode, used until `EpisodeStarted` gives the number; 0: unknown.
 
     Attributes:
         doing: The steps that are under way, oldest first, by their keys.
         usage: Usage of all completions so far.
-        dropped: Replies that were dropped, because the tools were not as they were presumed.
+        dropped: Replies that were dropped, because the tools turned out to differ from the presumed ones.
         deadline: When the turn's time limit ends it; `None`: no limit.
     """
 
@@ -72,7 +72,7 @@ class Progress:
         self._steps = StepTracker()
 
     def note(self, envelope: Envelope[Any], now: float) -> None:
-        """Learn from a message that was recorded at `now`."""
+        """Update the state by a message that was recorded at `now`."""
         for change in self._steps.take(envelope):
             if isinstance(change, StepBegan):
                 self._begin(change.step, now, pause_s=change.step.start_s - envelope.t)
@@ -124,7 +124,7 @@ class Progress:
                 self.doing.clear()
                 self.deadline = None
             case m.TurnInterrupted() | m.DeadlinePassed():
-                # The turn no longer waits for what was under way, only for its sessions to close.
+                # The turn no longer waits for its running steps, only for its sessions to close.
                 self.doing = {"stop": Doing(activity="stopping", since=now)}
             case m.CallTools(timeout_s=timeout_s):
                 self._call_timeout_s = timeout_s
@@ -152,7 +152,7 @@ class Progress:
         return [key for key, doing in self.doing.items() if doing.activity in ("thinking", "retrying")]
 
     def _show_text(self, keys: list[Hashable], text: Callable[[str], str]) -> None:
-        """Change the text of the latest of these activities, if there is one."""
+        """Change the text of the latest of the activities with these keys, if there is one."""
         if keys:
             doing = self.doing[keys[-1]]
             self.doing[keys[-1]] = replace(doing, text=text(doing.text))

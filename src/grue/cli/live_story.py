@@ -182,7 +182,7 @@ class Story:
         yield from self._once(body)
 
     def _once(self, body: Struct) -> Iterator[Line]:
-        # Each turn's session records it again.
+        # Each turn's session records the same problem again.
         if body not in self._told:
             self._told.add(body)
             yield from _problem(body)

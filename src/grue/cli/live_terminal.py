@@ -1,4 +1,4 @@
-"""The output of `grue play`: what it can show, its size, and how text is written to it."""
+"""The output of `grue play`: which features it has, its size, and how text is written to it."""
 
 import os
 import select

@@ -29,7 +29,7 @@ def serve(
 
     Args:
         target: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the reference server.
-        options: Arguments of the reference server. A server of the user's has its own.
+        options: Arguments of the reference server. They do not apply to a server of the user's.
         port: Serve HTTP on this port of 127.0.0.1, 0 for a free one; `None`: standard input and output.
         transport: The HTTP transport.
 

@@ -32,14 +32,14 @@ _MEANT = {
     **dict.fromkeys(("rm", "uninstall"), "remove SERVER"),
     "ask": "chat",
 }
-"""What people type that is not a command, and the command that they mean."""
+"""Words that people type in place of a command, and the command that they mean."""
 
 
 class Commands(TyperGroup):
     """A command group whose usage errors are safe to print, whatever the user typed."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; of one that has another name here, say that."""
+        """Find the command. If it has another name here, raise an error that says so."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:
@@ -101,7 +101,7 @@ def plain_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
     except BrokenPipeError as error:
-        # The reader of our output has gone. Nothing may be written to stdout any more, not even at exit.
+        # The reader of stdout is gone. Redirect stdout, so that the flush at exit does not fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from error
 

@@ -37,13 +37,14 @@ from grue.transports.llm.endpoint import api_key, require_key
 
 
 class PacedGame:
-    """A game that waits before each move is played. Ctrl-C ends the wait; the decision is on file by then.
+    """A game that waits before each move. Ctrl-C ends the wait; the move's decision is recorded by then.
 
     Args:
         game: The game.
 
     Attributes:
-        pace_s: Seconds to wait before a move. 0 at first: an episode that is resumed repeats its moves.
+        pace_s: Seconds to wait before a move. 0 at first, so that a resumed episode repeats its moves at
+            once.
     """
 
     def __init__(self, game: Game) -> None:
@@ -95,7 +96,7 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
         return _play(options, None)
     past = read_past(options.resume)
     options = as_started(options, past)
-    # Relative paths and the project's settings are those of the folder in which the episode was started.
+    # Relative paths and the project's settings belong to the folder in which the episode was started.
     with chdir(options.started_in or Path()):
         return _play(options, past)
 
@@ -120,7 +121,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
         for observer in backends.observers:
             recorder.add(observer)
         if past is not None:
-            # Read it again: another process may have written to it before `RunFolder` locked it.
+            # Read the trace again: another process may have continued it before `RunFolder` locked it.
             past = read_past(folder_path)
         parts = _setup(options, past, recorder)
         setup = structs.replace(parts, game=game, client=client, mcp_manager=server)
@@ -144,7 +145,7 @@ def _played(
     try:
         orchestrator.play_episode()
     except BaseException:
-        # The result says why the episode ended. If the folder is gone, raise the first error.
+        # Write the result, which says why the episode ended. If that fails too, raise the first error.
         with suppress(TraceError):
             _finish(orchestrator, folder, view, options)
         raise
@@ -203,7 +204,7 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     config.mcp_enabled = True
     if options.output not in ("json", "quiet"):
         why = "no MCP servers are configured"
-        if (file := config.mcp_config_path).is_file():  # other commands take it unasked
+        if (file := config.mcp_config_path).is_file():  # other commands use this file without an option
             why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
         say(
             f"grue: {why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none:"
@@ -228,7 +229,7 @@ def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMC
 
 
 def _show(recorder: Recorder, options: PlayOptions) -> ExitStack:
-    """Show the episode while it is played. Closing the stack prints the rest."""
+    """Show the episode while it is played. Closing the returned stack prints the rest."""
     view = ExitStack()
     if options.output == "json":
         recorder.add(JsonLines(sys.stdout))

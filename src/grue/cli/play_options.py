@@ -17,7 +17,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue play`; see its help.
 
     Attributes:
-        interpreter: What runs a story file; `None`: the first that is installed and prints all of it.
+        interpreter: The interpreter for a story file; `None`: the first installed one that prints all of it.
         mcp: Play with tools.
         turns: Most turns to play. 0: the default, or with `resume` the number of the first run.
         resume: The run folder of the episode to resume, with the options of its first run.
@@ -27,7 +27,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
         pace_s: Seconds to wait before each move.
         langfuse: Report to Langfuse.
         otel: Report to OpenTelemetry.
-        output: `live` lines for people, `json` objects for programs, `quiet` for the end only.
+        output: `live`: lines for people; `json`: objects for programs; `quiet`: only the result.
     """
 
     game: str = "house"
@@ -67,14 +67,14 @@ _RECORDED = (
 
 
 def recorded(options: PlayOptions) -> m.JsonObject:
-    """Return the options to record, as JSON, with the working directory, where the project's settings are."""
+    """Return the options to record, as JSON, with the working directory, from which settings are read."""
     return recorded_options(options, _RECORDED)
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
     """Return the options of an episode's first run, with the turns, time limit and output of this command.
 
-    If the folder in which it was started no longer exists, the working directory is used.
+    If the folder in which the episode was started no longer exists, the working directory is used.
 
     Raises:
         MCPConfigError: The episode was not started by `grue play`, or by another version of it.
@@ -110,7 +110,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
-    """Return these options as JSON, with the working directory, where the project's settings are."""
+    """Return these options as JSON, with the working directory, from which settings are read."""
     given = {name: getattr(options, name) for name in names}
     chosen: m.JsonObject = msgspec.to_builtins(given, enc_hook=str)
     return {**chosen, "started_in": str(Path.cwd())}
@@ -125,7 +125,7 @@ def started_options(recorded: m.JsonObject, kind: type[S], otherwise: str) -> S:
         otherwise: The beginning of the error's text.
 
     Raises:
-        MCPConfigError: They are not options of this kind.
+        MCPConfigError: The recorded values are not options of this kind.
     """
     try:
         return msgspec.convert(recorded, kind, dec_hook=lambda type_, value: type_(value))

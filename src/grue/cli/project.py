@@ -32,7 +32,8 @@ class KnownServers(Struct, frozen=True, kw_only=True):
         servers: Servers that can be started, in order.
         unusable: Servers that cannot be started, with the reason.
         warnings: Warnings about settings in the file that have no effect.
-        passed_over: The file that is not used, because the settings turn MCP off.
+        passed_over: A file of servers that is not used, because the settings turn MCP off; `None`: there is
+            none.
     """
 
     source: str
@@ -66,8 +67,8 @@ def known_servers(
     Args:
         config: The settings.
         mcp_config: The file that the user named; `None` if none was named.
-        unasked: For commands whose only purpose is servers: use the file that the settings name if it is
-            there, though they do not turn MCP on; but not if they turn it off.
+        unasked: Use the file that the settings name even if they do not turn MCP on, but not if they turn it
+            off. For commands whose only purpose is servers.
 
     Raises:
         MCPConfigError: The file is missing or invalid. A server that cannot be used raises nothing.
@@ -113,7 +114,7 @@ def no_such_server(name: str, known: KnownServers) -> str:
 
 
 def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
-    """Return the servers that are processes of ours."""
+    """Return the servers that grue starts as processes."""
     return {name: each for name, each in servers.items() if isinstance(each, StdioServer)}
 
 
@@ -133,10 +134,10 @@ def named_server(servers: dict[str, StdioServer], name: str) -> StdioServer:
 
 
 def watched_server(servers: Mapping[str, McpServer], name: str) -> tuple[StdioServer, Callable[[], str]]:
-    """Return a server that is watched and not limited, and what returns the box that it needs, as JSON.
+    """Return a server that runs watched and without a box, and a function that returns the box as JSON.
 
     Raises:
-        MCPConfigError: There is no such server to start.
+        MCPConfigError: There is no such server, or grue does not start it.
     """
     server = named_server(only_started(servers), name)
     watch = Watch()

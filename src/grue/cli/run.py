@@ -223,7 +223,7 @@ def _run(options: RunOptions) -> RunResult:
 
 
 def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStack:
-    """Show what is recorded, in the form that was chosen, until the stack that is returned is closed."""
+    """Show the run in the chosen form until the returned stack is closed."""
     view = ExitStack()
     if options.output == "json":
         recorder.add(lines)
@@ -235,7 +235,7 @@ def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStac
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove the folder of a run that could not begin."""
-    with suppress(OSError):  # it has files, or was never made
+    with suppress(OSError):  # the folder has files, or was never made
         folder.rmdir()
 
 

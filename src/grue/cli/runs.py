@@ -20,11 +20,11 @@ RUNS = Path("runs")
 """Where `grue play` and `Runner(trace="runs")` put run folders."""
 
 FORK = "-fork"
-"""How the names of run folders end that `grue fork` makes."""
+"""The suffix of the names of run folders that `grue fork` makes."""
 
 _MOST_RESULT_BYTES = 2**20
 _MOST_READ_BYTES = 2**24
-"""How much of the traces without a result file is read for the list, the latest first."""
+"""How many bytes of traces without a result file the list reads in all, the latest traces first."""
 _HEADER = b'{"trace":"grue"'
 
 
@@ -81,7 +81,7 @@ def _episodes(folder: Path) -> list[Path]:
 
 
 def _of_fleet(folder: Path) -> str:
-    """Return the commands for a folder that holds fleets, and no runs of its own; empty: it holds none."""
+    """Return a hint with commands if a folder without runs is a fleet or has fleets; otherwise empty."""
     fleets = [each for each in (folder, *sorted(folder.iterdir())) if (each / MANIFEST).is_file()]
     if not fleets:
         return ""
@@ -93,7 +93,7 @@ def _of_fleet(folder: Path) -> str:
 
 
 def latest_trace() -> Path:
-    """Return the latest episode in `runs` and in the working directory. Forks that failed come last.
+    """Return the latest episode in `runs` and in the working directory; failed forks are the last choice.
 
     Raises:
         MCPConfigError: The folder has no trace.
@@ -143,7 +143,7 @@ def _is_trace(path: Path) -> bool:
 def _written(path: Path) -> float:
     try:
         return (path / TRACE_FILE if path.is_dir() else path).stat().st_mtime
-    except OSError:  # it was removed meanwhile
+    except OSError:  # the trace was removed meanwhile
         return 0.0
 
 
@@ -174,7 +174,7 @@ def _outcome_of_trace(path: Path) -> str:
 
 
 def _outcome(path: Path) -> str:
-    """Return the ending of an episode, from its result file; empty if it has none."""
+    """Return the ending of an episode, from its result file; empty if it has no such file."""
     try:
         written = read_regular(path / RESULT_FILE, _MOST_RESULT_BYTES)
         result = msgspec.json.decode(written, type=_Result)

@@ -52,7 +52,8 @@ def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
     """Print the box of a preset or a server as a profile for macOS' `sandbox-exec`.
 
     Raises:
-        MCPConfigError: No name is given, there is no such server, it has no box, or a profile cannot say it.
+        MCPConfigError: No name is given, there is no such server, it has no box, or a profile cannot express
+            the box.
     """
     if name is None:
         raise MCPConfigError("A profile is for one program: grue sandbox show SERVER --seatbelt.")
@@ -103,7 +104,7 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
 
 
 def _waited(process: "subprocess.Popen[bytes]") -> int:
-    """Return the exit status of a program. A Ctrl-C reaches it too, and ends it within seconds."""
+    """Wait for a program and return its exit status. A Ctrl-C ends the program within seconds."""
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -115,7 +116,7 @@ def _waited(process: "subprocess.Popen[bytes]") -> int:
 
 
 def learn(path: Path, name: str, traces: list[Path]) -> bool:
-    """Make a server's calls while it is watched, and print the box that it needs.
+    """Watch a server while calls are made to it, and print the box that it needs.
 
     Returns:
         Whether every call was answered; a call that failed may have needed more.

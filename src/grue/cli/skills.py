@@ -16,7 +16,7 @@ def list_served_skills(agent: Path, *, approve: bool) -> bool:
 
     Args:
         agent: The agent's configuration.
-        approve: Approve those that are not approved as they are: write `mcp_skills.lock`.
+        approve: Approve all listed skills in their current form: write `mcp_skills.lock`.
 
     Raises:
         MCPConfigError: The configuration or the lock cannot be used.

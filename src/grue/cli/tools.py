@@ -39,7 +39,7 @@ _WORDS = {"added": "new", "removed": "removed", "changed": "changed"}
 
 
 class ListingNotices:
-    """An observer that collects what is wrong with the tools that servers list; `of` has it by server."""
+    """An observer that collects notices about malformed tools; `of` has them by server."""
 
     def __init__(self) -> None:
         self.of: defaultdict[str, list[str]] = defaultdict(list)
@@ -71,14 +71,14 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
 
 
 def approve(known: KnownServers, listings: Listings, secret: Collection[str] = ()) -> Iterator[str]:
-    """Write what the servers list into the lock of their file, and yield what has changed in it.
+    """Write the listed tools into the tool lock of the file of servers, and yield the changes.
 
-    The listing file beside it gets the definitions themselves.
+    The listing file beside the lock gets the whole definitions.
 
     Args:
         known: All servers of the file; those that are not in `listings` keep their pins.
-        listings: What is approved.
-        secret: Servers whose definitions have a secret in them, so that they are not written down.
+        listings: The tools to approve.
+        secret: Servers with a secret in their definitions; these are not written to the listing file.
 
     Raises:
         MCPConfigError: There is no file of servers, or the lock cannot be written.

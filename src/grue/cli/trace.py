@@ -42,11 +42,11 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
 def show(options: ShowOptions) -> bool:
     """Print a trace as a table, or as JSON Lines; cut to the terminal's width, whole in a pipe.
 
-    If a finished episode is shown without filters, a summary follows. If no message passes the filters, what
-    there is is printed on standard error.
+    If a finished episode is shown without filters, a summary follows. If no message passes the filters, the
+    existing messages, turns, actors and kinds are described on standard error.
 
     Returns:
-        Whether a message was shown, or could come; without filters it is always true.
+        Whether a message was shown, or may still come; without filters always true.
 
     Raises:
         MCPConfigError: A filter cannot be read.
@@ -93,7 +93,7 @@ def _what_there_is(episode: EpisodeReader) -> str:
 
 
 def _some(counts: Counter[str]) -> str:
-    """Name the most frequent ones, in the order of the alphabet."""
+    """Return the most frequent names, sorted by name."""
     names = sorted(printable(name, _NAME_CHARS) for name, _ in counts.most_common(_MOST_NAMES) if name)
     more = f" and {len(counts) - _MOST_NAMES} more" if len(counts) > _MOST_NAMES else ""
     return ", ".join(names) + more
@@ -141,7 +141,7 @@ def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iter
 
 
 def _live_lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
-    # Only the end of the episode ends this loop; Ctrl-C arrives as an exception.
+    # `follow` is never told to stop, so only the end of the episode, or a Ctrl-C, ends this loop.
     envelopes = filter(wanted.wants, episode.follow(lambda: False))
     if options.as_json:
         return map(table.json_line, envelopes)

@@ -1,4 +1,4 @@
-"""`grue trace cache`: print what of each prompt was a repetition, and what broke it off."""
+"""`grue trace cache`: print how much of each prompt repeats an earlier one, and where the repetition ends."""
 
 import sys
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
 
 
 def render(report: CacheReport, width: int | None = None) -> Iterator[str]:
-    """Yield the lines of the report: a row for each request, what broke off, and the sums.
+    """Yield the lines of the report: a row for each request, the reasons why repetitions end, and the sums.
 
     Args:
         report: As `cache_report` returns it.

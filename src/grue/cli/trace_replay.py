@@ -73,10 +73,10 @@ def value_of(text: str) -> object:
 
 
 def text_of(path: Path | None) -> str | None:
-    """Return the text of a file; `None`: there is none.
+    """Return the text of a file; `None` if `path` is `None`.
 
     Raises:
-        MCPConfigError: It cannot be read.
+        MCPConfigError: The file cannot be read.
     """
     if path is None:
         return None

@@ -1,7 +1,7 @@
 """`grue trace to-test`: write a pytest file that runs a recorded turn again, with the recorded replies.
 
-The model's replies are those of the record; your tools, your policy and grue run. The file is meant to be
-read and edited.
+In the test, the model's replies are the recorded ones; your tools, your policy and grue are the current ones.
+The file is meant to be read and edited.
 """
 
 import base64
@@ -42,7 +42,7 @@ from grue.testing.decisions import arguments_of
 from grue.tracing.message_words import failure_words
 
 _SHORT = 300
-"""Longest result that a test asserts: longer ones are not read by people."""
+"""Longest result that a test asserts, in characters; people do not read longer ones."""
 
 _NOT_AGAIN = ("timed_out", "died", "interrupted")
 
@@ -58,19 +58,19 @@ def to_test(
     answer: str | None = None,
     run_once: bool = True,
 ) -> None:
-    """Write the test, run it once, and say where it is, and why it does not pass if so.
+    """Write the test, run it once, and print where it is and, if it fails, why.
 
     Args:
         file: A trace, or a run folder.
         turn: The turn; `None`: the only one.
         tools: `SERVER=MODULE:NAME` each: the server's tools, in your own code.
-        out: The test's file, which may not exist; `None`: one that is named for the episode and the turn.
-        answer: `MODULE:NAME`: the type of the answer, or its `AnswerSpec`, in your own code; `None`: the
-            recorded readings stand in for it.
+        out: The file to write, which must not exist yet; `None`: one named for the episode and the turn.
+        answer: `MODULE:NAME`: the type of the answer, or its `AnswerSpec`, in your own code; `None`: the test
+            reads each recorded text as it was read then.
         run_once: Run the test.
 
     Raises:
-        MCPConfigError: An option is malformed, the file exists, or the turn cannot be told as a test.
+        MCPConfigError: An option is malformed, the file exists, or the turn cannot be run again in a test.
         MCPError: The trace holds no such turn.
         TraceError: The trace cannot be read.
     """
@@ -84,7 +84,7 @@ def to_test(
     if path.exists():
         raise MCPConfigError(f"{path} exists already. Remove it, or choose another name with --out.")
     source = "\n".join(_lines(run, named, spec, path)) + "\n"
-    # The recorder has removed the secrets that it knew; these are the ones of this environment.
+    # The recorder has removed the secrets that it knew. Remove those of this environment too.
     source = Redaction(secrets_in(os.environ)).redact_text(source)
     for number, image in enumerate(run.begun.images, start=1):
         _image(path, number).write_bytes(base64.b64decode(image.data))
@@ -96,7 +96,7 @@ def to_test(
 
 
 def _fault(path: Path, turn: int) -> str:
-    """Run the written test; return why it does not pass, empty: it does."""
+    """Run the written test; return why it fails, or an empty text if it passes."""
     with ExitStack() as running:
 
         def scripted_llm(script: Any) -> Any:
@@ -115,7 +115,7 @@ def _fault(path: Path, turn: int) -> str:
 
 
 def _not_again(run: RecordedRun) -> str:
-    """Return what happened in a turn that recorded replies do not bring about again; empty: nothing."""
+    """Return an event of the turn that cannot be repeated with recorded replies; empty: there is none."""
     end = _end(run)
     broken = next((call for call in _calls(run) if call.settlement in _NOT_AGAIN), None)
     if broken is not None:
@@ -173,7 +173,7 @@ def _imported(module: str, name: str, what: str) -> Any:
     """Import a value as the test will do, from the working directory.
 
     Raises:
-        MCPConfigError: It is not there.
+        MCPConfigError: There is no such module or value.
     """
     sys.path.insert(0, "")
     try:
@@ -235,7 +235,7 @@ _ABOUT = (
 
 
 def _names(module: Any) -> list[str]:
-    """Return the names that a module defines, or exports. A history may hold any message."""
+    """Return the classes and functions of grue that a module exports; of `messages`, all that it defines."""
     listed: list[str] = dir(module) if module is m else getattr(module, "__all__", None) or dir(module)
     own = [each for each in listed if isinstance(getattr(module, each), type | FunctionType)]
     return [each for each in own if getattr(module, each).__module__.startswith("grue.") and each != "tool"]
@@ -292,7 +292,7 @@ def _recorded_spec(run: RecordedRun) -> str:
 
 
 def _read(run: RecordedRun) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the answers that were read from the model's texts, and why other texts were refused."""
+    """Return the answers that were read, and the reasons for refusals, both by the model's text."""
     answers: dict[str, object] = {}
     refused: dict[str, str] = {}
     text = ""
@@ -456,7 +456,10 @@ def _test(
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
-    """Yield what fails if limits of results that were set for the turn are changed: which were told cut."""
+    """Yield assertions on which results the model got cut, if the turn had other limits than the default.
+
+    They fail if these limits are changed later.
+    """
     usual, limits = TurnLimits(), run.begun.limits
     if (limits.max_result_chars, limits.long_results) == (usual.max_result_chars, usual.long_results):
         return
@@ -469,7 +472,7 @@ def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
 
 
 def _settings(run: RecordedRun) -> Iterator[str]:
-    """Yield the arguments of the runner that are not as by default."""
+    """Yield the arguments of the runner that differ from the defaults."""
     begun = run.begun
     limits = structs.replace(
         begun.limits, **{name: getattr(TurnLimits(), name) for name in _SET_BY_THE_RUNNER}
@@ -534,7 +537,7 @@ def _history(run: RecordedRun) -> list[Any]:
 
 
 def _literal(value: Any) -> str:
-    """Return a value as Python source; of a Struct, the fields that are not as by default."""
+    """Return a value as Python source; of a Struct, only the fields that differ from their defaults."""
     if isinstance(value, Struct):
         shown = [
             f"{field.name}={_literal(getattr(value, field.name))}"

@@ -29,8 +29,8 @@ def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) ->
 
     Args:
         file: A trace file or a run folder.
-        turn: Only this one.
-        as_mermaid: In Mermaid's language, not as text.
+        turn: Draw only this turn; `None`: all.
+        as_mermaid: Print Mermaid source instead of text.
 
     Raises:
         MCPConfigError: The trace has no such turn.
@@ -81,7 +81,7 @@ def diff(left: Path, right: Path, *, every: bool = False) -> bool:
 
 
 def html(file: Path, out: Path | None, open_browser: bool) -> None:
-    """Write the page, by default beside the trace, and say where it is; show it in a browser if asked to.
+    """Write the page, by default beside the trace, and print its path; open it in a browser if asked to.
 
     Raises:
         TraceError: The trace cannot be read, or the page not be written.
@@ -92,7 +92,7 @@ def html(file: Path, out: Path | None, open_browser: bool) -> None:
 
 
 def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) -> None:
-    """Write two traces side by side, by default beside the second one, and say where they first differ.
+    """Write a page of two traces, by default beside the second one, and print where they first differ.
 
     Raises:
         TraceError: A trace cannot be read, or the page not be written.

@@ -1,8 +1,8 @@
 """Carry questions from a turn to the person at the terminal, and the answers back.
 
-The turn runs in a thread of its own, and the terminal belongs to the main thread: two readers of one terminal
-would take each other's keys. So the turn reports a question as an event, with a future, and waits. A turn
-that is cancelled stops waiting at once; an answer that comes later is dropped.
+The turn runs in a thread of its own, but only the main thread reads the terminal: two threads that read it
+would take each other's keys. So the turn reports a question as an event, with a future, and waits. A
+cancelled turn stops waiting at once, and an answer that comes later is dropped.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Asker:
         return await question.wait()
 
     async def elicit(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Ask what a server wants to know."""
+        """Ask for the input that a server requests."""
         question = ServerQuestion(request)
         self.report(question)
         return await question.wait()

@@ -42,8 +42,8 @@ class ChatCommands:
     Args:
         talk: The conversation.
         screen: Where the output goes.
-        here: The folder in which the user has started this process; `/save` writes there. A resumed chat
-            changes to the folder in which it was first started.
+        here: The folder in which the user started this process; `/save` writes there. The working directory
+            may be another one: a resumed chat changes to the folder in which it was first started.
     """
 
     def __init__(self, talk: Talk, screen: Screen, here: Path) -> None:
@@ -65,7 +65,7 @@ class ChatCommands:
 
         Raises:
             UnknownCommand: The line names no command.
-            MCPError: It failed.
+            MCPError: The command failed.
         """
         name, _, rest = line.strip().partition(" ")
         if name == "/quit":
@@ -96,7 +96,7 @@ class ChatCommands:
         if not wanted:
             raise UnknownCommand("Write /save and the name of a new file: .md to read it, .jsonl to load it.")
         path = Path(wanted)
-        with suppress(RuntimeError):  # there is no home
+        with suppress(RuntimeError):  # there is no home folder
             path = path.expanduser()
         self._talk.save(self._here / path)
         self._screen.show([Line(f"The conversation is in {shown_path(path)}.", GREEN)])

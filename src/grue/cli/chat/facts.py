@@ -43,7 +43,7 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
     size: int
 
     def summary(self) -> str:
-        """Return where the conversation stood."""
+        """Return the file and size of the conversation before the turn."""
         return f"turn {self.turn}, from byte {self.size} of {self.file}"
 
     def severity(self) -> Severity:
@@ -59,7 +59,7 @@ class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
     """The user has taken back a turn. What its tool calls have done remains.
 
     Attributes:
-        file: Name of the file that the conversation goes on in.
+        file: Name of the file in which the conversation continues.
         calls: Names of the tools that the turn has called.
     """
 
@@ -126,7 +126,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
 
 
 def called_in(envelope: EpisodeEnvelope) -> list[str]:
-    """Return the tool that an envelope says was called, if any."""
+    """Return a list with the tool whose call the envelope records; empty if it records no call."""
     body = envelope.body
     return [f"{body.server}.{body.tool}"] if isinstance(body, m.ToolCalled) else []
 

@@ -1,6 +1,6 @@
-"""The words for what happens in a chat: calls, results, questions, tools, costs.
+"""The lines that a chat prints about calls, results, questions, tools and costs.
 
-All of it is untrusted (names, arguments, results, descriptions) and is made printable here.
+Names, arguments, results and descriptions are untrusted; they are made printable here.
 """
 
 import json
@@ -26,7 +26,7 @@ _QUESTION_CHARS = 2000
 _DESCRIPTION_CHARS = 2000
 _SCHEMA_CHARS = 4000
 _READ_CHARS = 100_000
-"""Most characters of a result that are looked at. A result may be megabytes, of which one line is shown."""
+"""Most characters of a result that are processed. A result may be megabytes, but only a line is shown."""
 
 
 def started(event: ToolStarted) -> Line:
@@ -132,7 +132,7 @@ def complaint(text: str) -> Line:
 
 
 def notice(text: str) -> Line:
-    """Return the line for something to know."""
+    """Return the line for a notice."""
     return Line(printable(text), YELLOW, "  ")
 
 

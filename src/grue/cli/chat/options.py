@@ -30,11 +30,11 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         mcp: With tools.
         instructions: The system text.
-        ask: Ask before every tool call that the configured policy would make.
+        ask: Ask before every tool call that the configured policy allows.
         resume: The run folder to resume, with the options of its first run.
-        started_in: The folder in which it was started; `None`: the working directory.
+        started_in: The folder in which the chat was started; `None`: the working directory.
         quiet: Print only the answers.
-        learn: The server that is watched; the box that it needs is printed at the end.
+        learn: A server to run without a box and to watch; the box that it needs is printed at the end.
     """
 
     offline: bool = False
@@ -56,17 +56,17 @@ _RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions"
 
 
 def recorded(options: ChatOptions) -> m.JsonObject:
-    """Return the options to record, as JSON, with the working directory, where the project's settings are."""
+    """Return the options to record, as JSON, with the working directory, from which settings are read."""
     return recorded_options(options, _RECORDED)
 
 
 def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
     """Return the options of a chat's first run, with the time limit and the output of this command.
 
-    If the folder in which it was started no longer exists, the working directory is used.
+    If the folder in which the chat was started no longer exists, the working directory is used.
 
     Raises:
-        MCPConfigError: They were recorded by another version of `grue chat`.
+        MCPConfigError: The options were recorded by another version of `grue chat`.
     """
     said = f"{options.resume} does not hold valid options of `grue chat`"
     started = started_options(past.started.settings, ChatOptions, said)
@@ -143,7 +143,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
 
 
 def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
-    """Return the policy of a chat. No turn parks: the person who is asked sits at the terminal."""
+    """Return the policy of a chat. It never parks a turn, because the person to ask is at the terminal."""
     if ask:
         asking = (replace(rule, verdict="ask") if rule.verdict == "allow" else rule for rule in policy.rules)
         policy = replace(policy, rules=(*asking, ToolRule(verdict="ask")))

@@ -1,10 +1,10 @@
-"""Ask the person at the terminal: about tool calls, and what a server wants to know.
+"""Ask the person at the terminal: about tool calls, and for input that a server requests.
 
 `LineReader` reads the answers, and all other input of a chat, from a terminal or a pipe, with the standard
 library alone. `prompting.py` has the reader with editing and completion.
 
-A server's question is a form: a JSON Schema with properties of simple types. All of it is the server's and
-untrusted.
+A server's request is a form: a JSON Schema with properties of simple types. The server writes all of it, so
+it is untrusted.
 """
 
 import json
@@ -33,7 +33,7 @@ class Reader(Protocol):
     """Reads what the user says.
 
     Attributes:
-        asks: A person can be asked.
+        asks: Whether a person can be asked.
     """
 
     asks: bool
@@ -57,11 +57,11 @@ class Reader(Protocol):
 
 
 class LineReader:
-    """Reads lines of standard input. A line that ends in a backslash goes on in the next one.
+    """Reads lines of standard input. A backslash at the end of a line joins the next line to it.
 
     Args:
         source: Standard input.
-        asks: It is a terminal, though one without editing.
+        asks: Whether the input is a terminal, on which a person can be asked.
     """
 
     def __init__(self, source: BinaryIO, *, asks: bool) -> None:
@@ -124,7 +124,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
     @property
     def prompt(self) -> str:
-        """The words before the input."""
+        """The text that is shown before the input."""
         choice = f" ({' | '.join(self.options)})" if self.options else ""
         may = "" if self.required else ", may be empty"
         kind = "" if self.kind == "string" else f", {self.kind}"
@@ -178,7 +178,7 @@ _ANSWER_CHARS = 1000
 
 
 class Person:
-    """Asks the person at the terminal, and remembers which tools they have allowed for good.
+    """Asks the person at the terminal, and remembers which tools they have always allowed.
 
     Args:
         reader: Returns the reader of the answers.
@@ -201,7 +201,7 @@ class Person:
         reader = self._reader()
         if not reader.asks:
             return question.deny(NOBODY)
-        # Of the tool as it is: what a server makes of it later is asked about again.
+        # "Always" is for the tool's current definition: if the server changes it, the person is asked again.
         tool = (question.name, question.definition_digest)
         if tool in self._always:
             return question.approve()
@@ -229,7 +229,7 @@ class Person:
                     return question.deny(f"the user says: {given[:_ANSWER_CHARS]}")
 
     def fill_in(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Return the person's answer to a server, or that it is declined.
+        """Return the person's answer to a server, or `Declined`.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -252,7 +252,7 @@ class Person:
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Return the value of a field; `None`: it was left empty, and may be."""
+        """Return the value of a field; `None`: it is optional and was left empty."""
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
             if not text and not field.required:
@@ -263,7 +263,7 @@ class Person:
                 self._screen.tell(lines.complaint(f"That cannot be used: {error}."))
 
     def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return the decision with other arguments; `None`: they are not a JSON object."""
+        """Return the decision with edited arguments; `None`: they hold a secret, or are not a JSON object."""
         before = json.dumps(question.arguments, ensure_ascii=False)
         if not before.isprintable():
             before = json.dumps(question.arguments)

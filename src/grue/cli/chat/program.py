@@ -75,7 +75,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                 screen.tell(lines.notice(f"{change.text}."))
             program.run()
         except BaseException as error:
-            # The result says why the chat ended. If the folder is gone, raise the first error.
+            # Write the result, which says why the chat ended. If that fails too, raise the first error.
             with suppress(TraceError):
                 talk.finish("failed" if isinstance(error, MCPError) else "interrupted")
             raise
@@ -85,7 +85,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             for row in wiring.learned().splitlines():
                 screen.tell(Line(row))
         if not talk.turn and options.resume is None and options.run_dir is None:
-            # Nothing was said, so there is nothing to go on with. It is called when the files are closed.
+            # Nothing was said, so nothing can be resumed: delete the run folder when its files are closed.
             empty.callback(shutil.rmtree, talk.path, ignore_errors=True)
         elif not options.quiet:
             screen.tell(Line(f"To go on: {GRUE} chat --resume {where}", DIM))
@@ -113,7 +113,7 @@ class ChatProgram:
     Attributes:
         talk: The conversation. Set it before `run`.
         reader: Where input comes from; by default the lines of standard input.
-        failed: An input had no answer.
+        failed: Whether an input had no answer.
     """
 
     def __init__(self, screen: Screen, redaction: Redaction, here: Path) -> None:
@@ -139,7 +139,7 @@ class ChatProgram:
         """Read and answer until the input ends.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C, where nobody can be asked.
+            KeyboardInterrupt: Ctrl-C, if the input is not a terminal.
         """
         commands = ChatCommands(self.talk, self._screen, self._here)
         while True:
@@ -167,7 +167,7 @@ class ChatProgram:
                     return
 
     def on_event(self, event: LoopEvent | Noticed | CallsQuestion | ServerQuestion) -> None:
-        """Take an event of a turn: print it, or ask the user."""
+        """Print an event of a turn, or ask the user its question."""
         match event:
             case CallsQuestion(calls=calls):
                 event.answer([self._person.decide(call) for call in calls])
@@ -205,7 +205,7 @@ class ChatProgram:
         self._screen.tell(lines.complaint(text))
 
     def _is_final(self, error: MCPError) -> bool:
-        """Return whether a pipe has to stop, because every further input would fail too."""
+        """Return whether input from a pipe has to stop, because every further line would fail too."""
         return (
             not self.reader.asks
             and isinstance(error, LLMError)

@@ -1,6 +1,6 @@
-"""The prompt at a terminal: editing of several lines, history, completion; on prompt_toolkit.
+"""The prompt at a terminal: editing of several lines, history, completion; uses prompt_toolkit.
 
-The history of what was typed is kept from chat to chat in `$XDG_STATE_HOME/grue/chat_history`, by default
+The history of inputs is kept from chat to chat in `$XDG_STATE_HOME/grue/chat_history`, by default below
 `~/.local/state`, readable only by its owner. Secrets of the environment are replaced in it.
 """
 
@@ -38,7 +38,7 @@ _USABLE = {
     1: termios.OPOST,
     _LOCAL_MODES: termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN,
 }
-"""What a terminal has on between programs: by index in that list."""
+"""The modes that are on in a usable terminal, by their index in the list that `tcgetattr` returns."""
 
 _MAX_HISTORY_BYTES = 2**20
 _STYLE = Style.from_dict(
@@ -52,15 +52,15 @@ _STYLE = Style.from_dict(
 
 @contextlib.contextmanager
 def typing_ahead_hidden() -> Iterator[None]:
-    """Do not show what is typed while no prompt is shown. The next prompt shows it.
+    """Hide typed text while no prompt is shown. The next prompt shows it.
 
-    Otherwise the terminal itself writes it, into the middle of what the program prints. The first row of a
-    prompt would then not begin where prompt_toolkit takes it to, and its text would be in disorder.
+    Otherwise the terminal would echo the text into the program's output. prompt_toolkit would then expect the
+    first row of the prompt in another place, and draw over other text.
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    # A chat that was killed could not put the terminal right: it shows nothing that is typed, or is in raw
-    # mode. Nobody has a terminal like that on purpose when a program starts, so this one leaves it usable.
+    # An earlier chat that was killed may have left the terminal in raw mode or without echo. Nobody starts a
+    # program in such a terminal on purpose, so switch these modes on, also for the time after this chat.
     for modes, wanted in _USABLE.items():
         before[modes] |= wanted
     termios.tcsetattr(descriptor, termios.TCSANOW, before)
@@ -113,12 +113,12 @@ class PromptReader:
             return None
 
     def forget(self) -> None:
-        """Discard what was typed before now: what the terminal holds, and what a prompt has read ahead."""
+        """Discard text typed before now: in the terminal's buffer, and what a prompt has read ahead."""
         forget_typed(sys.stdin)
         clear_typeahead(self._short.input)
 
     def answer(self, question: str, default: str = "") -> str:
-        """Ask for a line; empty if it is Ctrl-D."""
+        """Ask for a line; empty after Ctrl-D."""
         try:
             return self._short.prompt([("class:prompt", question)], default=default).strip()
         except EOFError:
@@ -137,7 +137,7 @@ class ChatCompleter(Completer):
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """Yield what can stand at the cursor."""
+        """Yield the completions at the cursor."""
         text = document.text_before_cursor
         command, space, rest = text.partition(" ")
         if text.startswith("/") and "\n" not in text:
@@ -174,7 +174,7 @@ def _keys() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    # Not Ctrl-J: an Enter that is typed while a turn runs arrives as one.
+    # Do not bind Ctrl-J to a new line: an Enter that is typed while a turn runs arrives as Ctrl-J.
     @keys.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
@@ -214,7 +214,7 @@ def _history(redaction: Redaction) -> History:
 
 
 def _shorten(path: Path) -> None:
-    """Keep the later half of a history that has grown long."""
+    """Keep only the later half of a long history."""
     kept = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
     # An entry begins with an empty line and a comment.
     write_whole(path, kept[max(0, kept.find(b"\n\n#")) :])

@@ -1,7 +1,7 @@
 """The output of a chat: a terminal, which shows each word as it comes, or a pipe, which gets the answers.
 
-At a terminal a row shows what the turn waits for. It is erased before anything else is printed, so that the
-cursor is always where the next text belongs; it is never hidden, so nothing has to be restored.
+At a terminal a row shows what the turn waits for. The row is erased before anything else is printed, so that
+the cursor is always where the next text belongs. The cursor is never hidden, so it need not be restored.
 """
 
 import sys
@@ -30,7 +30,7 @@ _NARROWEST = 20
 
 
 class Noticed(Struct, frozen=True, kw_only=True):
-    """A problem of a turn that goes on; the text is untrusted."""
+    """A problem that does not end the turn; the text is untrusted."""
 
     text: str
 
@@ -45,7 +45,7 @@ class Screen(Protocol):
         """Print an event of the turn."""
 
     def end(self, answer: str | None) -> None:
-        """Print the answer, as far as it was not shown; `None`: the turn has none."""
+        """Print the part of the answer that was not streamed; `None`: the turn has no answer."""
 
     def show(self, shown: Iterable[Line]) -> None:
         """Print the output of a command."""
@@ -54,7 +54,7 @@ class Screen(Protocol):
         """Print a message to the user, which is not the output of a command."""
 
     def close(self) -> None:
-        """Print nothing more."""
+        """Stop printing."""
 
 
 class TerminalScreen(Closing):
@@ -74,7 +74,7 @@ class TerminalScreen(Closing):
         self._in_line = False
 
     def begin(self, what: str = "thinking") -> None:
-        """Show that the chat waits, and for what."""
+        """Show what the chat waits for."""
         self._forget_words()
         self._row.show(what)
 
@@ -104,7 +104,7 @@ class TerminalScreen(Closing):
                 pass
 
     def end(self, answer: str | None) -> None:
-        """Print the answer, unless its words were shown as they came."""
+        """Print the answer, unless it was streamed."""
         if answer is not None and self._said.strip() != answer.strip():
             self._end_words()
             self._write(self._redaction.redact_text(answer))
@@ -247,7 +247,7 @@ class _WaitingRow:
                     if self._what:
                         self._draw()
         except OSError:
-            pass  # the terminal has gone
+            pass  # the terminal was closed
 
     def _draw(self) -> None:
         frames = self._output.spinner

@@ -1,9 +1,9 @@
 """`Talk`: a conversation with an agent, in a run folder. It does not use the terminal itself.
 
-The run folder holds what that of `grue play` holds, and the conversation itself: `conversation.jsonl`. Each
-turn begins with a fact that says how long that file was. To take a turn back, the beginning of the file is
-copied to a new one, and the conversation goes on there. So `/undo` also works for the turns of an earlier run
-of the program, and the trace keeps what was taken back.
+The run folder has the files of a run folder of `grue play`, and the conversation itself:
+`conversation.jsonl`. Before each turn a fact records the size of that file. To take a turn back, the file is
+copied up to this size, and the conversation continues in the copy. So `/undo` also works for the turns of an
+earlier run of the program, and the trace keeps the turns that were taken back.
 
 `/save FILE.md` writes a conversation as a text for people.
 """
@@ -54,7 +54,7 @@ _TOLD = (
     m.FinalForced,
     m.McpDisabled,
 )
-"""Notes that a chat prints while a turn runs, such as a retry or a tool that has changed."""
+"""Kinds of messages that a chat prints while a turn runs, such as a retry or a tool that has changed."""
 
 
 def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:
@@ -92,7 +92,7 @@ class ChatResult(Struct, frozen=True, kw_only=True):
 
     Attributes:
         reason: `ended`, or `failed` if a turn had no answer, or `interrupted`.
-        turns: Number of turns, those included that were taken back.
+        turns: Number of turns, including those that were taken back.
     """
 
     episode_id: str
@@ -143,7 +143,7 @@ class Talk:
             self._folder = open_things.enter_context(
                 RunFolder(self.path, self._recorder, episode_id=self._id, resume=past is not None)
             )
-            # Read it again: another process may have written to it before `RunFolder` locked it.
+            # Read the chat again: another process may have continued it before `RunFolder` locked the folder.
             self._past = read_chat(self.path) if past else None
             self._told: set[str] = set()
             self._recorder.add(self._note)
@@ -208,8 +208,8 @@ class Talk:
         """Say something, and return the answer; blocking.
 
         Raises:
-            MCPError: There is no answer. What was said is kept.
-            KeyboardInterrupt: Ctrl-C was pressed. Likewise.
+            MCPError: There is no answer. The conversation keeps what was said.
+            KeyboardInterrupt: Ctrl-C was pressed. The conversation keeps what was said.
         """
         file = self._file()
         self._turn += 1
@@ -254,7 +254,7 @@ class Talk:
         self._record(ModelChanged(before=before, now=model))
 
     def save(self, path: Path) -> None:
-        """Write the conversation to a new file: `.jsonl` to load it in a program, any other to read it.
+        """Write the conversation to a new file: as `.jsonl` for programs, otherwise as text for people.
 
         Raises:
             ConversationError: The file exists, or cannot be written.
