@@ -1,4 +1,4 @@
-"""The settings that a replay can change, and which recorded events the changes make impossible."""
+"""The settings that a replay can change, and the recorded events that a change makes impossible."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from grue.protocol.turn.end import kept_for_closing
 from grue.tracing.reading import EpisodeEnvelope
 
 NOT_REPLAYED = frozenset({"fallbacks_before_stop", "on_tool_drift", "max_samplings"})
-"""Fields of policy and limits that a replay cannot change: the host, the listing and sampling use them."""
+"""Fields of policy and limits that a replay cannot change: they do not affect the replayed decisions."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -56,9 +56,10 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return a command with the recorded values of the limits and policies that it passes on.
+        """Return a command with the recorded values of the limits and policies that it contains.
 
-        A limit that was not reached, or a policy for a failure that did not happen, does not change a turn.
+        Otherwise a replay would report a changed limit as a difference, even in a turn that does not reach
+        it.
         """
         if not self or type(command) is not type(recorded):
             return command

@@ -53,7 +53,7 @@ class TurnCounts:
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         """Count a message and the steps that begin or end with it."""
         if not changes:
-            return  # the time until now belongs to the phase that goes on
+            return  # no step begins or ends, so the current phase goes on
         turn = envelope.turn
         ended, own = None, changes
         if len(changes) > 1 or changes[0].step.kind == "turn" or changes[0].step.turn != turn:
@@ -70,7 +70,7 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Begin and end turns; return the end of the one whose result this message has."""
+        """Begin and end turns; if the message is the result of turn `turn`, return that turn's end."""
         ended = None
         for change in changes:
             if change.step.kind != "turn":
@@ -98,7 +98,7 @@ class TurnCounts:
             tool_calls=len(end.tool_calls),
             phases=phases,
         )
-        # If two turns took equally long, the earlier one is kept.
+        # Of two turns that took equally long, keep the earlier one.
         heapq.heappush(self._slowest, (duration_s, -len(self._durations), turn))
         if len(self._slowest) > SLOWEST_TURNS:
             heapq.heappop(self._slowest)
@@ -134,7 +134,7 @@ class ModelCounts:
         self._durations = array("d")
 
     def reply(self, t: float, usage: m.Usage, changes: Sequence[StepChange]) -> None:
-        """Count a reply, and how long the request took that ends with it."""
+        """Count a reply, and the duration of the request that ends with it."""
         self._usage += usage
         for change in changes:
             if isinstance(change, StepEnded):
@@ -190,7 +190,7 @@ class ToolCounts(Struct):
 
 
 class CallCounts:
-    """Counts tool calls by tool; only the model's reply has a call's canonical name."""
+    """Counts tool calls by tool. The canonical name of a call is remembered from the model's reply."""
 
     def __init__(self) -> None:
         self._tools: dict[str, ToolCounts] = {}
@@ -268,7 +268,7 @@ class ServerCounts(Struct):
 
     def close(self, turn: int, ending: str) -> None:
         """Count how a session ended."""
-        # A cancelled session can send a second `SessionClosed` without a request.
+        # Count a session once: a cancelled session can send a second `SessionClosed`, which nobody requested.
         self.endings[ending] += turn in self.in_turns and ending != "handed_over"
         self.in_turns.discard(turn)
 
@@ -308,13 +308,13 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        return 0  # removed meanwhile, or a link to nowhere
+        return 0  # the file was removed meanwhile, or is a broken link
 
 
 class EpisodeTally:
     """The counts of an episode, up to the envelope that was read last.
 
-    Use it to count while an episode is read for something else. `count_episode` reads one only to count.
+    Use it to count while you read an episode for another purpose. `count_episode` reads it only to count.
     """
 
     def __init__(self) -> None:
@@ -340,7 +340,7 @@ class EpisodeTally:
             count(self, envelope, changes)
 
     def pass_over(self, t: float) -> None:
-        """Count the next message without reading its content, which no other count needs."""
+        """Count the next message of a kind whose content no count needs, without decoding it."""
         self.messages += 1
         self.clock.note(t)
 
@@ -489,7 +489,7 @@ _COUNTS: dict[type[Struct], _Count] = {
 
 @functools.cache
 def _count_of(kind: type[Struct]) -> _Count | None:
-    """Return the function that counts messages of this class; hosts subclass the facts of an episode."""
+    """Return the function that counts messages of this class, or of the fact of which it is a subclass."""
     return next((_COUNTS[base] for base in kind.__mro__ if base in _COUNTS), None)
 
 

@@ -41,8 +41,8 @@ class Drawn(Struct, frozen=True):
 
     Attributes:
         sender: The actor where the line starts. Messages of the clock and the supervisor start at the agent.
-        receiver: The actor where the line ends; `None`: it is a note.
-        asks: It is a request, drawn with a solid line. Results have a dashed line.
+        receiver: The actor where the line ends; `None`: the message is drawn as a note.
+        asks: Whether the message is a request, drawn with a solid line. Results have a dashed line.
         failed: A call, a server or a turn failed.
         text: One printable line. It begins with a sign if the message reports a problem.
     """

@@ -1,15 +1,17 @@
 """Compare two traces, turn by turn, and within a turn message by message, along the causes.
 
-The i-th turn is compared with the i-th turn. If one of the traces has forks of recorded turns, only the turns
-with their numbers are compared. Within a turn, the messages that a message caused are compared with those
-that its counterpart caused: same sender, same receiver, same kind, in order. So two traces can be identical
-even if their actors took turns in a different order. Numbers, times, durations, processes and what a provider
-wants echoed are ignored. Ids of calls, batches and conversations may differ if they are used consistently.
-Pieces of streamed replies are left out, because the whole reply follows.
+The i-th turn of one trace is compared with the i-th turn of the other. If one of the traces has forks of
+recorded turns, only the turns with the numbers of these forks are compared. Within a turn, the messages that
+a message caused are compared, in order, with those of the same sender, receiver and kind that its counterpart
+caused. So two traces can be identical even if their actors ran in a different order. Numbers, times,
+durations, processes and data that a provider wants echoed are ignored. Ids of calls, batches and
+conversations may differ if they are used consistently. Pieces of streamed replies are left out, because the
+whole reply follows.
 
 Both traces are read in step, and neither is held in memory. `lean_turns` splits a trace into its turns, and
-keeps a few megabytes of the messages of the open ones. Of further messages only the envelopes are in memory:
-`whole` reads such a message from the file again when it is compared, and when its difference is described.
+keeps a few megabytes of messages of the turns that have not ended yet. Of further messages it keeps only the
+place in the file: `whole` reads such a message again when it is compared, and when its difference is
+described.
 """
 
 import hashlib
@@ -44,13 +46,13 @@ IGNORED = frozenset(
         "asks",
     }
 )
-"""Fields of messages that differ from run to run, or that the episode's conditions show (the model asked)."""
+"""Fields that differ from run to run, or that the episode's conditions hold too, such as the model."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
 """Fields of messages that are ids."""
 
 _MOST_MATCHED = 400
-"""Most siblings that are matched by their content; the cost is quadratic."""
+"""Most messages with the same cause that are matched by their content; the cost is quadratic."""
 
 _MOST_ANSWERS = 5
 
@@ -81,7 +83,7 @@ def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
 
 
 def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Leave out the turns that a trace with forks has nothing to compare with."""
+    """Keep only the turns with the numbers of forks; keep all if there are no forks."""
     return (each for each in turns if not forked or each.turn in forked)
 
 
@@ -124,7 +126,7 @@ def _answers(trace: EpisodeReader) -> dict[int, object]:
 def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
-    """Pair the turns in order. A turn that only one side ran again has no counterpart."""
+    """Pair the turns in order. A repeated run of a turn that only one side has gets no counterpart."""
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
         if one is not None and one.again and not (other is not None and other.again):
@@ -150,10 +152,10 @@ class _Tree:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
         self._parent: dict[int, int] = {}
-        self._origin: dict[int, tuple[int, int]] = {}  # the first cause, and how many there are after it
+        self._origin: dict[int, tuple[int, int]] = {}  # the first cause, and how many causes follow it
         for envelope in turn_slice.envelopes:
             cause = envelope.cause if envelope.cause in self.by_seq else None
-            # A cause with a later number is damage; following it could lead to a loop.
+            # A damaged trace may have causes with later numbers. Following them could lead to a loop.
             parent = _ROOT if cause is None or cause >= envelope.seq else cause
             self._children.setdefault(parent, []).append(envelope)
             self._parent[envelope.seq] = parent
@@ -161,7 +163,7 @@ class _Tree:
             self._origin[envelope.seq] = (first, depth + 1)
 
     def causes(self, envelope: EpisodeEnvelope) -> tuple[tuple[EpisodeEnvelope, ...], int]:
-        """Return the first cause of a message and its last ones, and how many between them are left out."""
+        """Return the first and the last causes of a message, and how many between them are left out."""
         parents: list[int] = []
         parent = self._parent.get(envelope.seq, _ROOT)
         while parent != _ROOT and len(parents) < LAST_CAUSES:
@@ -207,14 +209,14 @@ class _TurnDiff:
         self._right = _Tree(right)
         self._comparison = Comparison(ignored=IGNORED, ids=IDS)
         self._found: list[_Pair] = []
-        self._lefts: dict[int, int] = {}  # by the number of its counterpart on the right
+        self._lefts: dict[int, int] = {}  # number of a left message, by the number of its right counterpart
 
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.
 
-        A message that only the right trace has comes where it would stand in the left one.
+        A message that is only in the right trace comes at the place that it would have in the left one.
         """
-        # Depth first, so that an id is met where it is given before it is met where it is used.
+        # Depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
         while open_:
             one, other = open_.pop()
@@ -228,7 +230,7 @@ class _TurnDiff:
             before = bisect_left(rights, pair.right)
             return self._lefts[rights[before - 1]] + 0.5 if before else 0.0
 
-        # Only numbers are sorted. The messages of a divergence are read again when it is yielded.
+        # Sort only numbers, to save memory. The messages are read again when their divergence is yielded.
         yield from (self._divergence(pair) for pair in sorted(self._found, key=place))
 
     def _compare_children(self, one: int, other: int) -> list[tuple[int, int]]:
@@ -310,11 +312,11 @@ def _counting(value: object, common: Callable[[str, object], object]) -> object:
 
 
 KEPT_BYTES = 4 * 2**20
-"""How many bytes of the file the messages in memory have."""
+"""The most bytes of a trace file whose messages are kept in memory."""
 
 
 class LeftInFile(Struct, frozen=True):
-    """Stands for a message that is in the file only."""
+    """Takes the place of a message that is not kept in memory."""
 
     reader: EpisodeReader
     place: LinePlace
@@ -324,13 +326,13 @@ class LeftInFile(Struct, frozen=True):
 def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, as `split_turns` does.
 
-    Pieces of streamed replies are left out, and `TurnForked`, which only says where a turn is from.
+    Pieces of streamed replies are left out. So is `TurnForked`, which only names the origin of a turn.
 
     Args:
-        envelopes: A reader, or envelopes that are in memory already; they stay there.
+        envelopes: A reader, or envelopes that are in memory; these are kept in memory.
     """
     splitter = TurnSplitter()
-    kept: dict[int, int] = {}  # bytes in memory, by the slice's identity
+    kept: dict[int, int] = {}  # bytes in memory, by the `id()` of the slice
     for envelope, stub, size in _with_stubs(envelopes):
         for complete in splitter.completed_by(envelope):
             kept.pop(id(complete), None)
@@ -349,7 +351,7 @@ def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
     """Return an envelope with its message, read from the file if only its place is in memory.
 
     Raises:
-        TraceError: The file has changed since, or cannot be read.
+        TraceError: The file has changed since it was read, or cannot be read.
     """
     body: Any = envelope.body
     return body.reader.at(body.place) if isinstance(body, LeftInFile) else envelope
@@ -364,7 +366,7 @@ def kind_in(envelope: EpisodeEnvelope) -> str:
 def _with_stubs(
     envelopes: Iterable[EpisodeEnvelope],
 ) -> Iterator[tuple[EpisodeEnvelope, EpisodeEnvelope, int]]:
-    """Yield each envelope, what can be kept in its place, and how much memory that saves."""
+    """Yield each envelope, a stub to keep in its place, and how many bytes of memory the stub saves."""
     if not isinstance(envelopes, EpisodeReader):
         yield from ((envelope, envelope, 0) for envelope in envelopes)
         return

@@ -67,7 +67,7 @@ class Comparison:
             yield Difference(path, left, right)
 
     def counterpart(self, name: str, left: object) -> object:
-        """Return the id on the right that is paired with an id on the left; `None`: none yet."""
+        """Return the id on the right that is paired with an id on the left; `None`: it is not paired yet."""
         return self._there.get((name, left))
 
     def paired(self, name: str, right: object) -> object:

@@ -16,7 +16,7 @@ from grue.tracing.message_words import kind_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
 
 LAST_CAUSES = 12
-"""How many of the last causes are shown, beside the first one."""
+"""How many of the last causes are shown, in addition to the first one."""
 
 _LINE_CHARS = 160
 _VALUE_CHARS = 100
@@ -34,7 +34,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
         because: Its causes in the first version, the first cause first.
         because_left_out: How many causes are not in `because`, after the first one.
         reason: An explanation, if the differences do not show what is wrong; otherwise empty.
-        descendants: How many messages that it caused are missing with it.
+        descendants: If the message is missing on one side: how many messages that it caused are missing too.
     """
 
     turn: int
@@ -96,7 +96,7 @@ def described(envelope: EpisodeEnvelope) -> str:
 def derived(
     body: EpisodeBody, *, sender: str, receiver: str, turn: int, cause: int | None
 ) -> EpisodeEnvelope:
-    """Return a message that was not recorded, but would have been."""
+    """Return an envelope for a message that a replay has computed."""
     return EpisodeEnvelope(
         seq=0, t=0.0, at=0.0, turn=turn, sender=sender, receiver=receiver, cause=cause, body=body
     )
@@ -119,7 +119,7 @@ def _chain(because: tuple[EpisodeEnvelope, ...], left_out: int) -> Iterator[str]
 def excerpts(left: object, right: object) -> tuple[str, str]:
     """Return two values as short lines of JSON, from a little before their first difference.
 
-    Between two texts it is the first one that is not only white space, such as the indentation of JSON.
+    Differences in white space, such as the indentation of JSON, do not count as the first one.
     """
     texts = [_written(left), _written(right)]
     if all(len(text) <= _VALUE_CHARS for text in texts):
@@ -150,7 +150,7 @@ def _first_difference(one: str, other: str) -> tuple[int, int]:
 
 
 def _place(text: str, number: int) -> int:
-    """Return where the character with this number is, white space not counted."""
+    """Return the position of the character with this number, counted without white space."""
     found = next(itertools.islice(re.finditer(r"\S", text), number, None), None)
     return found.start() if found else len(text)
 

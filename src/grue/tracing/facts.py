@@ -30,7 +30,7 @@ from grue import messages as m
 
 LogLevel: TypeAlias = Literal["info", "warning", "error"]
 Severity: TypeAlias = Literal["fail", "warn", "good", "quiet", ""]
-"""`fail`: a call, a server or a turn failed. `warn`: a problem that the turn recovers from. `good`: a result.
+"""`fail`: a call, a server or a turn failed. `warn`: a problem that does not end the turn. `good`: a result.
 `quiet`: a detail that is rarely of interest. Empty: anything else."""
 
 _NOT_LOGGED = frozenset({"type", "turn", "episode_id", "settings", "conditions"})
@@ -59,8 +59,8 @@ class Fact(m.Message, frozen=True, kw_only=True):
     readers present the fact; each has a default.
 
     Attributes:
-        between_turns: The host records it only while none of its turns runs. Then a turn whose end is
-            missing, because it was killed, is over for statistics when the fact comes.
+        between_turns: Whether the host records the fact only while none of its turns runs. Then statistics
+            take a turn that was killed, and so has no recorded end, as over when the fact comes.
         step: `begins`: the host starts some work of its own with this fact; `ends`: that work is done. The
             viewer draws the time between the two.
     """
@@ -69,7 +69,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
     step: ClassVar[Literal["", "begins", "ends"]] = ""
 
     def summary(self) -> str:
-        """Return the most important fields as one line, for `grue trace show` and the viewer."""
+        """Return the most important fields in one line, for `grue trace show` and the viewer."""
         return ", ".join(f"{name} {_json(value)}" for name, value in _fields(self).items() if name != "turn")
 
     def severity(self) -> Severity:
@@ -81,7 +81,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return ""
 
     def headline(self) -> str:
-        """Return a few words for its turn's heading in the viewer; empty: not this fact."""
+        """Return a few words for the heading of its turn in the viewer; empty: the fact is not in it."""
         return ""
 
     def log_lines(self) -> tuple[LogLine, ...]:
@@ -116,7 +116,7 @@ class ConditionChanged(Struct, frozen=True, kw_only=True):
     Attributes:
         what: Name of the condition: `model`, `endpoint`, ...
         before: Its former value, in words, without secrets.
-        now: Its present value, likewise.
+        now: Its present value, in words, without secrets.
     """
 
     what: str
@@ -133,7 +133,7 @@ def changed_conditions(before: Mapping[str, str], now: Mapping[str, str]) -> tup
     """Return the conditions that differ, in the order of `now`.
 
     Args:
-        before: The recorded conditions. Those that are missing, as in older traces, count as unchanged.
+        before: The recorded conditions. Conditions that older traces lack count as unchanged.
         now: The present conditions.
     """
     return tuple(
@@ -150,7 +150,7 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
         servers: Names of the tool servers in use; empty: MCP is off.
         scripted: The model is a script, not an LLM.
         max_turns: Turns after which the host stops; 0: no limit.
-        settings: Further settings of the host; those that it needs to resume the episode.
+        settings: The host's settings that it needs to resume the episode.
         conditions: The configuration by name, in words: model, endpoint, server, limits, tool lock.
     """
 
@@ -200,8 +200,8 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True):
     """The host ends an episode.
 
     Attributes:
-        reason: Why it ends, in one word of the host's. `failed` and `interrupted` have the same meaning for
-            all hosts.
+        reason: Why it ends, in one word. Each host chooses its words; only `failed` and `interrupted` mean
+            the same for all hosts.
         detail: The reason as a sentence, with the cause.
     """
 
@@ -248,7 +248,7 @@ class EpisodeResumed(Fact, frozen=True, kw_only=True):
     """The host resumes an interrupted episode. The messages before this one belong to the earlier run.
 
     Attributes:
-        turns: Finished turns. None of them is run or paid for again.
+        turns: Number of finished turns, which are neither run nor paid for again.
         max_turns: Turns after which the host now stops; 0: as in `EpisodeStarted`.
         version: Version of the program that resumes.
         conditions: The configuration now; see `EpisodeStarted`.
@@ -305,9 +305,9 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
     Args:
         prefix: The host's name. The tag of each fact begins with it and a dot, unless it is a subclass of
             `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded`, which keeps that tag. Several hosts can
-            declare such subclasses; a fact is read into the one that declares its fields.
+            declare such subclasses; a fact is read into the subclass that declares its fields.
         kinds: The facts.
-        unprefixed: Facts whose tags have no prefix, because there are traces that are older than prefixes.
+        unprefixed: Facts whose tags have no prefix, as in traces that are older than prefixes.
 
     Raises:
         ValueError: A tag lacks the prefix, or another class is registered for it.

@@ -23,8 +23,8 @@ class Filter(Struct, frozen=True, kw_only=True):
         messages: Ranges of numbers of messages.
         actors: Names of senders or receivers, in lower case.
         kinds: Kinds of messages, as `kind_of` names them.
-        texts: Texts, one of which a value of the message, or its kind, must contain; case is ignored. Names
-            of fields do not count: every result has a field `is_error`.
+        texts: Texts. The kind or a value of the message must contain one of them; case is ignored. Names of
+            fields do not count, because `error` would match every result by its field `is_error`.
         failures: Only messages that report a failure or a problem.
     """
 
@@ -51,11 +51,11 @@ class Filter(Struct, frozen=True, kw_only=True):
 
         Args:
             turns: `3` or `3-7` each.
-            messages: The same of numbers of messages.
+            messages: Numbers of messages, each as `3` or `3-7`.
             actors: Names of senders or receivers.
             kinds: Kinds of messages, or the beginning or a part of a name.
             texts: Texts in the message.
-            facts: Further kinds: facts of hosts that are not installed, as the trace has them.
+            facts: Further known kinds: the facts in the trace whose hosts are not installed.
             failures: Only messages that report a failure or a problem.
 
         Raises:
@@ -83,10 +83,10 @@ class Filter(Struct, frozen=True, kw_only=True):
         )
 
     def wants_line(self, line: RecordedLine[EpisodeBody]) -> bool:
-        """Whether the message of a line passes the filter. It is decoded only if that depends on its content.
+        """Whether the message of a line passes the filter. Decodes the message only if the filter needs it.
 
         Raises:
-            TraceError: It had to be decoded, and is damaged.
+            TraceError: The message had to be decoded, and is damaged.
         """
         head = line.line
         return (

@@ -1,10 +1,10 @@
 """The server of a page that follows a trace, for `grue trace serve`: for this machine only.
 
-It listens at the loopback address. Its addresses begin with a random word, because other users of the machine
-can reach the port, and a trace is for its owner only. A request must name the server as its host: a page of
-another site that has its own name point here (DNS rebinding) gets nothing. It changes one thing only: the
-mark that a person gives the episode, which is written beside the run. A request for that must come from the
-page itself, and the trace is never touched.
+It listens at the loopback address. The path of its addresses begins with a random word, because other users
+of the machine can reach the port, and a trace is for its owner only. The `Host` header of a request must name
+this server, so that a page of another site whose name points here (DNS rebinding) gets nothing. The server
+writes only one thing: the mark that a person gives the episode, beside the run. A request for that must come
+from the page itself. The trace is never changed.
 
 A `LiveFeed` follows a growing trace, and gives a page the new messages in pieces. One thread reads the trace
 as it grows and writes pieces to a temporary file. The server's threads read them from there, so neither the
@@ -70,8 +70,8 @@ class LiveFeed:
         self._images = ImageTable(self._image_spool)
         self._feed = PageFeed(self._images)
         self._ends: list[int] = []
-        self._ended = False  # for the thread that reads
-        self._over = False  # for the pages: the end is in the last piece
+        self._ended = False  # the reading thread has read the end of the episode
+        self._over = False  # the last piece for the pages has the end of the episode
         self._error = ""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -88,7 +88,7 @@ class LiveFeed:
         self._image_spool.close()
 
     def page(self, title: str = "") -> EpisodePage:
-        """Return the data of a page before it has asked for anything."""
+        """Return the data that a page has before it requests the first pieces."""
         header = self.reader.header
         return EpisodePage(
             title=title or f"Trace of {header.episode}", header=header, file=self.reader.path.name, live=True
@@ -98,7 +98,7 @@ class LiveFeed:
         """Return the pieces from a number on, as JSON: `next`, `over`, `error` and `pieces`.
 
         Raises:
-            ValueError: There is no such number yet.
+            ValueError: There is no piece of this number yet.
         """
         with self._lock:
             ends = self._ends
@@ -162,7 +162,7 @@ _MOST_MARK_BYTES = 16_384
 
 
 class _Marked(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a person says of the episode."""
+    """A person's judgement of the episode, as the page sends it."""
 
     score: float
     reason: str = ""
@@ -203,7 +203,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that a request may use for this server."""
+        """The values of the `Host` header that a request may have."""
         return frozenset({f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"})
 
 
@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         _, word, name = (*path.split("/", 2), "", "")[:3]
         if path == "/favicon.ico":
-            self._send(204, "image/png", b"")  # browsers ask for it on their own
+            self._send(204, "image/png", b"")  # browsers request the icon unasked
         elif not hmac.compare_digest(word.encode(), self.server.word.encode()):
             self._send(404, "text/plain", b"Not found.\n")
         elif name == "":
@@ -254,8 +254,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
     def do_POST(self) -> None:
-        """Store the mark that a person gives an attempt."""
-        self.close_connection = True  # what a refused request has left unread is not taken for the next one
+        """Store the mark that a person gives the episode."""
+        self.close_connection = True  # else the unread rest of a refused request would be taken for the next
         origin = self.headers.get("Origin", "").removeprefix("http://")
         if self.headers.get("Host", "") not in self.server.names or origin not in self.server.names:
             self._send(403, "text/plain", b"This server takes marks from its own page only.\n")
@@ -285,7 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
         return place_of_marks(self.server.feed.reader.path)
 
     def _mark(self) -> bytes:
-        """Return the mark that a person has given this attempt, as JSON; `null`: none."""
+        """Return the mark that a person has given the episode, as JSON; `null`: none."""
         folder, attempt = self._place()
         given = (each for each in read_marks(folder) if each.scorer == HUMAN and each.attempt == attempt)
         mark = next(given, None)
@@ -323,7 +323,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            # If the reader has gone away, the server has made no error.
+            # It is no error of the server if the browser has closed the connection.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 self.wfile.write(body)
 

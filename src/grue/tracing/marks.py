@@ -1,10 +1,10 @@
-"""Marks: what a scorer, or a person, thinks of a finished episode.
+"""Marks: the scores that scorers and people give a finished episode.
 
     RUN/scores/NAME@VERSION.json
 
-A mark stands beside the run, never in it: a run is written once and can be marked as often as wanted. Another
-version of a scorer writes another file, so that two versions can be compared. In a fleet `RUN` is the folder
-of the episode; elsewhere it is the run folder that holds the trace.
+A mark is a file of its own, so a run can be marked often while its own files do not change. Each version of a
+scorer writes another file, so that two versions can be compared. In a fleet `RUN` is the folder of the
+episode; elsewhere it is the run folder that holds the trace.
 """
 
 import os
@@ -36,9 +36,9 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
         version: Version of the scorer.
         score: The score, a finite number.
         reason: Why, in a sentence; untrusted, as a model may have written it.
-        attempt: Number of the attempt that was scored; 0: the run has only one. A mark of another attempt
-            than the committed one does not count.
-        requests: Requests to a model that it took.
+        attempt: Number of the attempt that was scored; 0: the run has only one. If it is not the committed
+            attempt, the mark does not count.
+        requests: Requests to a model that the scoring took.
         tokens: Their tokens.
         money_usd: Their price in US dollars, as far as it is known.
     """
@@ -69,7 +69,7 @@ def require_name(word: str) -> None:
 
 
 def place_of_marks(trace: Path) -> tuple[Path, int]:
-    """Return the folder whose marks are about a trace, and the number of the attempt, 0 outside a fleet."""
+    """Return the folder with the marks for a trace, and the number of its attempt; 0 outside a fleet."""
     run = trace.absolute().parent
     match = _ATTEMPT.fullmatch(run.name)
     return (run.parent, int(match[1])) if match else (run, 0)
@@ -94,7 +94,7 @@ def write_mark(folder: Path, mark: Mark) -> Path:
 
 
 def read_marks(folder: Path) -> list[Mark]:
-    """Return the marks of a run, by file name. Files that are no marks are left out."""
+    """Return the marks of a run, sorted by file name. Files that are no marks are left out."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder / SCORES) if entry.name.endswith(".json"))
     except OSError:

@@ -1,10 +1,11 @@
-"""What people read of each kind of message: a row of words for each, in one table.
+"""The words in which each kind of message is shown to people: a table with a row for each kind.
 
-A row has a line of text with its severity and a word that marks it, for `grue trace show`, the viewer, the
-diagrams and the live view of `grue play`; what the logs write, if that does not depend on other messages; and
-the note that a span gets. A kind without a row is presented by its fields, and is neither logged nor noted.
-To add a kind of message, add its row here. What depends on the messages before it is in
-`observers/events.py` and `observers/span_feed.py`. The texts of the logs are those of the requirements.
+A row has three parts. The first is for `grue trace show`, the viewer, the diagrams and the live view of `grue
+play`: a line of text with its severity, and a word that marks a problem. The second are the log lines that
+depend on this message alone; their texts are those of the requirements. The third is the note that the
+message adds to its span. A kind without a row is shown by its fields, and is neither logged nor noted. To add
+a kind of message, add its row here. Log lines and spans that depend on earlier messages are in
+`observers/events.py` and `observers/span_feed.py`.
 
 Source: R7.1-3, P31
 """
@@ -81,13 +82,13 @@ class _Row(Struct, frozen=True):
 
     Attributes:
         words: Its most important fields as text, without `subject`.
-        severity: Of every message of the kind.
+        severity: The severity of every message of the kind.
         mark: A word for the problem that it reports.
         judge: Returns severity and mark if they depend on the message.
-        subject: What `words` is about, where a reader sees many messages: a call's id, a tool's name.
+        subject: The call's id or tool's name that `words` is about; shown only in lists of many messages.
         live: Whether the live view shows `words` of this message as a problem.
-        logged: Its events in the logs, as far as they do not depend on other messages.
-        noted: The note in its span.
+        logged: Its log lines, if they do not depend on other messages.
+        noted: The note that it adds to its span.
     """
 
     words: _Words
@@ -108,7 +109,7 @@ def summarize(body: Struct) -> str:
 
 
 def kind_of(body: Struct) -> str:
-    """Return the name of a message's kind; a host's fact has the name of its host before it."""
+    """Return the name of a message's kind; that of a host's fact begins with the host's name."""
     return name_of(type(body))
 
 
@@ -118,10 +119,10 @@ def name_of(kind: type[Struct]) -> str:
 
 
 def kind_of_line(line: RecordedLine[Any]) -> str:
-    """Return the name of the kind of a line's message, which is decoded only if its tag does not come first.
+    """Return the name of the kind of a line's message. Decodes the message only if its first key is no tag.
 
     Raises:
-        TraceError: It had to be decoded, and is damaged.
+        TraceError: The message had to be decoded, and is damaged.
     """
     tag = line.tag
     return _NAMES.get(tag, tag) if tag else kind_of(line.envelope().body)
@@ -144,7 +145,7 @@ def problem_in(body: Struct) -> str:
 
 
 def log_lines(body: Struct) -> tuple[LogLine, ...]:
-    """Return the log lines of a message that need no earlier message. Their text is untrusted."""
+    """Return the log lines that depend on this message alone. Their text is untrusted."""
     if isinstance(body, Fact):
         return body.log_lines()
     logged = _row(body).logged
@@ -209,7 +210,7 @@ def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
 
 
 def cut_results(request: m.RequestCompletion) -> tuple[m.ToolMessage, ...]:
-    """Return the results that a request tells whose text was cut before."""
+    """Return the tool results in a request whose text was cut."""
     return tuple(item for item in request.new if isinstance(item, m.ToolMessage) and item.whole_chars)
 
 
@@ -543,7 +544,7 @@ def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
 def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
     match body.kind:
         case "bad_tool" if body.text.endswith(UNMATCHED):
-            message = body.text  # it is about what the user wrote, and not about a server
+            message = body.text  # the text is about the user's policy, not about a server
         case "bad_tool" if body.text.endswith(UNLISTED):
             message = f"MCP server '{body.server}': {body.text}"
         case "bad_tool":
@@ -645,7 +646,7 @@ _FACT = _Row(
     lambda fact: _short(fact.summary(), _LONGEST_FACT),
     judge=lambda fact: (fact.severity(), fact.mark()),
 )
-"""A host's facts present themselves."""
+"""The row of all facts of hosts, whose methods return the words."""
 
 _NAMES = {str(kind.__struct_config__.tag): kind.__name__ for kind in (*get_args(m.AnyMessage), ActorFailed)}
 """The names of grue's own messages by tag. The name of a host's fact is its tag."""

@@ -14,30 +14,30 @@ _CHARS = 300
 _TITLE_CHARS = 80
 _MOST_MODELS = 20
 _PRESENTED = frozenset({"type", "episode_id", "model", "servers", "scripted", "reason", "detail", "turns"})
-"""Fields that have a place of their own, so they are not among `facts` and `results`."""
+"""Fields that have their own place on the page, so `facts` and `results` leave them out."""
 
 
 class Overview(Struct, kw_only=True):
     """An episode's subject, end and cost. All texts are printable.
 
     Attributes:
-        title: What the episode is about: what its host says, else the beginning of the first turn's text.
+        title: The episode's subject: the host's title, or else the beginning of the first turn's text.
         models: The models that answered, with the number of their replies.
         asked: The models that its turns asked, with their addresses. A reply may name its model otherwise.
         servers: Names of its tool servers.
         facts: Further facts of its beginning, by name.
-        ending: Why it ended, in a word; empty: it has not ended, or its host does not say.
-        detail: The same as a sentence.
+        ending: Why it ended, in a word; empty: it has not ended, or its host gave no reason.
+        detail: Why it ended, as a sentence.
         grade: `fail` if it failed or was interrupted.
         result: The result in a few words, such as a score; if the host is installed.
         results: Further facts of its end, by name.
         resumed: How often it was resumed.
-        turns: How many turns were run. One that was resumed counts once, one that a fork repeats does not.
-        forks: What each fork in it repeats and changes, for people.
+        turns: How many turns were run. A resumed turn counts once; a turn that a fork repeats does not count.
+        forks: A description of each fork: the turn that it repeats, and its changes.
         failures: Turns that failed, and those that ended with a fallback.
         last: How the last turn ended: `failed`, or the kind of its outcome; empty if no turn has ended.
         messages: How many messages the trace holds.
-        seconds: When the last of them was recorded, counted from the trace's beginning.
+        seconds: Time of the last message, in seconds since the trace began.
     """
 
     title: str = ""

@@ -7,11 +7,11 @@ A turn has a digest: where its time went, and what went wrong in it. A span says
 which actor, and how it ended; `steps.py` decides what begins and ends one. A span whose end is not recorded
 ends with the trace, with its turn, or where the host was killed.
 
-The story says which messages belong together, in the order in which a person reads them. It has one passage
-after the other: a fact of the host, what the agent was asked, a reply of the model with its request, a tool
+The story groups messages that belong together, in the order in which a person reads them. It is a list of
+passages: a fact of the host, the host's text for the agent, a reply of the model with its request, a tool
 call with its result, a problem, the end of a turn. A passage names its messages by their numbers; the page
-takes the contents from the messages themselves. Messages without content for a reader, such as the handshake
-of a session, are in no passage.
+takes the contents from the messages themselves. Messages that are of no interest to a reader, such as the
+handshake of a session, are in no passage.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -38,9 +38,9 @@ PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end
 
 _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3
-"""Shortest text of a fact that is looked for in the prompt."""
+"""Shorter texts of facts are not looked for in the prompt."""
 _MOST_SHOWN = 20
-"""Most facts of a turn whose longest text is looked for in the prompt."""
+"""In how many facts of a turn the longest text is looked for in the prompt."""
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
@@ -48,14 +48,14 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
     Attributes:
         turn: Number of its turn.
-        kind: `prompt`: what the agent was asked. `note`: a problem, or a change of course.
+        kind: `prompt`: the host's text for the agent. `note`: a problem, or an event that changes the turn.
         seq: Number of the message that begins it.
-        place: Of a call: its position in the reply that asked for it; -1 if no reply asked for it.
-        also: Further messages by number; 0: there is none. Of a reply: what the model answered. Of a call:
-            sent, settled, asked about, decided. Of the end: the reply that holds the answer.
-        depth: 1 for what a server asked of the model, otherwise 0.
-        text: Of a fact: its headline. Of a prompt: `shown`, if a fact before it has its text; `resumed`, if
-            the turn goes on. Of the end: `same`, if the answer is the text of the last reply. Printable.
+        place: For a call: its position in the reply that asked for it; -1 if no reply asked for it.
+        also: Numbers of further messages; 0: there is none. For a reply: the model's reply. For a call: the
+            messages that it was sent, settled, asked about, decided. For the end: the reply with the answer.
+        depth: 1 for a request of a server to the model, otherwise 0.
+        text: For a fact: its headline. For a prompt: `shown`, if a fact before it has its text; `resumed`, if
+            the turn was resumed. For the end: `same`, if the answer is the text of the last reply. Printable.
     """
 
     turn: int
@@ -68,17 +68,17 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def id(self) -> tuple[int, int]:
-        """Identifies the passage; a later version of it has the same."""
+        """Identifies the passage; a later version of the passage has the same id."""
         return self.seq, self.place
 
 
 class _Turn(Struct):
-    """The turn that is being read, as far as its messages have come.
+    """The state of a turn of which some messages have been read.
 
     Attributes:
         requests: Passages of requests without a reply, by the number of the request's message.
-        calls: Passages of calls by id. Calls that are settled stay, because a parked turn names them again.
-        said: The text of the last reply, and its message's number.
+        calls: Passages of calls by id. Settled calls are kept, because a parked turn names them again.
+        said: The text of the last reply, and the number of its message.
     """
 
     requests: dict[int, Passage] = {}
@@ -192,14 +192,14 @@ class StoryTeller:
 
 
 def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
-    """Return the message of the request that a reply answers; 0: unknown."""
+    """Return the number of the request that a reply answers; 0: unknown."""
     if envelope.cause in state.requests:
         return envelope.cause or 0
     return next(reversed(state.requests), 0)
 
 
 _TURNS_OF_THE_STORY = (m.TurnForked, m.TurnResumed, m.RewriteHistory, m.ToolsChanged, m.ApprovalPostponed)
-"""Messages that report no problem and are part of the story nevertheless."""
+"""Messages that are part of the story although they report no problem."""
 
 
 def _tells(body: msgspec.Struct) -> bool:
@@ -218,7 +218,7 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
         lane: Name of the actor.
         label: Short description; may be untrusted text.
         start_s: Seconds since the trace began.
-        end_s: The same; not before the start.
+        end_s: Seconds since the trace began; not before the start.
         first: Number of the message that began it.
         last: Number of the message that ended it, or of the last message before it was abandoned.
         grade: `fail` if it ended badly, `warn` if another attempt followed or it ended with a warning.
@@ -249,7 +249,7 @@ class SpanFinder:
 
         Args:
             envelope: The next envelope of the trace.
-            turn: The turn that it is counted to; default: the one that it names.
+            turn: The turn to which the envelope belongs; default: the turn that the envelope names.
         """
         changes = self._steps.take(envelope)
         for change in changes:
@@ -265,7 +265,7 @@ class SpanFinder:
                 yield self._pause(end.step, envelope.body.delay_s)
 
     def finish(self) -> Iterator[Span]:
-        """Yield what is still under way: the trace ends in the middle of it, or the host was killed there."""
+        """Yield the spans that are still open, because the trace ends here or the host was killed here."""
         yield from (self._span(end, None) for end in self._steps.finish() if isinstance(end, StepEnded))
 
     def _span(self, end: StepEnded, by: EpisodeEnvelope | None) -> Span:
@@ -344,8 +344,8 @@ class TurnDigest(Struct, kw_only=True):
             empty for no turn.
         reason: Why it is not `answered`; printable.
         action: What the host did with the answer, in a few words; printable.
-        question: What the turn was asked, its beginning; printable.
-        answer: What the model answered, likewise. They tell the turns of a batch apart.
+        question: The beginning of the host's text; printable.
+        answer: The beginning of the model's answer; printable. Both help to distinguish the turns of a batch.
         requests: How many completions were requested.
         tool_calls: How many tool calls the model made.
         usage: Usage of all its completions.
@@ -376,7 +376,7 @@ class DigestWriter:
         self._latest = 0
 
     def see(self, envelope: EpisodeEnvelope) -> int:
-        """Add a message and return its turn; without a turn it belongs to that of the message before."""
+        """Add a message and return its turn; without one, it belongs to the turn of the message before."""
         turn = turn_of(envelope) or self._latest
         self._latest = max(self._latest, turn)
         digest = self.digests.get(turn)
@@ -410,7 +410,7 @@ def _add(digest: TurnDigest, body: EpisodeBody) -> None:
 
 
 _NOT_PARTS = frozenset({"turn", "session", "host"})
-"""Spans that are outside a turn's own time, or contain other spans of it."""
+"""Kinds of spans that are not part of a turn's own time, or that contain other spans of the turn."""
 
 
 class MarkCount(Struct, kw_only=True):
@@ -436,7 +436,7 @@ class PageTurn(TurnDigest, kw_only=True):
 
 
 class TurnTotals(Struct):
-    """Sums of one turn, made while its messages and spans arrive."""
+    """The sums of one turn, updated with each of its messages and spans."""
 
     whole_s: float | None = None
     end_s: float = 0.0
@@ -473,13 +473,13 @@ class TurnTotals(Struct):
 
 
 MAX_MESSAGE_CHARS = 200_000
-"""The longest message, as JSON, that the page holds in full. Longer ones are in the trace only."""
+"""Most characters of a message, as JSON, that the page holds in full; longer messages are cut."""
 
 _SUMMARY_CHARS = 300
 _MOST_ROWS = 1000
 """The most messages that one piece of a page holds."""
 _MOST_PIECE_CHARS = 1_000_000
-"""A piece is due as soon as its messages are longer than this together."""
+"""A piece is due as soon as its messages together have more characters than this."""
 _FIRST_ACTORS = ("host", "agent", "llm")
 
 
@@ -487,8 +487,8 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
     """A message in the page; `viewer_page/trace.js` takes the fields in this order.
 
     Attributes:
-        repeats: For a reply, how much of its prompt was a repetition of an earlier one.
-        broken: For a reply, where its prompt breaks off from the one before, and why.
+        repeats: For a reply, the share of its prompt that repeats an earlier prompt.
+        broken: For a reply, where and why its prompt differs from the earlier one.
     """
 
     seq: int
@@ -511,10 +511,10 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class EpisodePage(Struct, frozen=True, kw_only=True):
-    """The page's data apart from its pieces. It is enough for the head, the list of turns and the overview.
+    """The page's data apart from its pieces, for the head, the list of turns and the overview.
 
     Attributes:
-        live: The page follows the trace, and asks for what is new.
+        live: Whether the page follows the trace, and requests new pieces.
         images: How many different images its messages show.
         kinds: The kinds of its messages.
     """
@@ -532,7 +532,7 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """Messages that follow each other, with what is new since the piece before; `Trace.extend` takes it."""
+    """Consecutive messages, with new spans and passages; `Trace.extend` of the page's script reads it."""
 
     messages: tuple[Row, ...]
     spans: tuple[Span, ...]
@@ -540,13 +540,13 @@ class Piece(Struct, frozen=True, kw_only=True):
 
 
 class PageFeed:
-    """Finds what a page holds, piece by piece: `see` each envelope in order, then `finish`.
+    """Makes the data of a page, piece by piece: call `see` with each envelope in order, then `finish`.
 
-    Only the piece at hand and the sums of each turn are in memory. A caller takes a piece when it is `due`,
+    Only the current piece and the sums of each turn are in memory. A caller takes a piece when it is `due`,
     and the last one after `finish`.
 
     Args:
-        images: Takes the images out of the messages.
+        images: Collects the images of the messages.
         max_message_chars: Longer messages are cut.
 
     Attributes:
@@ -586,11 +586,11 @@ class PageFeed:
 
     @property
     def due(self) -> bool:
-        """Whether the piece at hand is long enough."""
+        """Whether the current piece is long enough to be taken."""
         return len(self._rows) >= _MOST_ROWS or self._chars > _MOST_PIECE_CHARS
 
     def take(self) -> Piece:
-        """Return the pieces that are new since the last call."""
+        """Return the current piece, and begin a new one."""
         piece = Piece(
             messages=tuple(self._rows), spans=tuple(self._new_spans), story=tuple(self._passages.values())
         )

@@ -1,15 +1,15 @@
 """A page as a file: its template, its style and script, its security policy, and data that is safe in it.
 
 Text from models, tools and games cannot run as code in a page. Each of three measures would suffice: the text
-is data in a script element that browsers do not execute, and it cannot end that element; the script shows it
+is data in a script element that browsers do not execute, and cannot end that element; the script shows it
 only as text; and the content security policy allows the page's own style and script, by their hashes, but no
-other script, no form, and no text that becomes markup. It allows no request either. Only a page that is
-served while it follows a trace may ask its own server.
+other script, no form, and no text that becomes markup. The policy also forbids all requests, except that a
+page which follows a trace may ask its own server.
 
-The images in a trace are taken out of its messages, so that each is in the page only once. An image is base64
-text that begins as a PNG, JPEG, GIF or WebP file does, alone in a JSON string. The string then names the
-image, and the page shows it in its place. No other media type is shown, so that a page never draws SVG that a
-tool wrote.
+The images in a trace are taken out of its messages, so that each is in the page only once. A JSON string
+counts as an image if it is base64 text that begins as a PNG, JPEG, GIF or WebP file does. It is replaced by
+the image's id, and the page shows the image in its place. No other media type is shown, so that a page never
+draws SVG that a tool wrote.
 """
 
 import base64
@@ -28,7 +28,7 @@ from grue.errors import TraceError
 _MARKED_WITHIN = 1000
 _DATA = re.compile("<!--data-([a-z-]+)-->")
 _PLACES = re.compile("<!--([a-z]+)-->")
-"""Placeholders of a page. They are filled in one pass, so that inserted text is never taken for one."""
+"""Placeholders of a page. They are filled in one pass, so inserted text is never taken for a placeholder."""
 
 
 def page_parts(
@@ -41,7 +41,7 @@ def page_parts(
         title: The page's title.
         style: Names of its style sheets, without suffix.
         scripts: Names of the parts of its script, in the order in which they are joined.
-        served: The page may ask the server that it came from.
+        served: Whether the page may send requests to the server that it came from.
     """
     css = "\n".join(_part(f"{each}.css") for each in style)
     script = "\n".join(_part(f"{each}.js") for each in scripts)
@@ -95,7 +95,7 @@ def refuse_foreign(target: Path, name: str) -> None:
     """Refuse to replace a file that is not a page of this template.
 
     Raises:
-        TraceError: It is not, or cannot be read.
+        TraceError: The file is not such a page, or cannot be read.
     """
     mark = f'<meta name="generator" content="grue {name}">'.encode()
     try:
@@ -110,12 +110,12 @@ def refuse_foreign(target: Path, name: str) -> None:
 
 
 REFERENCE = "grue-image:"
-"""How a string begins that stands for an image; the image's id follows."""
+"""The prefix of a string that replaces an image; the image's id follows."""
 
 MAX_IMAGE_CHARS = 24_000_000
-"""Longest base64 of an image that a page shows."""
+"""Most characters of base64 of an image that a page shows."""
 MAX_IMAGES_CHARS = 96_000_000
-"""Most base64 of all images of a page. The messages of further ones say that they are left out."""
+"""Most characters of base64 of all images of a page. In place of further images, messages say so."""
 
 _IMAGE = re.compile(
     rb'(\\*")(?:data:image/[a-z+.-]{1,20};base64,)?'

@@ -1,12 +1,12 @@
-"""What of each prompt was a repetition of an earlier one, and what has changed where it was not.
+"""How much of each prompt repeats an earlier prompt, and what ended the repetition.
 
 Providers cache the beginning of a prompt: the tools, the system text and the messages, in this order, as far
 as every byte is the same as in an earlier request. A trace holds what was said, step by step, and not the
 bytes that were sent. So each conversation is encoded again here, by the code that encodes requests, without
 cache markers, and each prompt is compared with the ones before it.
 
-Here is decided what counts as a repetition, and which message ended one. A `CachedPrompts` reads the messages
-of a trace one by one, and keeps no prompts but the last ones of each conversation.
+This module decides what counts as a repetition, and which message ended it. A `CachedPrompts` reads the
+messages of a trace one by one, and keeps only the last prompts of each conversation.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,14 +39,14 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
         part: The part of the prompt that differs first. `model`: the whole prompt went to another model.
         at_byte: The first byte that differs, counted from 0 in tools, system text and messages, as they are
             written in the wire format, without cache markers.
-        place: What stands there: a tool, the system text, or a message, counted from 1.
+        place: The part of the prompt at that byte: a tool, the system text, or a message, counted from 1.
         before: The earlier prompt around that byte; untrusted.
         now: This prompt around that byte; untrusted.
-        cause: Number of the message that caused it.
-        cause_kind: That message's kind.
+        cause: Number of the message in the trace that caused the difference.
+        cause_kind: The kind of that message.
         why: What has changed, in words; names in it are untrusted.
-        tokens: Tokens that the earlier prompt had after that byte, as far as this one is as long. They are
-            paid again. From the endpoint's count of this prompt, or estimated by its bytes.
+        tokens: Tokens after that byte that have to be paid again: up to the end of the shorter one of the two
+            prompts. Computed from the endpoint's count for this prompt, or estimated by its bytes.
     """
 
     part: PromptPart
@@ -61,18 +61,18 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
 
 
 class CachedPrompt(Struct, frozen=True, kw_only=True):
-    """One request, beside the earlier prompt of which it repeats most.
+    """One request, compared with the earlier prompt of which it repeats most.
 
     Attributes:
         seq: Number of its `RequestCompletion`.
         reply: Number of the message that ended it.
-        prompt_bytes: Size of its tools, system text and messages, as far as the trace holds them.
-        repeated_bytes: How many of the first bytes are those of the earlier prompt.
+        prompt_bytes: Size of its tools, system text and messages; of messages only those in the trace.
+        repeated_bytes: How many bytes at its beginning equal those of the earlier prompt.
         compared_with: Number of the request that sent the earlier prompt; `None`: there was none.
         after_s: Seconds since that request. Caches forget, most of them after 5 minutes.
         input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
-        cached_tokens: Those of them that the endpoint has read from its cache, as it says.
-        whole: The trace holds what was said before. Otherwise the sizes lack that part.
+        cached_tokens: How many of them the endpoint reports as read from its cache.
+        whole: Whether the trace holds all earlier messages. Otherwise the sizes lack the missing ones.
         broken: Where it differs from the earlier prompt; `None`: it begins with all of it.
     """
 
@@ -93,7 +93,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """The part of the prompt that was a repetition, from 0 to 1."""
+        """The share of the prompt that was a repetition, from 0 to 1."""
         return self.repeated_bytes / self.prompt_bytes if self.prompt_bytes else 0.0
 
     @property
@@ -103,7 +103,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class _Form(Struct, frozen=True):
-    """How requests are written, and the message by which that is known."""
+    """The form in which requests are encoded, and the message from which it is known."""
 
     profile: WireProfile
     model: str
@@ -114,7 +114,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
     """A prompt that was sent.
 
     Attributes:
-        head: How many of its bytes begin every conversation of this kind: its tools and its system text.
+        head: Size of its tools and its system text, which other conversations may begin with too.
         tools: The tools that it offered.
         parts: Sizes of its tools and its system text.
     """
@@ -133,7 +133,7 @@ class _Asked(Struct, frozen=True, kw_only=True):
     """A request under way.
 
     Attributes:
-        listed: The message that last said which tools each server has, by server.
+        listed: The message with the latest list of tools, by server.
     """
 
     seq: int
@@ -144,14 +144,14 @@ class _Asked(Struct, frozen=True, kw_only=True):
 
 
 class _Prompted(Struct, kw_only=True):
-    """A conversation as far as the trace has been read.
+    """The state of a conversation.
 
     Attributes:
-        sent: The last prompts that it has sent: with tools, and without.
-        blame: What has made the messages differ from the last prompt: up to which byte they are still the
-            same, and the message that did it.
-        adapted: The message by which requests have another form since the last prompt.
-        notes: Why a request offers no tools, from the messages since the last one.
+        sent: The last prompt with tools (`True`) and the last without (`False`).
+        blame: The changes to messages that the last prompt had already: for each, up to which byte the
+            messages are still the same, and the message in the trace that changed them.
+        adapted: The message since which requests are encoded in another form than the last prompt.
+        notes: Reasons why the next request offers no tools, from the messages since the last request.
     """
 
     name: m.ConversationId
@@ -281,7 +281,7 @@ class CachedPrompts:
             try:
                 talk.encoded.ask(command.new, command.mode)
             except ValueError:
-                # An old version said the same again after a resume, or a secret was redacted.
+                # An old version of grue recorded messages again after a resume, or a secret was redacted.
                 talk.whole = False
                 talk.encoded.history.forget()
 
@@ -291,7 +291,7 @@ class CachedPrompts:
             self._adopt(self._talks[asked.command.conversation])
 
     def _adopt(self, talk: _Prompted) -> None:
-        """Encode the conversation as the endpoint accepts it now; the LLM actor does so before a request."""
+        """Encode the conversation in the form that the endpoint accepts now, as the LLM actor does."""
         form, encoded = self._form, talk.encoded
         if (encoded.profile, encoded.model) == (form.profile, form.model):
             return
@@ -310,10 +310,10 @@ class CachedPrompts:
                 else:
                     talk.encoded.rewrite(body.rewrite)
             except ValueError:
-                talk.whole = False  # it changes what was said before this trace
+                talk.whole = False  # it changes messages from before this trace
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
-        """Take over what an endpoint was found to accept. A field of a later version is ignored."""
+        """Update the form by what the endpoint was found to accept. Ignore fields of later versions."""
         form = self._form
         fields = {
             **msgspec.to_builtins(form.profile),
@@ -353,7 +353,7 @@ class CachedPrompts:
         return prompt
 
     def _asked_by(self, turn: int, body: m.ReplyDropped) -> _Asked | None:
-        """Return the request that is dropped; if its reply had come before, take that back."""
+        """Return the request that is dropped. If its reply is in the history already, remove the reply."""
         conversation = self._dropping.pop(turn, m.ConversationId(""))
         if conversation in self._talks:
             self._talks[conversation].encoded.history.forget()
@@ -399,7 +399,7 @@ class CachedPrompts:
         )
         if earlier is None:
             return found
-        # Another conversation shares its tools and its system text with the one before, and no more.
+        # The first prompt of a conversation can share only tools and system text with another conversation.
         shared, ends = (len(earlier.whole), len(sent.whole)) if talk.last else (earlier.head, sent.head)
         if same >= shared:
             return found
@@ -408,7 +408,7 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the earlier prompt of which this one repeats most; of two, the later one."""
+        """Return the earlier prompt of which this one repeats most; if two are equal, the later one."""
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (common_bytes(each.whole, sent.whole), each.seq))
@@ -420,12 +420,12 @@ class CachedPrompts:
         for late in [seq for seq, asked in self._asked.items() if asked.command.conversation == name]:
             del self._asked[late]
         if talk.run is not None and talk.run.history is None:
-            del self._talks[name]  # it ends with its turn
+            del self._talks[name]  # this conversation has only one turn
             return
         try:
             talk.encoded.close(end)
         except ValueError:
-            talk.whole = False  # a secret was redacted in an id, or the trace is a damaged one
+            talk.whole = False  # a secret in an id was redacted, or the trace is damaged
 
 
 class _Compared(Struct, frozen=True):
@@ -437,7 +437,7 @@ class _Compared(Struct, frozen=True):
 
 
 class _Blaming:
-    """Notes a message as the cause if the code within has changed messages that were already sent."""
+    """Records a message as the cause if the block changes messages that the last prompt had already."""
 
     def __init__(self, talk: _Prompted, place: tuple[int, str]) -> None:
         self._talk, self._place = talk, place
@@ -483,7 +483,7 @@ def _system_bytes(encoded: EncodedConversation, messages: bytes) -> int:
 
 
 def common_bytes(left: bytes, right: bytes) -> int:
-    """Return the length in bytes of the beginning that two texts have in common."""
+    """Return the length in bytes of the common beginning of two texts."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high
@@ -565,7 +565,7 @@ def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 
 
 def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str, tuple[int, str, str]]:
-    """Return the first tool that is not offered as before, and why."""
+    """Return the first tool whose offer has changed since the earlier prompt, and why."""
     old, new = pair.earlier.tools, pair.sent.tools
     if not new:
         return "having no tools", _why_no_tools(talk, asked)
@@ -603,7 +603,7 @@ def _why_no_tools(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 def _listing(
     tool: m.ToolDefinition, pair: _Compared, talk: _Prompted, asked: _Asked, why: str
 ) -> tuple[int, str, str]:
-    """Return the message that says which tools the server of `tool` has, or which of them a turn wants."""
+    """Return the message that changed the offer: the server's list of tools, or the turn's choice."""
     before, now = pair.earlier.run, pair.sent.run
     if before is not None and now is not None and before is not now:
         wanted = before.tools != now.tools
@@ -662,15 +662,15 @@ def _excerpt(whole: bytes, at: int) -> str:
 
 
 class CacheTotals(Struct, frozen=True, kw_only=True):
-    """What the prompts of a trace have repeated.
+    """The sums over the prompts of a trace.
 
     Attributes:
         requests: Requests that an endpoint has answered.
-        breaks: How many of them do not begin with the prompt that they are compared with.
-        input_tokens: Tokens of all prompts, as far as the endpoints have counted them.
+        breaks: How many of them do not begin with the whole prompt that they are compared with.
+        input_tokens: Tokens of all prompts that endpoints have counted.
         repeated_tokens: About how many of these were a repetition.
         cached_tokens: How many of these were billed as read from a cache.
-        paid_again: Tokens after a break that an earlier prompt had already.
+        paid_again: Tokens that had to be paid again after breaks; the sum of `PrefixBreak.tokens`.
     """
 
     requests: int = 0
@@ -714,7 +714,7 @@ def cached_prompts(envelopes: Iterable[Any]) -> Iterator[CachedPrompt]:
 
 
 def told(prompt: CachedPrompt) -> str:
-    """Say where and why a prompt differs from the one before; empty if it repeats all of it."""
+    """Return where and why a prompt differs from the earlier one; empty if it repeats all of that."""
     broken = prompt.broken
     if broken is None:
         return ""

@@ -1,7 +1,7 @@
 """Open an episode's trace file and decode its messages.
 
-Facts of hosts that are not installed are read as data, shown as data, and written back unchanged. A class is
-made for each kind and set of fields. To readers it behaves like the host's own class: it has the kind's name,
+Facts of hosts that are not installed are read and shown as data, and written back unchanged. For each kind
+and set of fields a class is made. To readers it behaves like the host's own class: it has the kind's name,
 its tag and its fields.
 """
 
@@ -43,7 +43,7 @@ def tag_of(body: bytes) -> str:
     """Return the tag of a message in JSON; empty: it has none.
 
     Raises:
-        msgspec.DecodeError: It is not a JSON object, or its tag is not a text.
+        msgspec.DecodeError: `body` is not a JSON object, or its tag is not a text.
     """
     return _TAGS.decode(body).type
 
@@ -57,7 +57,7 @@ def unknown_fact(body: bytes) -> Fact:
     """Return a fact from JSON, as data.
 
     Raises:
-        msgspec.DecodeError: It is not a JSON object.
+        msgspec.DecodeError: `body` is not a JSON object.
     """
     fields: m.JsonObject = msgspec.json.decode(body, type=dict)
     tag = str(fields.pop("type"))
@@ -68,8 +68,8 @@ def unknown_fact(body: bytes) -> Fact:
 def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
     """Return a fact of an episode's course with the fields that its host has added.
 
-    It becomes the class of a host that is loaded and has declared such fields. Otherwise they are added as
-    data.
+    If a loaded host has declared a subclass with such fields, the fact is read into that class. Otherwise the
+    fields are added as data.
     """
     if type(fact) not in EPISODE_FACTS:
         return fact
@@ -79,7 +79,7 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
         return fact
     for declared in subclasses_of(type(fact)):
         if not set(added).isdisjoint(declared.__struct_fields__):
-            with contextlib.suppress(msgspec.ValidationError):  # it is another host's
+            with contextlib.suppress(msgspec.ValidationError):  # the fact is that of another host
                 return msgspec.json.decode(body, type=declared)
     kind = _class_for(str(fact.__struct_config__.tag), added, type(fact))
     names = kind.__struct_fields__[-len(added) :]
@@ -152,7 +152,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         super().__init__(path, union_of(self.kinds.values()))
 
     def kind_of_line(self, line: RecordedLine[EpisodeBody]) -> type[Struct] | None:
-        """Return the class of a line's message, from its tag; `None`: it has to be decoded first."""
+        """Return the class of a line's message, from its tag; `None`: only decoding the line can tell."""
         tag = line.tag
         kind = self.kinds.get(tag)
         # A fact of a host that is not loaded is read as data.
@@ -181,8 +181,8 @@ class EpisodeReader(TraceReader[EpisodeBody]):
 
         Args:
             stop: Called whenever there is nothing more to read; the iteration ends if it returns true.
-            poll_s: Seconds between two looks at the file.
-            over: Returns whether the last envelope ends the episode, if nothing follows it.
+            poll_s: Seconds between two checks of the file.
+            over: Returns whether an envelope ends the episode, if it is the last one in the file.
         """
         return super().follow(stop, poll_s, over=over)
 

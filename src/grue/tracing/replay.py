@@ -6,15 +6,17 @@ the servers' behaviour, the host's answer checks and the timeouts from the recor
 checks only the order of its messages, because delays and the number of retries depend on the clock and the
 network. No model, server or tool is run.
 
-The commands of the machine, and of a session, for each event are compared with the recorded ones. Where a
-secret was replaced by a placeholder, a recorded text may differ from the replayed one and still be the same.
-The recorded text was computed with the secret, which was replaced afterwards; the replayed text is computed
-from data in which it was already replaced. The two differ around a placeholder in three cases: the secret was
-a number, which is not quoted, while its placeholder is; a full stop or a comma after the secret was taken for
-its end; the text was cut to a length, which counts the secret in one and the placeholder in the other.
+For each event, the commands of the machine or of a session are compared with the recorded ones. Where a
+secret was replaced by a placeholder, a recorded text may differ from the replayed one and still count as the
+same. The recorded text was computed with the secret, which was replaced afterwards; the replayed text is
+computed from data that has the placeholder already. The two differ around a placeholder in three cases: the
+secret was a number, which is not quoted, while its placeholder is; a full stop or a comma after the secret
+was taken for its end; or the text was cut to a length, and the secret and the placeholder have different
+lengths.
 
-With `Changes`, a replay shows where the episode would have gone differently. What would have followed in the
-same turn is unknown, so the replay skips the rest of that turn and takes the next turn as it was recorded.
+With `Changes`, a replay shows where the episode would have gone differently. The rest of that turn would have
+been different too, in a way that nobody recorded. So the replay skips it, and takes the next turn as it was
+recorded.
 """
 
 import math
@@ -67,16 +69,17 @@ ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished
 
 
 _FOLLOWS = frozenset({"whole_chars"})
-"""Follows from a text that is compared; it is another number if a secret was removed from the text."""
+"""Fields that are not compared: they follow from a compared text, and a removed secret changes them."""
 
 
 class AgentTurn(Struct, frozen=True, kw_only=True):
-    """A turn as the agent saw it.
+    """The messages from and to the agent of a turn.
 
     Attributes:
         begun: The turn's `RunTurn`.
         inbox: The messages that entered the agent's mailbox, `begun` first.
-        noted: Events that the agent has noted: from the clock, the supervisor, and what may be presumed.
+        noted: Events that the agent recorded itself: of the clock and the supervisor, and the tools that the
+            turn may presume.
         said: The messages and notes that the agent recorded.
         crash: The agent's exception, if it crashed.
         by_seq: All envelopes of its slice, by number.
@@ -112,7 +115,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         """Whether the agent may have ended before it carried out all commands of the machine."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
-        # An agent that is cancelled before it reads anything records nothing.
+        # An agent that was cancelled before it read its first message has recorded nothing.
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
 
@@ -176,8 +179,8 @@ def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at once, while older messages may still be in the mailbox. All that is certain then is that the messages
-    which had caused something were handled before it.
+    at once, while older messages may still be in the mailbox. Certain is only this: a message whose effects
+    were recorded before such an event was handled before the event.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
@@ -208,7 +211,7 @@ class _Drive:
         state: TurnState = Idle()
         for event in order:
             if isinstance(state, Finished):
-                break  # later messages are not read any more
+                break  # the agent reads no messages after the turn's end
             try:
                 state, commands = step(state, self._body(event))
             except IllegalEvent as error:
@@ -276,7 +279,10 @@ class _Drive:
                 return "trace"
 
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
-        """Whether a session's actor had ended, so that the agent recorded `SessionClosed` itself."""
+        """Whether the command was not recorded, because the session's actor had ended already.
+
+        The agent then records the `SessionClosed` of the session itself.
+        """
         return isinstance(command, m.CloseSession) and any(
             isinstance(message.body, m.SessionClosed)
             and message.sender == command.server
@@ -288,7 +294,7 @@ class _Drive:
         if self._turn.crashed_of(IllegalEvent) and self._compared == len(self._turn.said):
             return self._ended("crashed")
         if self._turn.cut_off and self._turn.may_stop and self._compared == len(self._turn.said):
-            return self._ended("unfinished")  # it was still in the mailbox when the host was killed
+            return self._ended("unfinished")  # the event was still in the mailbox when the host was killed
         divergence = Divergence(
             turn=self._turn.run.turn,
             left=event,
@@ -328,7 +334,7 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # The cut may have split the secret, whose rest is then not recognised as one, or the placeholder.
+    # The cut may have split the placeholder, or the secret; then the rest of the secret was not replaced.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 
@@ -387,7 +393,7 @@ class Connections:
                 if not isinstance(body, m.StartupFailed):
                     self._recorded[m.ServerName(envelope.sender)] = _after(body)
             elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
-                # The turn ran out of time; the server's state is as before.
+                # The turn ran out of time while connecting, which leaves the server's state unchanged.
                 connecting.discard(envelope.sender)
         # A session that is cancelled while it connects leaves the server's state unchanged.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
@@ -398,7 +404,7 @@ def _after(outcome: _Outcome) -> Settled:
         case m.SessionOpened():
             return Proven()
         case m.McpDisabled(reason=reason):
-            return Disabled(reason, until_s=0.0)  # `_open` knows whether it was time to try again
+            return Disabled(reason, until_s=0.0)  # `_open` decides by the recording whether to try again
         case m.StartupFailed():
             return Untried()
 
@@ -480,7 +486,7 @@ class _Session:
         if isinstance(first, m.McpDisabled) and left_alone:
             # A host may disable a server between two turns, with a reason of its own.
             self._connection = Disabled(first.reason)
-        at_s = 0.0 if left_alone else math.inf  # the recording says whether it was time to try again
+        at_s = 0.0 if left_alone else math.inf  # the recording shows whether it was time to try again
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s))
         while isinstance(order, Attempt):
             order = self._attempt(order, cause)
@@ -488,7 +494,7 @@ class _Session:
             case ReportDisabled(reason, newly, last_words, retry_s):
                 recorded = self._sent[0].body if self._sent else None
                 if isinstance(recorded, m.McpDisabled):
-                    # Old traces lack both, and an earlier turn's wait depends on the clock.
+                    # Take both from the recording: old traces lack them, and `retry_s` depends on the clock.
                     last_words, retry_s = recorded.last_words, recorded.retry_s
                 disabled = m.McpDisabled(
                     server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s
@@ -532,9 +538,9 @@ class _Session:
                     case ReportSettlement(settlement):
                         self._expect(settlement, cause)
                     case ReadChangedTools():
-                        pass  # the recording says whether they had changed
+                        pass  # the recording shows whether the tools had changed
             if settled is None:
-                return  # the last of the batch, or the session was cancelled
+                return  # this was the last call of the batch, or the session was cancelled
             state, commands = batch_step(state, settled)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
@@ -695,7 +701,7 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     sessions = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if sessions.divergences and not changes:
-        # In a batch, turns do not share what they learn about the servers.
+        # Try again without earlier state: the turns of a batch do not share what they learn about servers.
         alone = replay_sessions(turn, turn_slice, Connections(), {})
         sessions = sessions if alone.divergences else alone
     found = [*sessions.divergences, *_llm_divergences(turn, turn_slice)]
@@ -738,7 +744,7 @@ def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Diverge
                 asked = command
             case m.CompletionReceived(request=request) | m.CompletionFailed(request=request):
                 if envelope.receiver != AGENT:
-                    continue  # a server's own request
+                    continue  # the request is for a server's sampling
                 if asked is None or asked.request != request:
                     reason = f"it answers request {request}, but no such request is open"
                 asked = None

@@ -26,9 +26,9 @@ class _Run(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Its path in the folder; printable.
-        page: The relative address of its page; empty: it has none.
-        started: Seconds since the epoch.
-        error: Why it cannot be read; printable.
+        page: The relative address of its page; empty: there is none.
+        started: When it started, in seconds since the epoch.
+        error: Why it cannot be read; empty if it can; printable.
     """
 
     name: str

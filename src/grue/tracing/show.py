@@ -40,7 +40,7 @@ class _Column(Struct, frozen=True):
 
     Attributes:
         live_width: The column's width in a live table, where the widest cell is not known beforehand.
-        dropped: In which order the columns are left out of a narrow table; 0: this one stays.
+        dropped: Rank in the order in which a narrow table leaves columns out; 0: never left out.
     """
 
     heading: str
@@ -59,7 +59,7 @@ _COLUMNS = (
 )
 _GAP = 2
 _SUMMARY_SHARE = 0.42
-"""The part of a terminal's width that the summary has at least, if leaving out columns can give it."""
+"""The least share of a terminal's width for the summary; other columns are left out to reach it."""
 
 
 class _Layout(Struct, frozen=True):
@@ -154,7 +154,7 @@ def render(
 
 
 class _Measured:
-    """Finds the widest cell of each column, without making the cells of every message."""
+    """Finds the widest cell of each column, without formatting every message."""
 
     def __init__(self) -> None:
         self._last_seq = self._last_cause = 0
@@ -214,7 +214,7 @@ def render_live(
 
 
 def render_whole(envelopes: Iterable[EpisodeEnvelope], *, colour: bool = False) -> Iterator[str]:
-    """Yield messages with all that is in them, a field a line; the lines of a long text stay lines."""
+    """Yield messages in full, one line for each field; texts of several lines keep their lines."""
     layout = _Layout.of((column.live_width for column in _COLUMNS), None, colour)
     for envelope in envelopes:
         cells = _cells(envelope)
@@ -281,7 +281,7 @@ def _json_escape(char: str) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-# A trace has few names and many messages, and measuring a text that is not ASCII is slow.
+# Cache the padded names: a trace has few names in many messages, and measuring non-ASCII text is slow.
 _padded = functools.lru_cache(maxsize=512)(pad)
 
 

@@ -1,18 +1,18 @@
 """The statistics of an episode, as data; `counts.py` computes them, `stats_table.py` prints them.
 
-Percentiles use the nearest rank, so each is a value that was measured: the smallest one that is at least as
-large as the given percentage of all values. Times are rounded to the microsecond.
+Percentiles use the nearest rank, so each is a measured value: the smallest one such that the given percentage
+of all values are not larger. Times are rounded to the microsecond.
 
 `PhaseClock` assigns every instant of the trace to one phase, to show where the time went. The time between
 two consecutive envelopes belongs to the phase that was active after the first of them. `steps.py` decides
-what is under way. The **model** phase is active while a request is under way, retries and their pauses
-included; so is a sampling and the check of the model's tool support. **Tools**, **start-up** and **teardown**
-are active while a call is made, a session opens, or a session closes. If several are active, the first in
-this order counts.
+which steps are under way. The **model** phase is active during a request to the model, including its retries
+and the pauses between them, during a sampling, and while the model's tool support is checked. **Tools**,
+**start-up** and **teardown** are active while a call is made, a session opens, or a session closes. If
+several phases are active, the first in this order counts.
 
-The remaining time of a turn is **other**: the agent itself and the answer's check. The remaining time outside
-turns belongs to the **host**. So do start-up and teardown outside turns, because no turn waits for them. If
-turns overlap, as in a batch, a phase is active if it is active in any of them.
+The remaining time of a turn is **other**: the agent itself and the check of the answer. The remaining time
+outside turns belongs to the **host**, as do start-up and teardown outside turns, because no turn waits for
+them. If turns overlap, as in a batch, a phase is active if it is active in any of them.
 
 Time in which no host ran, before an `EpisodeResumed` or where the clock starts again, is not part of the wall
 time. The phases therefore add up to the wall time, that is, the time between the first and the last envelope
@@ -81,7 +81,7 @@ class PhaseClock:
     def __init__(self) -> None:
         # Integers add up exactly; the file has times in microseconds.
         self._microseconds = dict.fromkeys(PHASES, 0)
-        self._counted = 0  # until when, in microseconds
+        self._counted = 0  # the time until which everything is counted, in microseconds
         self._last = math.inf  # the time of the last envelope; the first one starts the clock
         self._open: dict[Hashable, StepKind] = {}
         self._phase: TimePhase = "host"
@@ -107,7 +107,7 @@ class PhaseClock:
             resumed: No host ran until this envelope, so the time is not counted.
         """
         if resumed or t < self._last:
-            # No host ran, or the clock started again, or this is the first envelope.
+            # Skip the time before: no host ran, the clock started again, or this is the first envelope.
             self._count_until(self._last)
             self._counted = round(t * 1e6)
         elif changes:
@@ -168,10 +168,10 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         started: `RunTurn` messages.
-        outcomes: How many ended how: the kinds of `TurnCompleted`; `failed`; `unfinished`: killed, crashed,
-            or still under way.
-        iterations: Replies with tool calls, of turns that ended.
-        duration: From `RunTurn` to `TurnCompleted` or `TurnFailed`.
+        outcomes: Number of turns by outcome: the kinds of `TurnCompleted`; `failed`; `unfinished`: killed,
+            crashed, or still under way.
+        iterations: Replies with tool calls in turns that have ended.
+        duration: Time from `RunTurn` to `TurnCompleted` or `TurnFailed`.
     """
 
     started: int
@@ -188,9 +188,10 @@ class ModelStats(Struct, frozen=True, kw_only=True):
         retries: Requests that were sent again after a failure.
         cut_replies: Replies that ended at their length limit.
         cut_results: Results of tools that were cut before the model read them.
-        dropped_replies: Replies that were dropped, because the tools were not as they were presumed.
-        usage: Tokens and cost of all replies; of a request that was cancelled when its reply was dropped, an
-            estimate.
+        dropped_replies: Replies that were dropped, because the tools turned out to differ from the presumed
+            ones.
+        usage: Tokens and cost of all replies. If a request was cancelled because its reply was to be dropped,
+            its usage is an estimate.
         duration: Durations of requests that got a reply, from the first attempt to the reply.
     """
 
@@ -234,7 +235,7 @@ class ServerStats(Struct, frozen=True, kw_only=True):
     Attributes:
         starts: Sessions that opened.
         failed_starts: Attempts to connect that failed.
-        retries: Of those, followed by another attempt.
+        retries: Failed attempts that were followed by another one.
         disabled: How often it was disabled, for a time or for the rest of the episode.
         deaths: Deaths in the middle of a call.
         endings: How its processes ended, from `SessionClosed` or, if a process outlived its turn, from
@@ -281,7 +282,7 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
         trace_bytes: Size of the trace file.
         payload_bytes: Size of the payloads beside it.
         hosted: A host recorded an episode. Otherwise the trace consists of turns only.
-        cut_short: Its last line is incomplete: the host was killed while it wrote it.
+        cut_short: Whether its last line is incomplete, because the host was killed while it wrote the line.
     """
 
     episode: str

@@ -18,10 +18,10 @@ A reply ends the request that caused it. If it has no cause, as with a host's ow
 request with its number, and so does `ReplyDropped`. A request or a connect that is tried again ends, and a
 new attempt of the same step begins.
 
-A turn that was killed or crashed has no end of its own. The host's next fact that is recorded between turns
-ends it, and so does the next `RunTurn` if the turn crashed. Whatever is under way in a turn is abandoned when
-the turn ends. A session that was opened ahead of its turn stays under way when the turn begins.
-`EpisodeResumed` abandons everything.
+A turn that was killed or crashed has no message that ends it. It ends with the host's next fact that is
+recorded between turns, or, if it crashed, with the next `RunTurn`. When a turn ends, all its steps that are
+still under way are abandoned. A session that was opened before its turn stays under way when the turn begins.
+`EpisodeResumed` abandons all steps.
 """
 
 from collections.abc import Callable, Hashable
@@ -45,7 +45,7 @@ class Step(Struct, frozen=True, kw_only=True):
         key: Identifies the step while it is under way; the same for all attempts.
         began: The envelope that began the first attempt.
         attempt: One-based.
-        start_s: When this attempt begins; later than its message if a pause comes first.
+        start_s: When this attempt begins, after the pause before a retry if there is one.
         first: Number of the envelope that began this attempt.
     """
 
@@ -68,8 +68,8 @@ class StepEnded(Struct, frozen=True):
     """An attempt at a step is over.
 
     Attributes:
-        reported: The current message reports its end. Otherwise the step was abandoned.
-        retried: Another attempt follows.
+        reported: Whether the current message reports its end. Otherwise the step was abandoned.
+        retried: Whether another attempt follows.
     """
 
     step: Step
@@ -81,7 +81,7 @@ StepChange: TypeAlias = StepBegan | StepEnded
 
 
 class StepTracker:
-    """Take a trace's envelopes in order and know which steps are under way.
+    """Tracks which steps are under way. Call `take` with a trace's envelopes in order.
 
     Attributes:
         open: The steps that are under way, by key, in the order in which they began.
@@ -104,7 +104,7 @@ class StepTracker:
         return self._changes
 
     def finish(self) -> list[StepChange]:
-        """Abandon what is still under way: the trace ends here, or the host was killed here."""
+        """Abandon all open steps, because the trace ends here or the host was killed here."""
         self._changes = []
         self._abandon_all()
         return self._changes
@@ -226,7 +226,7 @@ class StepTracker:
             self._changes.append(StepEnded(step, reported=reported))
 
     def _leave(self, turns: set[int], *, ended: Hashable = None) -> None:
-        """End these turns, as far as they run, and abandon everything that is under way in them."""
+        """End those of `turns` that are under way, and abandon all their open steps."""
         left = {turn for turn in turns if ("turn", turn) in self.open}
         self._crashed -= left
         for key in [key for key, step in self.open.items() if step.turn in left and step.kind != "host"]:

@@ -1,8 +1,8 @@
-"""An episode as rows of tables: its turns, its tool calls, its requests. What SQL and Parquet get.
+"""An episode as rows of tables, for SQL and Parquet: its turns, its tool calls, its requests.
 
-The fields of a row are the columns of its table, so this is also the description of the tables that
-`grue fleet export` writes and `grue trace query` asks. A trace that ends early, or is damaged, gives the rows
-up to there: turns, calls and requests without an end have empty columns.
+The fields of a row are the columns of its table, so these classes also describe the tables that `grue fleet
+export` writes and `grue trace query` reads. A trace that ends early, or is damaged, gives the rows up to that
+place: turns, calls and requests without an end have empty columns.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class TurnRow(Struct, kw_only=True):
         iterations: Replies with tool calls.
         requests: Requests to the model.
         tool_calls: Tool calls that the model asked for.
-        cost_usd: What the endpoint says that it has cost.
+        cost_usd: Its cost, as the endpoint reports it.
     """
 
     episode: str
@@ -57,17 +57,17 @@ class TurnRow(Struct, kw_only=True):
 
 
 class CallRow(Struct, kw_only=True):
-    """A tool call that the model asked for; table `calls`. Those of a turn without an end are not there.
+    """A tool call that the model asked for; table `calls`. Calls of a turn without an end are left out.
 
     Attributes:
-        episode: As in `turns`, as is `turn`.
+        episode: As in `turns`; `turn` too.
         iteration: Number of the reply that asked for it.
         call_id: Its id, unique in the turn.
         tool: Canonical name of the tool.
         arguments: The model's text, which need not be JSON.
         changed_arguments: What was sent instead, because a person changed it.
         settlement: `returned`, `timed_out`, `died`, `skipped`, `rejected`, `denied` or `interrupted`.
-        is_error: It failed, or the tool reported an error.
+        is_error: Whether it failed, or the tool reported an error.
         error: The error.
         result: What the tool returned, as JSON.
         duration_s: How long it took; empty: it was not sent.
@@ -91,14 +91,14 @@ class RequestRow(Struct, kw_only=True):
     """A request to the model; table `requests`.
 
     Attributes:
-        episode: As in `turns`, as is `turn`.
+        episode: As in `turns`; `turn` too.
         message: Number of its message in the trace.
         request: Its number in the turn.
         conversation: Id of the conversation.
         asked_by: `agent`, or the session of a server that asks the model (sampling).
-        final: It asks for the answer, and offers no tools.
-        aside: It is beside the conversation, such as one for a summary.
-        outcome: `received`, `failed` or `dropped`; empty: none.
+        final: Whether it asks for the final answer, and offers no tools.
+        aside: Whether it is not part of the conversation, such as a request for a summary.
+        outcome: `received`, `failed` or `dropped`; empty: it has not ended.
         model: The model that replied.
         content: The reply's text.
         reasoning: The text of the model's thinking.
@@ -161,11 +161,11 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
 
 
 class _Rows:
-    """The rows that have begun.
+    """The rows of turns and requests that have not ended.
 
     Attributes:
         turns: The turns under way, by number of the message that began them.
-        requests: The requests under way, by number of the message that an answer refers to.
+        requests: The requests under way, by number of the message that their end will name as its cause.
     """
 
     def __init__(self, episode: str) -> None:
@@ -214,7 +214,7 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """The answer to it is the request's end, unless the reply was on its way."""
+        """From now on, expect the end of the dropped request with the number of `drop` as its cause."""
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)

@@ -20,7 +20,7 @@ class TurnSlice(Struct):
     Attributes:
         turn: The turn's number; 0 if there is no turn.
         resumed: An interrupted episode continues with this turn.
-        again: The turn runs again: its number is not higher than that of the slice before.
+        again: Whether the turn runs again: its number is not higher than that of the slice before.
         begun: Its `RunTurn` has arrived.
         over: The turn has ended or crashed.
         overtaken: A later turn has started, and nothing has arrived for this one since.
@@ -46,7 +46,7 @@ class TurnSlice(Struct):
 
 
 _MOST_AT_ONCE = 1000
-"""Most slices that wait for the end of their turn. A turn that is cancelled as it begins has no end."""
+"""Most slices that wait for the end of their turn; a turn that is cancelled as it begins never gets one."""
 
 
 def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
@@ -66,17 +66,17 @@ class TurnSplitter:
         self._last = 0
 
     def completed_by(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
-        """Yield the slices that are complete now that this envelope has arrived."""
+        """Yield the slices that this envelope, which belongs to none of them, completes."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
-        # Turns that run at the same time begin in order, so a number that is not higher belongs to another
-        # run.
+        # Turns that run at the same time begin in the order of their numbers. So a number that is not higher
+        # than the last one belongs to another run of the host.
         anew = runs and (turn <= self._last if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                unfinished[0].overtaken = True  # only a batch resumes without recording it
+                unfinished[0].overtaken = True  # only a batch resumes without an `EpisodeResumed`
             while self.slices:
                 yield self.slices.popleft()
         elif turn and own is None:
@@ -123,7 +123,7 @@ def turn_of(envelope: EpisodeEnvelope) -> int:
 
 
 def causes(envelope: EpisodeEnvelope, by_seq: dict[int, EpisodeEnvelope]) -> tuple[EpisodeEnvelope, ...]:
-    """Return the causes of an envelope, the first cause first, as far as they are in `by_seq`."""
+    """Return those causes of an envelope that are in `by_seq`, the first cause first."""
     chain: list[EpisodeEnvelope] = []
     cause = by_seq.get(envelope.cause) if envelope.cause is not None else None
     while cause is not None and cause.seq < (chain[-1] if chain else envelope).seq:

@@ -150,12 +150,12 @@ def write_pieces(
     """Write a trace's messages, a script element for each piece, and return the rest of the page's data.
 
     Args:
-        pieces: A file for them. They come after the rest in the page, but are known before it.
+        pieces: A file for the messages. In the page they come after the other data, but are known earlier.
         reader: The trace.
-        title: The page's title for it.
-        feed: Finds what the page holds.
-        side: Which of the traces of the page it is, counted from 0.
-        turns: Gets the turns of those messages whose numbers it has.
+        title: The title of this trace in the page.
+        feed: Makes the page's data from the trace.
+        side: Number of the trace in the page, counted from 0.
+        turns: Message numbers of interest. The turn of each of these messages is written into it.
     """
     for envelope in reader:
         turn = feed.see(envelope)
@@ -201,7 +201,7 @@ def fill_page(page: BinaryIO, parts: Sequence[bytes], data: Sequence[bytes | Bin
 def _write_images(page: BinaryIO, images: ImageTable) -> None:
     for number, (name, mime, data) in enumerate(images):
         page.write(b",\n" if number else b"\n")
-        # Base64 and media types hold nothing that has to be escaped.
+        # Base64 and media types have no characters that need escaping.
         page.write(b'["%s","%s","%s"]' % (name.encode(), mime.encode(), data))
 
 
@@ -210,10 +210,10 @@ _SCRIPTS = (
     "passages", "head", "request", "pieces", "compare",
 )  # fmt: skip
 _MOST_DIVERGENCES = 5000
-"""Most differences that a page names; one more tells that there are further ones."""
+"""Most differences that a page lists. One more is kept, to show that there are further ones."""
 
 _MOST_IN_FULL = 500
-"""Most differences that a page describes in full; of further ones it gives the place only."""
+"""Most differences that a page describes in full; for further ones it has only their place."""
 
 
 class _Difference(Struct, array_like=True):
@@ -221,9 +221,9 @@ class _Difference(Struct, array_like=True):
 
     Attributes:
         left: Number of the message in the first trace; 0: it is missing there.
-        right: The same in the second trace.
+        right: Number of the message in the second trace; 0: it is missing there.
         text: What differs, in a line; printable.
-        details: The same in full, for the first differences; empty for others.
+        details: The full description, only for the first differences; empty for others.
         turn: The turn that the page shows it in.
     """
 
@@ -269,7 +269,7 @@ def write_comparison(
 
 
 def _compare(left: EpisodeReader, right: EpisodeReader) -> _Comparison:
-    """Compare the traces; of each difference only its description is kept."""
+    """Compare the traces. Only the description of each difference is kept in memory."""
     turn = 0
     differences: list[_Difference] = []
     for number, each in enumerate(islice(diff(left, right), _MOST_DIVERGENCES + 1)):

@@ -1,8 +1,8 @@
 """`Conversations`: rebuilds the whole conversation of each request to the model from the messages of a trace.
 
-A trace holds only what was new in each request. `Conversations` takes the envelopes in order and puts the
-rest before it, by the rules of `protocol/context/history.py`. It does no I/O and never raises: where the
-trace does not hold what was said, the request says how many entries are missing.
+A trace holds only the new messages of each request. `Conversations` takes the envelopes in order and puts the
+earlier messages before the new ones, by the rules of `protocol/context/history.py`. It does no I/O and never
+raises: if the trace does not hold all earlier messages, `AsSent.missing` has their number.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from grue.protocol.context.history import History, SaidStep, items_of, take_step
 from grue.runtime.trace.recorder import Envelope
 
 MOST_KEPT = 100
-"""Most conversations that are remembered after their turn. The least recently continued is dropped."""
+"""Most conversations that are remembered after their turn; the one unused for longest is dropped first."""
 
 
 class AsSent(Struct, frozen=True):
@@ -23,7 +23,7 @@ class AsSent(Struct, frozen=True):
     Attributes:
         said: What was said, oldest first.
         fresh: How many of the last items are new in this request.
-        missing: How many entries were said before `said` that the trace does not hold.
+        missing: How many entries before `said` are not in the trace.
         tools: The tools on offer.
         answer: The schema of the answer; `None`: any text.
         message: The request's number in the trace.
@@ -44,7 +44,7 @@ class _Talk:
         self.tools: tuple[m.ToolDefinition, ...] = ()
 
     def take(self, step: SaidStep) -> None:
-        """Add a message; if it does not fit what is known, begin again with it."""
+        """Add a message. If it contradicts the history so far, drop the history and begin again with it."""
         try:
             take_step(self.history, step)
         except ValueError:
@@ -122,5 +122,5 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # What no turn has begun is asked only once: a server's sampling. It is not remembered.
+        # Only a server's sampling is not begun by a turn. It has one request, so it is not remembered.
         return self._talks.get(name) or _Talk()

@@ -1,8 +1,8 @@
 """Turn trace envelopes into log events.
 
 `EventFeed` takes the envelopes of an episode in order and returns the events that each one makes. It does no
-I/O; `episode_log` and `python_log` write what it returns. If the requirements name an event, its text and
-fields are theirs too. Events that depend on one message alone are in `tracing/message_words.py`.
+I/O; observers write what it returns. If the requirements name an event, they also specify its text and
+fields. Events that depend on one message alone are in `tracing/message_words.py`.
 
 The settlement of a tool call decides its events. Each call that was sent has one `mcp_tool_call`. Each
 settlement has the events of its row in the table. Each failure, that is, each tool message with an error, has
@@ -207,7 +207,7 @@ class EventFeed:
         return []
 
     def _is_known(self, drift: m.ToolDrifted) -> bool:
-        """Return whether the episode has this drift already: every session notes it."""
+        """Return whether this drift was logged already: every session of the episode notes it again."""
         known = drift in self._drifted
         self._drifted.add(drift)
         return known
@@ -226,7 +226,7 @@ class EventFeed:
         return moment.warning("mcp_disabled", f"{what}: {error}", server_name=body.server, error=error)
 
     def _without_tools(self, moment: Moment) -> list[Event]:
-        """Return one event when all servers have reported and none is left for the episode."""
+        """Return an event if no server is left for the episode, once all servers have reported."""
         if self._expected or self._open or not self._newly_disabled:
             return []
         self._newly_disabled = False
@@ -296,7 +296,7 @@ class EventFeed:
         return [completion, self._failed(moment, call.name, result.error_message or "")]
 
     def _rejected(self, moment: Moment, name: str, error: str, call_id: str) -> Event:
-        """Return the event of a call that was not sent. No `mcp_tool_call` has its arguments."""
+        """Return the event of a call that was not sent. It has the arguments: there is no `mcp_tool_call`."""
         call = self._calls.get(call_id)
         failed = self._failed(moment, name, error)
         if call is None:
@@ -356,7 +356,7 @@ class EventFeed:
 
 
 def _action(answer: object) -> object:
-    """Return the action of a host's answer object; of another kind of answer, the answer."""
+    """Return the field `action` of an answer that is an object with one; otherwise the whole answer."""
     return answer.get("action") if isinstance(answer, dict) else answer
 
 

@@ -63,7 +63,7 @@ _KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 _CLOUD = "https://cloud.langfuse.com"
 _EXPORT_TIMEOUT_S = 5.0
 _LONGEST_ATTRIBUTE = 200
-"""Langfuse drops longer names and session ids."""
+"""Most characters of a name or a session id; Langfuse drops longer ones."""
 
 
 def require_langfuse() -> None:
@@ -83,8 +83,8 @@ class LangfuseObserver(Outbox):
             not touch the global tracer provider and, like all Langfuse clients, lives until the process ends.
         session_id: The session's id, unless `EpisodeStarted` has another one; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names,
-            sizes, usage and kinds of errors. With `"reference"`, a generation has what is new in its
-            conversation and the number of its message in the trace, instead of the whole conversation.
+            sizes, usage and kinds of errors. With `"reference"`, a generation has only the new messages of
+            its conversation, and its number in the trace by which the others can be found.
         warn: Called with the warning, from any thread; `None`: the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
@@ -188,7 +188,7 @@ class _LangfuseSink(SpanSink):
         if observation is None:
             return
         if isinstance(event.subject, m.RunTurn):
-            self._ended_turn = {event.span: observation}  # a host's own calls are recorded in it later
+            self._ended_turn = {event.span: observation}  # a host may record its own calls in it later
         observation.update(**self._ending(event.outcome), **self._judged(event.verdict))
         observation.end(end_time=nanoseconds(event.at))
 
@@ -366,6 +366,6 @@ def _turn_facts(end: m.TurnCompleted | m.TurnFailed) -> m.JsonObject:
 
 def _set_start(observation: Any, at_ns: int) -> None:
     span = getattr(observation, "_otel_span", None)
-    # A span that is sampled out, and one of a client that is disabled or a stand-in, has no start to set.
+    # A span has no start time to set if it is sampled out, or if the client is disabled or a stand-in.
     if isinstance(getattr(span, "_start_time", None), int):
         span._start_time = at_ns  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way in version 5

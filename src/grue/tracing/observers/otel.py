@@ -13,10 +13,10 @@
 `otel_attributes.py` has the names and attributes. Times and parents come from the trace, never from the
 thread that writes the spans.
 
-A call of an MCP tool tells its server which span it belongs to (`traceparent` and `tracestate` in `_meta`,
-which the SDK writes), so that the server's own spans are in the same tree. The spans are made later, in
-another thread, so their ids are worked out before: that of the trace at the start, that of a call from the
-number of its message.
+A call of an MCP tool names its span to the server (`traceparent` and `tracestate` in `_meta`, which the SDK
+writes), so that the server's own spans are in the same tree. But the spans are created later, in another
+thread. So their ids are computed before: the id of the trace at the start, and the id of a call's span from
+the number of its message.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def require_otel() -> None:
 def _installed() -> bool:
     try:
         return all(find_spec(package) is not None for package in _PACKAGES)
-    except ModuleNotFoundError:  # of a parent package
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
@@ -69,8 +69,8 @@ class OtelObserver(Outbox):
             provider if one is set, otherwise a new one that sends to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP
             until `close`.
         capture_content: Send prompts, arguments, outputs and error texts; off by default, as the
-            conventions recommend. With `"reference"`, a completion has what is new in its conversation and
-            the number of its message in the trace, instead of the whole conversation.
+            conventions recommend. With `"reference"`, a completion has only the new messages of its
+            conversation, and its number in the trace by which the others can be found.
         session_id: The conversation's id, if neither the turn nor the host names one; `None`: none.
         agent_name: The agent's name in the spans of turns.
         agent_description: What the agent does, in a sentence; empty: not given.
@@ -108,7 +108,7 @@ class OtelObserver(Outbox):
             self.close()
 
     def added_to(self, recorder: Recorder) -> None:
-        """Have each tool call made in the context of its span."""
+        """Make the recorder run each tool call in the context of the call's span."""
         if self._sink.ids is not None:
             recorder.around_call = self._around_call
 
@@ -116,7 +116,7 @@ class OtelObserver(Outbox):
     def _around_call(self, message: int) -> Iterator[None]:
         from opentelemetry import context, trace
 
-        if self.closed or self._process != os.getpid():  # nobody writes that span
+        if self.closed or self._process != os.getpid():  # the span of this call will not be written
             yield
             return
         span = trace.NonRecordingSpan(self._sink.context_of(message))
@@ -177,7 +177,7 @@ class _OtelSink(SpanSink):
 
         assert self.ids is not None, "asked for only if there are ids"
         root, span = self._root, self.ids.span_of(message)
-        if root is None:  # it is not begun yet: what it will be, unless a sampler leaves it out
+        if root is None:  # the root does not exist yet; assume that no sampler will leave it out
             return SpanContext(self.ids.trace, span, False, TraceFlags(TraceFlags.SAMPLED))
         return SpanContext(root.trace_id, span, False, root.trace_flags, root.trace_state)
 
@@ -216,7 +216,7 @@ class _OtelSink(SpanSink):
         if span is None:
             return
         if isinstance(event.subject, m.RunTurn):
-            self._ended_turn = {event.span: span}  # a host's own calls are recorded in it later
+            self._ended_turn = {event.span: span}  # a host may record its own calls in it later
         attributes = present(self._say.ending(event))
         span.set_attributes(attributes)
         named_late = attributes.get("gen_ai.request.model")
@@ -234,11 +234,11 @@ class _OtelSink(SpanSink):
 
 
 class _Ids:
-    """Generates the ids of an observer's spans, of which some have to be known before the span is begun.
+    """Generates the ids of an observer's spans. The ids of tool calls are known before their spans begin.
 
     Attributes:
         trace: The id of the trace.
-        next_span: The id of the next span; `None`: any.
+        next_span: The id of the next span; `None`: a generated one.
     """
 
     def __init__(self, others: Any) -> None:
@@ -252,12 +252,12 @@ class _Ids:
         return int.from_bytes(digest) or 1
 
     def generate_span_id(self) -> int:
-        """Return the id of the span that is begun."""
+        """Return the id for the span that begins now."""
         told, self.next_span = self.next_span, None
         return int(self._others.generate_span_id()) if told is None else told
 
     def generate_trace_id(self) -> int:
-        """Return the id of a trace that is begun: an observer writes one."""
+        """Return the id of the trace: an observer writes only one."""
         return self.trace
 
     def is_trace_id_random(self) -> bool:
@@ -266,12 +266,12 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer, and the ids that it uses; `None`: it is not the SDK's, and has its own."""
+    """Return a provider's tracer and its ids; `None`: the tracer is not the SDK's and makes its own ids."""
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:
         return tracer, None
-    tracer = copy.copy(tracer)  # the provider has one for all observers
+    tracer = copy.copy(tracer)  # because the provider returns the same tracer to all observers
     tracer.id_generator = ids = _Ids(others)
     return tracer, ids
 

@@ -3,10 +3,11 @@
 `tests/support/genai_conventions.py` has the conventions' tables of required and recommended attributes, with
 their date; tests compare spans with them. Attributes without a standard name are called `grue.*`.
 
-Attributes that decide about sampling (operation, provider, model, address, agent) are given when a span
-begins; a trace without them (of an older version, or of a model actor of the host's) gives them at the end.
+Attributes on which samplers decide (operation, provider, model, address, agent) are set when a span begins.
+If a trace does not name them by then (in older versions, or with a host's own model actor), they are set at
+the end.
 
-The conventions give a JSON schema for each attribute with what models and tools said. Every text is cut at
+The conventions have a JSON schema for each attribute with the words of models and tools. Every text is cut at
 `CONTENT_LIMIT`.
 """
 
@@ -44,7 +45,7 @@ from grue.tracing.observers.spans import (
 
 
 def said(items: tuple[m.ConversationItem | m.AssistantReply, ...], *, capture: bool) -> dict[str, Any]:
-    """Return the attributes for what the model was told; without content, its size."""
+    """Return the attributes for the messages that the model got; without `capture`, only their size."""
     if not capture:
         return {"grue.input_chars": len(json_text(chat_messages(items)))}
     instructions = [_text(item.text) for item in items if isinstance(item, m.SystemText)]
@@ -131,13 +132,13 @@ Attributes: TypeAlias = dict[str, Any]
 """Attributes of a span; those that are `None` are left out."""
 
 UNKNOWN_PROVIDER = "_OTHER"
-"""The provider of a model that an actor of the host's asks; the conventions require a name."""
+"""The provider if a host's own actor asks the model. The conventions require a name."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 _HTTP_VERSION = "1.1"
-"""The only version that the HTTP client for MCP servers speaks: it is made without `http2`."""
+"""The HTTP version of requests to MCP servers: their client is created without `http2`."""
 
 
 class AgentDescription(Struct, frozen=True):
@@ -146,7 +147,7 @@ class AgentDescription(Struct, frozen=True):
     Attributes:
         name: Its name, which is also in the span's name.
         description: What it does, in a sentence; empty: not given.
-        version: Its version, by which spans of two versions can be told apart; empty: not given.
+        version: Its version, to distinguish the spans of two versions; empty: not given.
     """
 
     name: str = "agent"
@@ -159,8 +160,8 @@ class Conventions:
 
     Args:
         agent: The agent in the spans of turns.
-        capture_content: Whether prompts, arguments, outputs and error texts may be sent, and what a
-            generation has of its conversation.
+        capture_content: Whether prompts, arguments, outputs and error texts may be sent, and how much of its
+            conversation a generation has; see `Capture`.
     """
 
     def __init__(self, agent: AgentDescription, capture_content: Capture) -> None:
@@ -301,7 +302,7 @@ class Conventions:
     def _completion(self, reply: m.CompletionReceived, subject: object) -> Attributes:
         facts, asks = reply.facts, subject.asks if isinstance(subject, Generation) else m.ModelAsked(model="")
         return {
-            # Where no earlier message named the model, only the reply does.
+            # Take the model from the reply if no earlier message names it.
             "gen_ai.request.model": None if asks.model else reply.model or None,
             "gen_ai.response.model": reply.model or None,
             "gen_ai.response.id": facts.id or None,
@@ -352,7 +353,7 @@ def _episode(episode: Episode) -> tuple[str, Attributes]:
 
 
 def _mcp(use: ToolUse) -> Attributes:
-    """Return the attributes of an MCP request: those that its own span would have, as the call is one."""
+    """Return the attributes of an MCP request. A tool call has no other span for its request."""
     if not use.protocol_version:
         return {}
     by_http = bool(use.address)

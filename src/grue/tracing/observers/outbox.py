@@ -1,8 +1,8 @@
 """A bounded queue and a thread that pass envelopes to an observer that uses the network.
 
-The recorder puts an envelope into the queue and continues. It never waits, and an exception behind the queue
-never reaches a turn. If the queue is full, the envelope is dropped and counted; one warning at the end names
-the count. The trace file does not use this queue and drops nothing.
+The recorder puts an envelope into the queue and continues. It never waits, and an exception in the observer's
+thread never reaches a turn. If the queue is full, the envelope is dropped and counted; one warning at the end
+gives the count. The trace file does not use this queue and drops nothing.
 
 The thread starts with the first envelope. It ends with `close` or with the program. A process that was forked
 in the middle of an episode sends nothing, because the episode continues in its parent.
@@ -38,7 +38,7 @@ Warn: TypeAlias = Callable[[str], None]
 
 
 def warn_once(warn: Warn | None = None) -> Warn:
-    """Return a function that passes on only the first warning, from any thread, because problems repeat.
+    """Return a function that passes on only the first warning, because problems repeat. Thread-safe.
 
     Args:
         warn: Called with the warning; `None`: the logger `grue`.
@@ -227,7 +227,8 @@ _exporting = threading.local()
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
     """Return an exporter that warns about the first failure of `exporter` and suppresses its log records.
 
-    OpenTelemetry's exporter logs two retries and a failure for each batch, for as long as an episode lasts.
+    Otherwise, while the backend cannot be reached, OpenTelemetry would log two retries and a failure per
+    batch.
 
     Args:
         exporter: Sends the spans over HTTP.
@@ -235,7 +236,7 @@ def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExpor
         warn: Called with the warning.
     """
     logging.getLogger(_LOGGER).addFilter(_hold_back)
-    # This has the interface of `SpanExporter`, but does not derive from it, so that the import can wait.
+    # The class has the interface of `SpanExporter` but does not derive from it, to avoid its import here.
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
 
 

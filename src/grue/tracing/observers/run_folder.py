@@ -49,15 +49,15 @@ class RunFolder(Closing):
 
     Args:
         path: The folder; created with its parents if it does not exist.
-        recorder: Everything that it records from now on is written.
+        recorder: The recorder whose messages are written from now on.
         episode_id: The episode's id, for the files.
         resume: Continue the files of an episode that was interrupted. The recorder must not have recorded
             anything yet; it continues with the numbers and the time of the trace.
         options: How the trace is written.
 
     Raises:
-        TraceError: The folder or a file in it cannot be written; the text names it and the cause. With
-            `resume`: there is no trace of this episode, or it is still being played.
+        TraceError: The folder or a file in it cannot be written; the text names the place and the cause. With
+            `resume`: there is no trace of this episode, or another process still writes it.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class RunFolder(Closing):
             content: JSON if `name` ends in `.json`, text in UTF-8 otherwise.
 
         Raises:
-            TraceError: It cannot be written.
+            TraceError: The file cannot be written.
         """
         above, _, last = name.rpartition("/")
         last = re.sub(r"[^A-Za-z0-9._-]+", "_", last)
@@ -165,14 +165,14 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
     """Create a run folder that nobody else has, named by the time and the process, and return its path.
 
     Raises:
-        TraceError: It cannot be created.
+        TraceError: The folder cannot be created.
     """
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     for number in count(1):
         path = parent / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
         try:
-            # Containers that share the folder may have processes with the same number. The one that creates
-            # the folder has it.
+            # In containers that share `parent`, two processes may have the same number. `mkdir` succeeds for
+            # only one of them.
             path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             continue
@@ -281,7 +281,7 @@ class EpisodeLog:
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Log once per batch that the rest of it is skipped."""
+        """Return the line about skipped calls, once for each batch."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []

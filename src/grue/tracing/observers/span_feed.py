@@ -3,11 +3,11 @@
 `SpanFeed` takes the envelopes of an episode in order and returns the spans that begin and end, and the notes
 in between. It does no I/O and reads no clock.
 
-Causes decide where an envelope belongs: it belongs to the turn of the envelope that caused it. An envelope
-without a cause (a deadline, a crash) belongs to the latest open turn with its number. A session that was
-opened outside a turn, for example by `MCPManager`, is a child of the episode, and the calls that the host
-makes in it are inside it. If the host records such a call in the turn that has just ended, because it carries
-out what that turn answered, the call is a child of the turn, and begins after it.
+An envelope belongs to the turn of the envelope that caused it. An envelope without a cause (a deadline, a
+crash) belongs to the latest open turn with its number. A session that was opened outside a turn, for example
+by `MCPManager`, is a child of the episode, and the calls that the host makes in it are children of the
+session. But if the host records such a call in the turn that has just ended, because it carries out that
+turn's answer, the call is a child of the turn, although it begins after the turn's end.
 
 These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
@@ -16,8 +16,9 @@ These rules hold for any sequence of envelopes:
 - A turn has one tool-calling session if a request offered tools, and otherwise none.
 - A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed, and
   every turn that is open when the episode ends, at the time of its last envelope.
-- An episode that its host announced ends well if the host says so. One that only its turns made known, as
-  those of a `Runner`, ends as its last turn did, unless a turn is open: then it was cut off.
+- If a host has recorded `EpisodeStarted`, its `EpisodeEnded` decides how the episode ended. Without a host's
+  facts, as with a plain `Runner`, the episode ended as its last turn did; if a turn is still open, it was cut
+  off.
 - Time never runs backwards: it is monotonic, counted from the wall clock's time of the first envelope.
 
 Source: P31-32
@@ -87,12 +88,12 @@ class SpanScope:
         return self.session or self.root
 
     def calls_elsewhere(self) -> list[SpanId]:
-        """Return the open calls that are inside a turn which has ended, and not inside this scope."""
+        """Return the open calls of this session whose parent is a turn that has ended."""
         outside = (span for span in self.open.values() if span.parent not in self.open)
         return [span.span for span in outside if span.span != self.root]
 
     def summary(self, end: m.TurnCompleted | m.TurnFailed | None) -> SessionSummary:
-        """Return the result of the tool session, as far as it got."""
+        """Return the result of the tool session; `end` is `None` if its turn was cut off."""
         answer = end.answer if isinstance(end, m.TurnCompleted) else None
         return SessionSummary(
             iterations_used=self.replies_with_calls if end is None else end.iterations,
@@ -246,7 +247,7 @@ class SpanFeed:
         turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
         if turn is not None:
             return turn
-        # A call that a host makes itself has the number of a turn that may be over. It is in its session.
+        # A host's own call may have the number of a turn that is over. Find the call's session by its server.
         sessions = {
             scope.command.server: scope for scope in self._scopes if isinstance(scope.command, m.OpenSession)
         }
@@ -295,7 +296,7 @@ class SpanFeed:
                 self._outside_turns(scope, body)
 
     def _learn(self, scope: SpanScope, model: str, endpoint: str) -> None:
-        """Keep what the trace says about the model, if the turn's own message does not say it."""
+        """Take model and endpoint from a later message, if the turn's own message does not name them."""
         if not scope.asks.address:
             self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 
@@ -354,7 +355,7 @@ class SpanFeed:
         self._close(scope, span, self._now, outcome, verdict_of(outcome))
 
     def _change_asked(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
-        """Change the settings of the request that is under way, as the LLM actor says that it did."""
+        """Change the settings of the request under way, if the LLM actor reports that it changed them."""
         match envelope.body:
             case m.SettingsLeftOut(settings=names):
                 changed: m.JsonObject = dict.fromkeys(names)
@@ -408,7 +409,7 @@ class SpanFeed:
 
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
         """Return the span that contains a call that is recorded in a turn."""
-        # A session outside turns has a number of its own, and so have its calls unless the host names a turn.
+        # A session outside turns has a number of its own, and so do its calls unless the host named a turn.
         number, span = self._ended_turn
         outside = isinstance(scope.command, m.OpenSession) and turn != scope.turn
         return span if outside and turn == number else scope.innermost

@@ -16,11 +16,11 @@ CONTENT_LIMIT = 20_000
 """Longest text of a prompt, an argument or an output, in characters; the trace holds the whole text."""
 
 HISTORY_LIMIT = 200_000
-"""Most characters of what was said before a request; the oldest messages are left out, and counted."""
+"""Most characters of the messages before a request; the oldest messages are left out, and counted."""
 
 Capture: TypeAlias = bool | Literal["reference"]
-"""Whether content is sent. With `reference`, a generation has only what is new in its conversation, and the
-number of its message in the trace."""
+"""Whether content is sent. With `reference`, a generation has only the new messages of its conversation, and
+its number in the trace."""
 
 DETAIL_LIMIT = 1_000
 """Longest text of a failure's reason."""
@@ -65,11 +65,11 @@ class SpanSink(ABC):
 
     @abstractmethod
     def note(self, event: SpanNoted) -> None:
-        """Add a note to a span. Ignore a span that is not known: it was not begun, or was lost."""
+        """Add a note to a span. Ignore an unknown span, whose beginning may have been dropped."""
 
     @abstractmethod
     def close(self, event: SpanClosed) -> None:
-        """End a span. Ignore a span that is not known: it was not begun, or was lost."""
+        """End a span. Ignore an unknown span, whose beginning may have been dropped."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -108,7 +108,7 @@ class ShownHistory(NamedTuple):
 
 
 def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
-    """Return the part of its conversation that a generation shows: the `whole` of it, or what is new.
+    """Return the part of its conversation that a generation shows: the `whole`, or only the new messages.
 
     Of the messages before the request, only the newest `HISTORY_LIMIT` characters are shown. System texts at
     the beginning stay.
@@ -156,7 +156,7 @@ def _chat_message(item: m.ConversationItem | m.AssistantReply) -> m.JsonObject:
 
 
 def chat_reply(reply: m.CompletionReceived) -> m.JsonObject:
-    """Return a reply in the same format."""
+    """Return a reply in chat-completions format."""
     parts = ("content", "refusal", "reasoning")
     return _reply_message({part: getattr(reply, part) for part in parts}, reply.tool_calls)
 

@@ -48,10 +48,11 @@ class ToolSession(Struct, frozen=True, kw_only=True):
 
 
 class Generation(Struct, frozen=True, kw_only=True):
-    """One completion: its request, with what was said before it.
+    """One completion: its request, with the messages before it.
 
     Attributes:
-        asks: The model that was requested, where and how; empty texts if the trace has not named it yet.
+        asks: The requested model, its endpoint and settings; with empty texts if the trace has not named them
+            yet.
         sent: The whole conversation as it was sent.
         asked_by: Name of the actor that makes the request: the agent, or a server that samples.
     """
@@ -97,8 +98,8 @@ class EpisodeSummary(Struct, frozen=True, kw_only=True):
     """The result of an episode.
 
     Attributes:
-        ended: What its host says about its end; `None`: it said nothing.
-        asked: What its first turn was asked; `None`: there was none.
+        ended: The host's fact about its end; `None`: there is none.
+        asked: The host's text of its first turn; `None`: there was no turn.
         answered: The end of its last turn with an answer; `None` if no turn has one.
     """
 
@@ -133,8 +134,8 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
     Attributes:
         parent: The span that contains it; `None`: it is the outermost.
         at: Seconds since the epoch.
-        conversation: Id of the conversation, or of the episode if its turns are none; empty: neither has one.
-        asks: The model that the turn asks; `None`: that is not known.
+        conversation: Id of the conversation; of the episode if its turns are not part of one; empty: no id.
+        asks: The model that the turn asks; `None`: unknown.
     """
 
     span: SpanId
@@ -160,8 +161,8 @@ class SpanClosed(Struct, frozen=True, kw_only=True):
     """A span ends; without an outcome if it was cut off.
 
     Attributes:
-        subject: As it began, with what became known since.
-        finish_reason: Of a turn: why its last reply ended; `None`: that is not known.
+        subject: The subject from the span's beginning, completed by later messages.
+        finish_reason: For a turn: why its last reply ended; `None`: unknown.
     """
 
     span: SpanId
