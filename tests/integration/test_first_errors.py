@@ -276,7 +276,7 @@ FIRST: dict[str, tuple[str, Callable[[], object], str, str, str]] = {
         *("no disk", "'mind'.*during initialize", "Run the command in a terminal"),
     ),
     "has no key": (
-        *("LLMError", lambda: turn(error_reply(401, {"error": {"message": "who are you"}}))),
+        *("LLMError", lambda: turn(error_reply(401, "who are you"))),
         *("who are you", r"'m' at http://127\.0\.0\.1:\d+", "Set GRUE_API_KEY"),
     ),
     "has not started the endpoint": (

@@ -131,7 +131,7 @@ def test_a_missing_key_is_told_before_anything_starts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [401, 402, 403, 404])
 def test_an_endpoint_that_refuses_ends_the_episode(tmp_path: Path, status: int) -> None:
-    refusal = error_reply(status, {"error": {"message": "not today", "code": status}})
+    refusal = error_reply(status, "not today", code=status)
     with ScriptedLlmServer([refusal] * 3) as server:
         played = grue(
             *("play", "--base-url", server.base_url, "--model", "m", "--run-dir", "run"), cwd=tmp_path
@@ -154,7 +154,7 @@ def test_an_endpoint_that_nobody_serves_ends_the_episode_in_its_first_turn(tmp_p
 
 def test_an_episode_of_nothing_but_fallbacks_has_failed(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.zorkgpt.retry]\nmax_retries = 0\n")
-    failure = error_reply(500, {"error": {"message": "out of order", "code": 500}})
+    failure = error_reply(500, "out of order", code=500)
     with ScriptedLlmServer([failure] * 2) as server:
         played = grue(
             *("play", "--base-url", server.base_url, "--model", "m", "--run-dir", "run", "--turns", "2"),
@@ -169,7 +169,7 @@ def test_an_episode_of_nothing_but_fallbacks_has_failed(tmp_path: Path) -> None:
 
 def test_an_endpoint_that_only_fails_is_not_played_on_silently(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.zorkgpt.retry]\nmax_retries = 0\n")
-    failure = error_reply(500, {"error": {"message": "out of order", "code": 500}})
+    failure = error_reply(500, "out of order", code=500)
     with ScriptedLlmServer([failure] * 9) as server:
         played = grue(
             *("play", "--base-url", server.base_url, "--model", "m", "--run-dir", "run"), cwd=tmp_path

@@ -53,7 +53,7 @@ async def test_the_limit_is_the_turns_whoever_asks() -> None:
 
 
 async def test_a_model_that_fails_is_told_to_the_server() -> None:
-    with ScriptedLlmServer([error_reply(500, {"error": {"message": "out of order"}})]) as server:
+    with ScriptedLlmServer([error_reply(500, "out of order")]) as server:
         async with sampler(server, 1) as one:
             answer = await one.on_behalf_of(ServerName("a"))(QUESTION)
     assert isinstance(answer, Declined)
