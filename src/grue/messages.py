@@ -793,7 +793,7 @@ class DropCompletion(Message, frozen=True, kw_only=True):
 
 
 class RewriteHistory(Message, frozen=True, kw_only=True):
-    """agent -> llm: change what was said in the conversation before the next request.
+    """agent -> llm: change the history of the conversation before the next request.
 
     Attributes:
         reason: Why: the request would be too long for the `window`, or the endpoint has reported an
@@ -1086,7 +1086,7 @@ class SessionOpened(Message, frozen=True, kw_only=True):
         serves_unlisted: Whether tools that are not in the list can be called too.
         address: The URL of an MCP server over HTTP, without secrets; empty for others.
         box: In words what the server's process can reach in its box, and what of the box is not enforced;
-            empty: it has no box, or is no process of ours.
+                empty: it has no box, or is not a process that grue has started.
 
     Source: R6.8, P8
     """
@@ -1553,7 +1553,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         stream: Note the model's text as it arrives (`TextDelta`).
         attach_media: Attach the media of tool results to the conversation. Old traces lack this field.
         tool_policy: Which tool calls are made, asked about or denied.
-        history: The conversation that the turn continues; `None`: it begins one that ends with it.
+        history: The conversation that the turn continues; `None`: it begins one of its own, which ends with
+            it.
         images: The images that belong to the user's text.
         final_request: The text that asks for the final answer, without tools. Old traces lack this field and
             the next one; their turns had the default texts.
@@ -1790,7 +1791,7 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnWaits(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn waits for a batch; every session is closed. It is no end: the turn goes on.
+    """agent -> host: the turn waits for a batch; every session is closed. Later the turn goes on.
 
     Attributes:
         item: The id of its request in the batch.

@@ -355,13 +355,13 @@ async def _save_nothing() -> None:
 class LentConversation(Struct):
     """A conversation, lent to the actor that asks a model in it.
 
-    One that outlives the turn brings what was said before, encoded already, so that a turn costs no more late
-    in a conversation than early in it.
+    A conversation that outlives the turn brings its earlier entries already encoded, so that a late turn
+    costs no more than an early one.
 
     Attributes:
         id: The conversation that the turn's requests name.
         encoded: The conversation. Only this actor uses it during the turn.
-        save: Puts what is new in it on file. Called before the agent can act on it. Default: nothing.
+        save: Writes what is new in it to its file. Called before the agent can act on it. Default: nothing.
         told: The last request whose items are in the conversation.
         reported: How many replies with thoughts that the endpoint cannot read have been reported.
     """
@@ -373,7 +373,7 @@ class LentConversation(Struct):
     reported: int = 0
 
     async def ask(self, command: m.RequestCompletion, *, long: bool = False) -> EncodedConversation:
-        """Add what a request says, put it on file, and return the conversation whose `body` is to be sent.
+        """Add the items of a request, save them, and return the conversation whose `body` is to be sent.
 
         A request aside is not added: its conversation is a copy.
 
@@ -395,7 +395,7 @@ class LentConversation(Struct):
     async def answered(
         self, command: m.RequestCompletion, asked: EncodedConversation, reply: Reply, elapsed_s: float
     ) -> m.CompletionReceived:
-        """Keep the reply, put it on file unless the request was aside, and return what the agent gets.
+        """Keep the reply, save it unless the request was aside, and return what the agent gets.
 
         Args:
             command: The request.
@@ -425,7 +425,7 @@ class LentConversation(Struct):
         )
 
     async def change(self, command: m.RewriteHistory) -> None:
-        """Make the history shorter, and put that on file."""
+        """Make the history shorter, and save the change."""
         self.encoded.change(command.change)
         await self.save()
 

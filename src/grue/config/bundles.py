@@ -141,7 +141,7 @@ def _ends_with_signature(file: BufferedReader) -> bool:
 
 
 def _check_list(file: BufferedReader) -> None:
-    """Refuse a list of files that is too long, before `zipfile` makes objects of all of it."""
+    """Refuse a list of files that is too long, before `zipfile` makes an object for each file."""
     start = max(0, file.seek(0, os.SEEK_END) - (1 << 16) - _END.size - _LOCATOR_BYTES)
     file.seek(start)
     tail = file.read()

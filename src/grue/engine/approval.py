@@ -153,7 +153,7 @@ class Approval(Struct, frozen=True):
         return _Answerer(self, command, recorder)
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return connections whose calls are on file before they are sent, if the turn can be parked."""
+        """Return connections that flush a call to the trace before sending it, if the turn can be parked."""
         del server
         parking = self.parking
         if parking is None:
@@ -271,13 +271,13 @@ class DurableConnection(WrappedConnection):
     trace may have been carried out, and is not sent again. This holds only if every call is in the trace
     before it is sent.
 
-    The session records `ToolCalled` before it calls, so the flush puts it on file. If that fails, the call is
-    not sent, and its result tells the model why.
+    The session records `ToolCalled` before it calls, so the flush writes it to the file. If that fails, the
+    call is not sent, and its result tells the model why.
 
     Args:
         connection: Makes the calls.
         policy: Says which annotations are believed.
-        written: Flushes the trace, and returns whether it is on file.
+        written: Flushes the trace, and returns whether that has succeeded.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class DurableConnection(WrappedConnection):
         return tools
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool once the call is on file.
+        """Call a tool, after the call has been written to the trace file.
 
         Raises:
             ToolRefusedError: The trace could not be written, so the call was not sent; also as the connection

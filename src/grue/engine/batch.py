@@ -69,7 +69,7 @@ class RecalledTurn(Struct, frozen=True):
 
     Attributes:
         outcome: Its outcome.
-        said: What was said in it, if its conversation does not hold that yet.
+        said: The turn's entries, if its conversation does not hold them yet.
     """
 
     outcome: TurnOutcome[Any]

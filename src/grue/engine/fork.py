@@ -163,7 +163,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: str | PathLike[str], turn: int | None) -> RecordedRun:
-    """Read a turn; of one that was run again, the last run.
+    """Read a turn; if it was run several times, the last run.
 
     Raises:
         TraceError: The trace cannot be read.
@@ -209,7 +209,7 @@ class ForkedRun(HostTurn[T]):
 
     Raises:
         TraceError: The trace cannot be read, or a secret was removed from the turn.
-        ConversationError: It does not hold what was said before the turn.
+        ConversationError: It does not hold the entries before the turn.
         MCPError: The turn cannot be forked as it is asked for. Nothing was started.
     """
 
@@ -384,7 +384,7 @@ def _wiring(
     offered: tuple[m.ToolDefinition, ...],
     fork: ForkSettings,
 ) -> Wiring:
-    """Return the parts of the turn: an LLM actor that knows what was said, and tools that are recorded."""
+    """Return the parts of the turn: an LLM actor that has the history, and tools that are recorded."""
     servers = wiring.servers
     if fork.misses == "fail":
         servers = usable_servers(dict.fromkeys(run.servers, _nothing))
@@ -484,7 +484,7 @@ def _other_model(recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> It
 
 
 def _new_system(asked: ForkRequest, run: m.RunTurn, history: History) -> tuple[m.HistoryRewritten, ...]:
-    """Replace the system text in what was said, and return the note about it."""
+    """Replace the system text in the history, and return the note about it."""
     first = history.entries[0] if history.entries else None
     if asked.system is None or not isinstance(first, m.Said):
         return ()

@@ -67,7 +67,7 @@ class RecordedCall(Struct):
 
 
 class TurnRecord:
-    """What the record of a turn answers in a fork of it.
+    """The recorded results and decisions that a fork of the turn gets.
 
     Calls with the same tool and the same arguments get the recorded results in their order, those after the
     fork first to last. When all of them are used, a call of a read-only tool gets the last one again. For any

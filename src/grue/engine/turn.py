@@ -556,7 +556,7 @@ class HostTurn(Generic[T]):
         record: What it takes from a recorded turn, if it is a fork of it or goes on with it.
         waits: Its requests wait for batches.
         earlier: The results of the earlier turns in the trace that a fork is made from.
-        begun: What was said in it before it was parked or killed; `None` if it begins now.
+        begun: Its entries before it was parked or killed; `None` if it begins now.
         started_by: The recorded message that started it; `None`: `command` makes the message from the
             request.
     """
@@ -667,7 +667,7 @@ class HostTurn(Generic[T]):
         Args:
             number: The turn's number in its episode.
             budget: What the turn may spend on the model.
-            history: What was said before.
+            history: The earlier history.
             images: The images of the request, checked.
         """
         request, settings = self._request, self._settings

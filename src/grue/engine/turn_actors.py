@@ -162,7 +162,7 @@ class GoesOn(Struct, frozen=True, kw_only=True):
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
-    """The mailboxes of sessions. `start` makes the one that is asked for and is not there yet."""
+    """The mailboxes of sessions. `start` makes a mailbox that is asked for and does not exist yet."""
 
     def __init__(self, start: Callable[[m.ServerName], Mailbox[m.SessionCommand]]) -> None:
         super().__init__()

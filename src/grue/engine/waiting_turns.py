@@ -62,7 +62,7 @@ from grue.transports.llm.exchange import Answered, RequestOutcome
 T = TypeVar("T")
 
 _NO_BUDGET = "budget"
-"""Stands for a request that the budget has no room for, in place of its id. It is not on file."""
+"""In place of a request's id: the budget has no room for the request, so it is not stored."""
 
 
 class WaitingBatch(Struct, frozen=True, kw_only=True):
@@ -134,7 +134,7 @@ class _Room:
         self.on_file: Callable[[], None] = lambda: None
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request, or put it on file."""
+        """Return the reply to a request, or store the request for a batch."""
         del endpoint
         item = self._files.item_of(self._turn, request, body)
         result = self._files.result(item)

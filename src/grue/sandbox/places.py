@@ -128,8 +128,8 @@ def own_folders(
     """Return the files and folders that a program consists of: its installation, and its script's.
 
     `chain` is the program's file, what it links to, and its interpreters.
-    Never a home folder, the root, or a folder that contains one of them: then only the file itself. What
-    stands in a file below `written`, which the program may have changed, opens no folder elsewhere.
+    Never a home folder, the root, or a folder that contains one of them: then only the file itself is opened.
+    What stands in a file below `written`, which the program may have changed, opens no folder elsewhere.
     """
     found: list[str] = []
     for path in chain:
@@ -375,7 +375,7 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
 
 
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
-    """Return where paths lead. Refuse one in a folder that the program may write, if it leads out of that."""
+    """Return where paths lead. Refuse a path in a folder that the program may write, if it leads outside."""
     if not written:
         return [real_path(path) for path in paths]
     found = []

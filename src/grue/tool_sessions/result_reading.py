@@ -35,7 +35,7 @@ _SEARCH_S = 2.0
 _MOST_STEPS = 50
 _NAMED_KEYS = 20
 _HEADER = 200
-"""Room for what is said about a part, in characters."""
+"""Characters that are reserved for the line that describes a part."""
 
 _Test: TypeAlias = Callable[[str], bool]
 

@@ -1,4 +1,4 @@
-"""`Conversation`: turns of one runner that follow each other, each of which begins with what was said before.
+"""`Conversation`: turns of one runner that follow each other; each begins with the history so far.
 
 The public methods are here. What a conversation keeps is decided in `protocol/context/history.py`, how it is
 lent to a turn in `engine/conversations/kept_conversation.py`, and how it is saved in
@@ -325,7 +325,7 @@ class Conversation(Closing):
         return self._kept.dumps()
 
     def branch(self) -> "Conversation":
-        """Return a conversation that begins with what was said so far and has an id of its own.
+        """Return a conversation that begins with the entries so far and has an id of its own.
 
         It is in memory only. From then on the two are independent.
 

@@ -88,7 +88,7 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
     Attributes:
         turn: Its number.
         trace: The trace that tells how far it has come.
-        began: The digest of what was said before it.
+        began: The digest of the entries before it.
         state: It is running (or its process was killed), it is parked, or it is over.
         questions: The questions that a parked turn waits for.
         untold: The answers to its calls if it is given up.
@@ -266,7 +266,7 @@ def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[
 
     Args:
         saved: The conversation's file.
-        began: What was said before the turn, by reference.
+        began: A reference to the entries before the turn.
     """
     before = SavedConversation(saved.header, _first_history(saved.header))
     reader = _LineReader(before)

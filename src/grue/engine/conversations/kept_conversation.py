@@ -1,4 +1,4 @@
-"""A conversation between its turns: what was said, its encoding for the endpoint, and its file.
+"""A conversation between its turns: its history, the encoding of that for the endpoint, and its file.
 
 A turn enters `turn()`, which lends the encoded conversation to the turn's LLM actor and keeps what the turn
 has added to it, however the turn ended. The rules of what is kept are in `protocol/context/history.py`.
@@ -176,8 +176,8 @@ class TurnPast:
     """What a conversation passes to a turn that continues it, and what the turn reports back.
 
     Args:
-        history: A reference to what was said before; `None`: nothing.
-        entries: What was said before, in full.
+        history: A reference to the entries before the turn; `None`: there are none.
+        entries: These entries.
         bytes_per_token: Bytes per token by the endpoint's own count, if that is known.
         llm: Makes the turn's LLM actor; `None`: as in a turn without a past.
         results: The whole results of earlier turns' tool calls; `None`: there are none.
@@ -202,7 +202,7 @@ class TurnPast:
         self.actors: TurnReport | None = None
 
     def sized(self, command: m.RunTurn) -> m.RunTurn:
-        """Return the command with the sizes of what was said before, if the turn has a `ContextPolicy`."""
+        """Return the command with the sizes of the earlier entries, if the turn has a `ContextPolicy`."""
         return with_sizes(command, self._entries, self._bytes_per_token)
 
 
@@ -212,7 +212,7 @@ class KeptConversation:
     Args:
         system: The instructions.
         name: Its id in traces; default: a random one.
-        history: What was said before, with a ledger; default: nothing.
+        history: The history so far, with a ledger; default: an empty one.
         learned: What an earlier process has learned about the endpoint.
         tools: The tools that were offered last, if there is no `learned`.
         open_turn: The turn that a process can go on with; `None`: there is none.
@@ -314,7 +314,7 @@ class KeptConversation:
 
     @property
     def ledger(self) -> Ledger:
-        """The sizes of what was said, in tokens."""
+        """The ledger, which counts and digests the entries."""
         assert self.history.ledger is not None, "a kept conversation has a ledger"
         return self.history.ledger
 
@@ -410,7 +410,7 @@ class KeptConversation:
             self._in_turn.release()
 
     def add(self, said: Sequence[SaidStep]) -> None:
-        """Add what was said in a turn of an earlier process; call it in `between_turns`.
+        """Add the entries of a turn of an earlier process; call it in `between_turns`.
 
         Raises:
             ConversationError: The file cannot be written.
@@ -442,12 +442,12 @@ class KeptConversation:
         """Put what a killed turn said into the history, as its trace has it, and park the turn.
 
         Args:
-            began: What was said before the turn, by reference.
-            replay: Adds to a history what was said in the turn.
+            began: A reference to the entries before the turn.
+            replay: Adds the turn's entries to a history.
             parked: How far it has come.
 
         Raises:
-            ConversationError: The file lacks what was said before the turn, or cannot be written.
+            ConversationError: The file lacks the entries before the turn, or cannot be written.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():
@@ -656,7 +656,7 @@ class KeptConversation:
             raise
 
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
-        """Keep what was said in the turn; `parked`: the turn that it has gone on with.
+        """Keep the turn's entries; `parked`: the mark of the turn, if it was parked before and resumed.
 
         The LLM actor may have been cancelled before it took the last request, although the agent has sent it
         and the trace has recorded it. What that request says is added here, so that a conversation holds the
@@ -712,7 +712,7 @@ def _tells_handles(entries: Iterable[m.Said | m.AssistantReply]) -> bool:
 def given_conversation(
     name: str, system: str, items: Sequence[m.HistoryItem | m.SystemText]
 ) -> KeptConversation:
-    """Return a conversation for one turn, with what was said before as plain data.
+    """Return a conversation for one turn, whose history is given as plain data.
 
     Raises:
         ConversationError: A tool message does not belong to a call of the reply before it.
@@ -764,11 +764,11 @@ def taken_up(
 
     Args:
         file: The conversation's file.
-        began: What was said before the turn, by reference.
-        replay: Adds to a history what was said in the turn.
+        began: A reference to the entries before the turn.
+        replay: Adds the turn's entries to a history.
 
     Raises:
-        ConversationError: The file cannot be read, or does not hold what was said before the turn.
+        ConversationError: The file cannot be read, or does not hold the entries before the turn.
     """
     saved = read_conversation(file.path)
     found = begin_of_turn(saved, began)
@@ -788,11 +788,11 @@ def taken_up(
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
-    """Return a turn's command with the sizes of what was said before it, if it has a `ContextPolicy`.
+    """Return a turn's command with the sizes of the entries before it, if it has a `ContextPolicy`.
 
     Args:
         command: The command.
-        entries: What was said.
+        entries: The entries before the turn.
         bytes_per_token: Bytes per token by the endpoint's own count; `None`: that is not known.
     """
     if command.context is None or not entries:

@@ -60,7 +60,7 @@ class Talk(Struct):
     parked: m.TurnParked | None = None
 
     def close(self) -> None:
-        """Answer the calls of a turn that nobody goes on with."""
+        """Answer the open calls of a turn that was not resumed."""
         self.history.close(self.parked)
         self.turn = self.parked = None
 
@@ -320,7 +320,7 @@ _Said: TypeAlias = (
 
 
 class RecordedTurn:
-    """The turn as the trace tells it, from its last `RunTurn` on; what was said before that too.
+    """The turn as the trace tells it, from its last `RunTurn` on; and its entries before that.
 
     Attributes:
         run: The message that started this part; `begun` is its envelope.
@@ -329,7 +329,7 @@ class RecordedTurn:
         tools: The tools that were offered last.
         listings: What each server has listed last in the trace, in whichever turn.
         last_seq: Number of its last envelope.
-        last_event: Number of the last one that the agent was told.
+        last_event: Number of the last envelope that went to the agent.
         redacted: A secret was removed from a message of the turn.
         forked: It is a fork, whose tools were answered from the record of another turn.
         said: What makes up its conversation, earlier parts included.
@@ -562,7 +562,7 @@ class Waited(Struct, frozen=True, kw_only=True):
 
     Attributes:
         events: What the agent was told, from the last `RunTurn` on.
-        history: What was said before the request that waits.
+        history: The history before the request that waits.
         unrecorded: That request, if the trace does not hold it, because the process was killed just then.
     """
 

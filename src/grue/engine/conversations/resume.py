@@ -2,8 +2,8 @@
 
 The order matters. First the trace is locked, so that no other process can resume the same turn. Then it is
 read, and the turn's machine is given the recorded events again; its state says how far the turn had come.
-Then `TurnResumed` is put on file. Nothing else happens before that. If the process dies after that, the turn
-can be resumed once more: what was called then is in the trace, and is not called again.
+Then `TurnResumed` is flushed to the file. Nothing else happens before that. If the process dies after that,
+the turn can be resumed once more: what was called then is in the trace, and is not called again.
 
 A conversation's turn needs its conversation: in this process, in its file, or in the trace. Before the turn
 goes on, the conversation is brought to the state that the trace records, so that file and trace agree.
@@ -63,7 +63,7 @@ class ResumedTurn(Struct, frozen=True, kw_only=True):
         command: The message that starts it.
         history: All that was said before the next request, in this turn and in earlier ones of its
             conversation.
-        begun: What was said in this turn.
+        begun: The entries of this turn.
         tools: The tools that were offered last.
         conversation: The conversation that it continues; `None`: none.
     """
@@ -161,7 +161,7 @@ def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettin
 
 
 def _note(where: m.Resumption, part: RecordedTurn, writer: TraceWriter, settings: TurnSettings) -> bool:
-    """Put `TurnResumed` on file, and return whether the questions have expired."""
+    """Write `TurnResumed` to the trace file, and return whether the questions have expired."""
     recorder, number = settings.wiring.recorder, part.run.turn
     expires_at = where.parked.expires_at
     expired = expires_at is not None and time.time() > expires_at
@@ -292,7 +292,7 @@ def resumed_run(
 
 
 def _remembering(wiring: Wiring, resumed: ResumedTurn) -> Wiring:
-    """Return the parts of a turn whose LLM actor knows what was said in it."""
+    """Return the parts of a turn whose LLM actor has the turn's history."""
     lender = wiring.lender
     encoded = EncodedConversation(lender.profile, model=lender.model, history=resumed.history)
     encoded.offer(resumed.tools)

@@ -488,7 +488,7 @@ class ChatAssembler:
     def _add_tokens(self, choice: m.JsonObject) -> None:
         ids = listed(choice.get("token_ids"))
         content = listed(as_object(choice.get("logprobs")).get("content"))
-        # The other tokens that there might have been are many times as long, and nobody reads them.
+        # The alternatives to each token are many times as long, and nothing uses them.
         logprobs = [
             {name: entry[name] for name in _TOKEN if name in entry} for entry in map(as_object, content)
         ]

@@ -198,13 +198,13 @@ class EncodedConversation:
     Args:
         profile: What the endpoint accepts.
         model: The model, as the settings name it. Thoughts of another model are not sent to it.
-        history: What was said before; default: nothing.
+        history: The history so far; default: an empty one.
         names: The wire names of an earlier part of the conversation; default: none yet.
         given_markers: How many cache markers the texts will bring with them (`cache_points`). They take
             precedence over the markers that are set here.
 
     Attributes:
-        history: What was said, as plain data.
+        history: The entries of the conversation, as plain data.
         tools: The tools that were offered last.
         bytes_per_token: By the endpoint's count of the last request; `None` if there is no count.
         unread_thoughts: How many replies have thoughts that this endpoint cannot read.
@@ -295,7 +295,7 @@ class EncodedConversation:
         return not answering or (self.profile.tools_with_forced and self._has_calls)
 
     def close(self, end: m.TurnEnd | None) -> None:
-        """End a turn: keep what was said in it, and answer the calls that have no answer yet."""
+        """End a turn: keep its entries, and answer the calls that have no answer yet."""
         self._encode(self.history.close(end))
 
     def branch(self) -> "EncodedConversation":
@@ -354,7 +354,7 @@ class EncodedConversation:
             body: The body; it is untrusted and may be any bytes.
             request: Number of the request in its turn.
             used_ids: Call ids that the turn has used so far.
-            text_tool_calls: What follows from a tool call that is written as text.
+            text_tool_calls: What happens if a tool call is written as text.
         """
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)

@@ -366,7 +366,7 @@ def error_in(answer: m.JsonObject) -> Fault | None:
     for inner in (answer.get("error"), answer.get("base_resp")):
         match inner:
             case {"status_code": 0}:
-                pass  # MiniMax says so that there is no error
+                pass  # MiniMax reports success in this way
             case _ if error_words(inner):
                 return fault_of_error(inner)
     said = _said_beside(answer)

@@ -276,13 +276,13 @@ def stub_of(
     plain: bool = False,
     handle: str = "",
 ) -> str:
-    """Return the text that replaces a cleared result for the model: JSON, unless results are told plainly.
+    """Return the text that replaces a cleared result for the model: JSON, unless results are given as text.
 
     Args:
         tool: Canonical name of the tool.
         policy: Says of which tools the model is told to call them again.
         offered: The tools by name.
-        plain: Whether results are told plainly.
+        plain: Whether results are given as text (`RunTurn.plain_results`).
         handle: The model can read the result again with this handle; empty: it cannot.
     """
     if handle:

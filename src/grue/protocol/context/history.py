@@ -57,7 +57,7 @@ class Ledger:
         return m.HistoryReference(conversation=conversation, length=self.length, digest=self.digest)
 
     def expect(self, reply: m.AssistantReply) -> None:
-        """Save a reply before the turn has read it, so that it is on file before its calls are made."""
+        """Save a reply before the turn has read it, so that it is in the file before its calls are made."""
         line = msgspec.json.encode(reply)
         self._early = reply, line
         self._saved(line)
@@ -362,7 +362,7 @@ def take_step(history: History, step: SaidStep) -> None:
     """Repeat the step that the recording process took with a message.
 
     Raises:
-        ValueError: It does not fit what was said before.
+        ValueError: It does not fit the history before it.
     """
     match step:
         case m.RunTurn(plain_results=plain):
@@ -390,7 +390,7 @@ def items_said(
         steps: Its requests and replies, in order.
         end: How it ended.
         plain: It told the results of tools plainly (`RunTurn.plain_results`).
-        begun: What was said in the turn before `steps`, if it was resumed; this function adds to it.
+        begun: The turn's history before `steps`, if it was resumed; this function adds to it.
     """
     history = History() if begun is None else begun
     history.plain = plain

@@ -60,7 +60,7 @@ READ_RESULT = m.ToolDefinition(
     annotations=ToolAnnotations(read_only=True),
     trusted=True,
 )
-"""Reads on in a result that is too long for the conversation, or that was cleared from it."""
+"""Reads a result that is too long for the conversation, or that was cleared from it."""
 
 CALL_TOOL = m.ToolDefinition(
     server=SERVER,

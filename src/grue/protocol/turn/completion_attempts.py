@@ -59,7 +59,7 @@ _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"}
 
 
 _MOST_ENDLESS = 2
-"""How many replies may go on until their time limit. A model that comes to no end seldom does later."""
+"""How many replies may go on until their time limit. After two, a further one seldom ends in time."""
 
 
 _LEAST_OF_LIMIT = 4

@@ -128,7 +128,7 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 
 
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
-    """Return whether a turn can be forked at an event: whether nothing is under way but what follows from it.
+    """Return whether a turn can be forked at an event: only what follows from the event may be under way.
 
     Args:
         before: The state that the event came in.

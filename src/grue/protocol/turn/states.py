@@ -372,7 +372,7 @@ class AwaitingSummary(Struct, frozen=True):
 
     Attributes:
         phase: The kind of the next request.
-        new: Conversation items for it.
+        new: Conversation items for the next request.
     """
 
     turn: Turn

@@ -217,7 +217,7 @@ class BatchDesk:
         return await self._fetch(record, state, items)
 
     async def _fetch(self, record: Submission, state: BatchState, items: frozenset[str]) -> list[str]:
-        """Read the results, line by line, and put them on file."""
+        """Read the results, line by line, and store them."""
         draft = self._folder.replies_of(record.number).with_suffix(".part")
         patience, reads = self._patience(), 0
         while True:

@@ -172,11 +172,11 @@ class BatchFolder(Closing):
         return self.path / "turns" / f"{turn:06d}.failed-{attempt}.jsonl"
 
     def is_wanted(self, item: str) -> bool:
-        """Whether a request is on file."""
+        """Whether a request is stored here."""
         return item in self._wanted
 
     def want(self, item: str, path: str, body: bytes) -> None:
-        """Put a request on file. It is there when this returns, also if the process is killed then."""
+        """Store a request. It is in the file when this returns, also if the process is killed then."""
         line = self.form.line(item, path, body)
         full = self._count >= self._most_items or self._size + len(line) > self.form.most_bytes
         if self._open < 0 or (full and self._count):

@@ -11,7 +11,7 @@ The API key is chosen from the environment here, by one rule for code, configura
 only ever sent to the provider that it belongs to.
 
 A turn whose replies come from a batch has a `ReplyRoom`. `LlmEndpoint.post` asks it for the reply instead of
-the network. If there is none yet, the request is put on file, and the turn ends as one that waits.
+the network. If there is none yet, the request is stored, and the turn ends as one that waits.
 """
 
 import functools
@@ -257,7 +257,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
 
 
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
-    """The request is on file, and its reply is read by a later process.
+    """The request is stored, and its reply is read by a later process.
 
     Args:
         item: Its id in the batch.
@@ -280,7 +280,7 @@ class ReplyRoom(Protocol):
             request: Its number in the turn.
 
         Raises:
-            RequestPostponed: There is none yet. The request is on file.
+            RequestPostponed: There is none yet. The request is stored.
         """
 
     def read(self, model: str, outcome: RequestOutcome) -> None:

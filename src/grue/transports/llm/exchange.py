@@ -302,7 +302,7 @@ def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
 
 
 class _Unusable(httpx.AsyncBaseTransport):
-    """Fails each request: the network cannot be used as the environment says. It is no fault of ours."""
+    """Fails each request, because the environment's settings make the network unusable."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -457,7 +457,7 @@ _HEAD_BYTES = 256
 """How much of a body is searched for the beginning of a JSON object."""
 
 _MOST_OF_REFUSAL = 2**20
-"""How much of the body of an error is read; what it has to say is at its beginning."""
+"""How much of the body of an error is read. Its message is at the beginning."""
 
 _REFUSAL_TIMEOUT_S = 10.0
 _UPLOADED_BYTES = 256 * 2**10
@@ -620,7 +620,7 @@ async def _received(
 
 
 async def _refusal(reply: HttpReply) -> Answered:
-    """Return a reply that is no completion. Its status counts, and as much of its body as can be had.
+    """Return a reply that is not a completion: its status, and as much of its body as can be read.
 
     If the body breaks off, does not end or cannot be decompressed, the status and the headers still count,
     such as when to ask again.

@@ -117,5 +117,5 @@ class HttpWire:
 
     @property
     def status(self) -> ConnectionStatus:
-        """There is no process, and without asking the server there is no way to know whether it runs."""
+        """The state of a server by URL: there is no process, and only the server knows whether it runs."""
         return ConnectionStatus(address=self.address)

@@ -326,7 +326,7 @@ def _content(path: Path) -> bytes:
     """Return the content of a file that nobody else can have written.
 
     Raises:
-        OSError, ValueError: There is no such file, or it is a link, another's, too large or no file at all.
+        OSError, ValueError: There is no such file, or it is a link, too large, not a file, or not the user's.
     """
     # A link could lead to a file that somebody else may write, and a pipe would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
