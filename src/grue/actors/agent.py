@@ -206,7 +206,7 @@ class AgentActor(Actor[m.TurnEvent]):
     ) -> tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]:
         if not envelope.is_long:
             return step(self._state, envelope.body)
-        # The longer the arguments of a call are, the longer it takes to read them. Shielded, because a trace
+        # Long arguments take long to read, so a thread does the step. Shielded, because a trace
         # with an event that never had its commands could not be replayed.
         outcome: list[tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]] = []
         with anyio.CancelScope(shield=True):
@@ -279,8 +279,8 @@ class AgentActor(Actor[m.TurnEvent]):
         try:
             await self._sessions[command.server].send(command, sender=self.name, cause=cause)
         except MailboxClosed:
-            # The session's actor has ended, and it ends its process before it does. Report the close in
-            # its place, or the agent would wait for `SessionClosed` until its limit.
+            # The session's actor has ended, after it had ended its process. Report the close in its place,
+            # or the agent would wait for `SessionClosed` until its limit.
             closed = m.SessionClosed(server=command.server)
             await self.mailbox.send(closed, sender=command.server, cause=cause)
 

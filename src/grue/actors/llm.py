@@ -384,7 +384,7 @@ class LentConversation(Struct):
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
         if long:
-            # Not abandoned when it is cancelled: the conversation may go on in the next turn.
+            # A cancellation waits for the thread: the conversation may go on in the next turn.
             await anyio.to_thread.run_sync(self.encoded.ask, command.new, command.mode)
         else:
             self.encoded.ask(command.new, command.mode)

@@ -114,7 +114,7 @@ class SessionActor(Actor[m.SessionCommand]):
             yield
         except anyio.get_cancelled_exc_class():
             # The agent waits for `SessionClosed` before it ends its turn, and its `CloseSession` may still
-            # be unread in our mailbox. Without this report it would wait until its teardown limit.
+            # be unread in our mailbox. Without this report the agent would wait until its limit.
             if not self._closed_reported:
                 await self._report_closed(None)
             raise

@@ -361,7 +361,7 @@ class TurnActors:
         assert self._agent is not None, "it has just been made"
         expected = agent.expect_reply("host")
         ended = m.WaitEnded(turn=self._command.turn, request=goes_on.asked.body.request)
-        # Before anything is awaited: the LLM actor reads the reply at once.
+        # Note this before the first await, because the LLM actor reads the reply at once.
         supervisor.note(ended, sender="agent")
         self._agent.recall(replace(goes_on.begun, reply_to=expected), (*goes_on.events, ended))
         supervisor.start(self._agent, whole=True)

@@ -352,7 +352,7 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
         )
     with contextlib.suppress(OSError):  # the writer says why it cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
-    # A file of the usual name is named for its folder, as in a run folder.
+    # If the file has the usual name, the episode is named for its folder, as in a run folder.
     episode = path.absolute().parent.name if path.name == TRACE_FILE else path.stem
     writer = TraceWriter(path, episode=episode, options=TraceOptions(version=__version__))
     for name, value in secrets_in(os.environ).items():

@@ -198,7 +198,7 @@ class Gate:
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)
-            os.set_blocking(own, blocks)  # a default timeout of the host's is not the program's
+            os.set_blocking(own, blocks)  # a default timeout that the host has set must not apply
             return found
         except OSError:
             os.close(own)

@@ -61,7 +61,7 @@ class ConfinedFolder:
             _require_file(path, os.lstat(name, dir_fd=folder))
             with os.fdopen(os.open(name, os.O_RDONLY | _FILE, dir_fd=folder), "rb") as file:
                 status = os.fstat(file.fileno())
-                _require_file(path, status)  # it may be another one by now
+                _require_file(path, status)  # another file may have this name by now
                 if status.st_size > self._max_bytes:
                     raise self._too_large(path, status.st_size)
                 content = file.read(self._max_bytes + 1)

@@ -277,7 +277,7 @@ class KeptConversation:
         Raises:
             ConversationError: The text is not one, or is damaged.
         """
-        # A text that was stored elsewhere may have lost its last newline. It is whole all the same.
+        # A text that was stored elsewhere may have lost its last newline: its last line counts all the same.
         return cls._of(read_conversation(Path("the text"), text.rstrip("\n").encode() + b"\n"))
 
     @classmethod
@@ -683,7 +683,7 @@ class KeptConversation:
     def _learn(self, encoded: EncodedConversation) -> None:
         if self._first is None:
             return
-        # The model that answered may be another one of the chain than the first.
+        # The model that answered may be a later one of the chain.
         chain = () if self._endpoint is None else self._endpoint.chain
         asked = (
             each for each in chain if (each.settings.model, each.profile) == (encoded.model, encoded.profile)

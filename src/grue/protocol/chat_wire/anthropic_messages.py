@@ -483,7 +483,7 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
         match block.get("type"):
             case "tool_use":
                 calls.append(read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
-                # Only its place is kept: what goes back is the call as it was read, under its own id.
+                # Keep only its place: the call is sent back as it was read, with the id that it got.
                 kept.append({"type": "tool_use", "id": calls[-1].call_id})
             case "text":
                 text = text_of(block)
@@ -491,8 +491,8 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
                 if text and not text.isspace():
                     kept.append({"type": "text", "text": text})
             case "thinking" | "redacted_thinking":
-                # Whole and in its place: after a call of a tool the endpoint wants its thoughts back, and
-                # checks their signature.
+                # Keep thoughts unchanged and in their place: after a tool call the endpoint wants them back,
+                # and checks their signature.
                 kept.append(block)
             case _:
                 continue  # a kind that is not in our requests would be refused when it is sent back

@@ -446,7 +446,7 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = weight(value)
-        # Only the last one is kept. But a large one counts as often as it comes: weighing it takes time.
+        # Only the last value of a member is kept. But each large one counts, because weighing it takes time.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
@@ -583,7 +583,7 @@ class _Calls:
         elif known.chunk == self.chunk:
             return True
         elif self._is_complete(known):
-            # A gateway that repeats the name with every piece may add nothing more.
+            # A gateway that repeats the name in every piece may end with one that has no arguments.
             return name != known.name or bool(arguments)
         else:
             same = name == known.name or not known.written.strip()

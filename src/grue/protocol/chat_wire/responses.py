@@ -294,7 +294,7 @@ class ResponsesAssembler:
         if self._gap and not repeated:
             # An event is missing, and the last event does not repeat the items, so nothing can replace it.
             raise DamagedStream(f"follows a gap: one {self._gap}")
-        # Fewer items than were begun: some servers leave those out that they do not say again.
+        # There may be fewer items than were begun: some servers do not repeat all of them.
         for index, item in enumerate(output):
             _compare(item, self._texts.get(index, []), self._items.get(index, {}))
         self._compare_calls(output, whole=status == "completed")
@@ -535,7 +535,7 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
     for item in items:
         if item.get("type") == "function_call":
             arguments = item.get("arguments")
-            # The limit may strike in the middle of a call; what has come of it may still be valid JSON.
+            # The length limit may cut off a call, and the part that has arrived may still be valid JSON.
             if item.get("status") == "incomplete":
                 arguments = f"{arguments}{CUT_MARK}"
             call = read_call(item.get("call_id"), item.get("name"), arguments, ids, names)
@@ -581,7 +581,7 @@ def _again(item: m.JsonObject) -> m.JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # A reasoning item without either is only a reference to one that the endpoint has not stored.
+            # A reasoning item without these is only a reference to one that the endpoint has not stored.
             return said
         case _:
             return {}

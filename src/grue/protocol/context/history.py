@@ -75,8 +75,7 @@ class Ledger:
             self._early = None
         else:
             if early is not None:
-                # A change is made before the reply becomes an entry, and its file keeps the order of the
-                # entries.
+                # This change comes before the reply, in the file too: take the reply back, and save it again.
                 self._saved(b"")
             self._saved(line)
             if early is not None:

@@ -245,7 +245,7 @@ def _ask_early(state: AwaitingSessions) -> Transition:
     *notes, request = commands
     rewritten = any(isinstance(note, m.RewriteHistory) for note in notes)
     if not isinstance(asked, AwaitingCompletion) or rewritten or not isinstance(request, m.RequestCompletion):
-        # What has to be cleared depends on the tools, so it waits for the list.
+        # What has to be cleared depends on the size of the tools, so wait for their listing.
         return state, ()
     following = Presuming(
         turn=replace(asked.turn, tools=turn.tools, relisted=turn.relisted),
@@ -336,7 +336,7 @@ def _when_verified(state: Presuming) -> Transition:
         ):
             return _go_on(turn, state.reply, (*doubles, _verified(turn, changed)))
         case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *tools)}):
-            # Some tool is as it was presumed, and the reply may call no other one.
+            # At least one tool is as it was presumed, and the reply may call only such tools.
             return state, ()
         case _:
             names = ", ".join(changed[:_NAMED])

@@ -324,7 +324,7 @@ def call(
         definitions: Digests of the tools' definitions that the calls were made for, in a resumed turn.
     """
     done = {record.call_id for record in settled}
-    # A tool that its server does not list cannot be in a subset.
+    # If a turn offers only some tools, those that no server lists are not among them.
     unlisted = turn.unlisted
     tasks = turn.open_tasks
     left = tuple(call for call in calls if call.call_id not in done and call.call_id not in tasks)

@@ -251,7 +251,7 @@ def check_depth(path: Path, number: int, body: bytes) -> None:
     steps = array("b", _STRINGS.sub(b"", body).translate(_STEPS, _NO_BRACKETS))
     depth = 0
     for at in range(0, len(steps), _CHUNK):
-        # A few milliseconds each, so that other threads can run in between.
+        # Each step takes a few milliseconds, so that other threads can run in between.
         chunk = steps[at : at + _CHUNK]
         if max(accumulate(chunk, initial=depth)) > MAX_DEPTH:
             raise damaged(path, number, f"nested deeper than {MAX_DEPTH} levels")

@@ -341,9 +341,7 @@ class Recorder:
             return body, self._encoder.encode(body)
         except UnicodeEncodeError:
             plain = _valid(msgspec.to_builtins(body))
-        with contextlib.suppress(
-            msgspec.ValidationError
-        ):  # a text of it may be a word that its type requires
+        with contextlib.suppress(msgspec.ValidationError):  # the type may require one of the replaced texts
             body = msgspec.convert(plain, type(body))
         return body, self._encoder.encode(plain)
 

@@ -263,7 +263,7 @@ class Connection:
                         connecting.deadline = math.inf
                         opened.clear()
                         if on_sent is None:
-                            request.extensions.pop("trace", None)  # nothing else is to be learned
+                            request.extensions.pop("trace", None)  # no further event is needed
                 elif event == "connection.connect_tcp.complete":
                     opened.append(info["return_value"])
                 elif event == "http11.receive_response_headers.started" and on_sent is not None:
@@ -802,7 +802,7 @@ class _Incoming:
             except DamagedStream as error:
                 raise DamagedStream(f"event {self._events} {error}") from error
             if assembler.held > MAX_BODY_BYTES:
-                # Refused before it is put together, which would take a call into C as long as the text is.
+                # Refuse it before it is joined: that would be one call into C, and long for a long text.
                 raise OversizedStream(f"the reply is longer than {MAX_BODY_BYTES} bytes")
             if assembler.finished:
                 break

@@ -86,7 +86,7 @@ def encode_large(message: types.JSONRPCMessage) -> bytes:
     """Return a message of megabytes as JSON. Pydantic's encoder would hold the GIL three times as long."""
     try:
         return msgspec.json.encode(message.model_dump(by_alias=True, exclude_unset=True))
-    except (ValueError, TypeError):  # what only the other encoder knows how to write
+    except (ValueError, TypeError):  # only the other encoder can write this
         return encode_message(message)
 
 
