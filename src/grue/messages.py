@@ -848,7 +848,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
     """llm -> agent: no completion, after all retries.
 
     Attributes:
-        usage: An estimate of what the requests have cost whose replies broke off.
+        usage: An estimate of the cost of the requests whose replies broke off.
     """
 
     request: int
@@ -1713,7 +1713,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
 
 
 class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call that was sent in a turn whose process was killed, and whose server works on it as a task.
+    """A call that was sent before its process was killed. Its server works on it as a task.
 
     Attributes:
         server: The server that has it.
@@ -1727,7 +1727,7 @@ class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The point at which a turn goes on that was parked, or that was killed with its process.
+    """The point at which a turn goes on after it was parked, or after its process was killed.
 
     Attributes:
         parked: How far it had come.

@@ -72,7 +72,7 @@ class Document:
         return self.errors([MCPConfigError.Problem(keys, problem)])
 
     def errors(self, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:
-        """Return the error that values have these problems, of which there is at least one."""
+        """Return the error for these problems of values. There must be at least one."""
         said = "\n".join(f"{self.place(problem.keys)}{problem.text}" for problem in problems)
         return MCPConfigError(said, path=str(self.path), line=self.line(problems[0].keys), problems=problems)
 

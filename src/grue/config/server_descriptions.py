@@ -66,7 +66,7 @@ Ask = Callable[[Wanted], tuple[str, ...]]
 
 
 _PACKAGE = "package/"
-"""Before the name of a package that has no description."""
+"""Stands before the name of a package that has no description."""
 
 
 class Described(Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ from grue.tool_sessions.failures import ToolRefusedError
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"
 _TRIES = 3
-"""How often the callback is asked about a call, if it changes the arguments to unusable ones."""
+"""How often the callback is asked about one call, if it answers with arguments that cannot be used."""
 
 NOT_ANSWERED = "the question about it was not answered"
 REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"

@@ -61,7 +61,7 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 _Asked: TypeAlias = tuple[int, bytes]
-"""A turn's number, and a digest of its request and of where its conversation was."""
+"""A turn's number, and a digest of its request and of its conversation's state before it."""
 
 
 class RecalledTurn(Struct, frozen=True):

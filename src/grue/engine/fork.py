@@ -1,7 +1,7 @@
 """Fork a recorded turn: repeat it up to a place from its trace, and run it from there on.
 
 The machine of the turn gets the recorded events again, so that it is in the state that the recorded turn was
-in, and the LLM actor gets what was said. Nothing is carried out until the fork; from there on the turn is a
+in, and the LLM actor gets the history. Nothing is carried out until the fork; from there on the turn is a
 turn as any other. Its tool calls are answered from the record (`engine/recorded_tools.py`).
 
 A turn can be forked where nothing is under way but what follows from one message: before a request to the
@@ -471,7 +471,7 @@ def _names(asked: ForkRequest) -> Iterator[str]:
 
 
 def _other_model(recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> Iterator[str]:
-    """Yield what is different in the model that is asked, for people."""
+    """Yield the differences between the recorded model and the one that is asked now, for people."""
     if recorded is None or asks is None:
         return
     if recorded.model != asks.model:

@@ -344,11 +344,10 @@ class PresumedListings:
     def when_called(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], at_s: float
     ) -> tuple[m.PresumedListing, ...]:
-        """Return the listings that a turn offers of servers that start when they are called.
+        """Return the listings of the servers that start when they are called, as far as a turn offers them.
 
         A server whose tools are not known is left out: it starts as others do, and its tools are known from
-        then on. So is a server whose listing is older than the server said that it stays valid, and one that
-        was given up.
+        then on. A server whose listing has expired, and one that was given up, are left out, too.
 
         Args:
             command: The turn.

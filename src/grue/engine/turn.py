@@ -748,7 +748,7 @@ def _schema_in_words(answer: m.AnswerSchema | None) -> str:
 def _past_of(
     request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
 ) -> Iterator[TurnPast]:
-    """Yield what a turn gets of the conversation that it continues, and keep what the turn adds to it.
+    """Yield the past of the conversation that a turn continues, and keep the entries that the turn adds.
 
     `resumed`: the turn was parked before.
 

@@ -44,7 +44,7 @@ M = TypeVar("M")
 
 
 BOUND = 16
-"""Messages that a mailbox holds unless told otherwise."""
+"""Messages that a mailbox holds by default."""
 
 
 class MailboxFull(MCPError):  # noqa: N818 - a state, named as anyio names `WouldBlock`

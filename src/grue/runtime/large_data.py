@@ -26,7 +26,7 @@ JOINED_AT_ONCE = 2**20
 """Bytes up to which parts are joined in one call. That takes half a millisecond, as a new thread does."""
 
 LONG = 131_072
-"""Size of a message's JSON in bytes from which it is handled in a thread."""
+"""A message whose JSON has at least this many bytes is handled in a thread."""
 
 _ASIDE_S = 20e-6
 

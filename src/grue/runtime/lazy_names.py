@@ -39,7 +39,7 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
 
 
 def _public_home(name: str) -> str | None:
-    """Return the public module that has a name which was looked for in another one."""
+    """Return the public module that has this name, which was looked for in another module."""
     import importlib
 
     for home in ("grue", "grue.errors", "grue.messages", "grue.hosting"):

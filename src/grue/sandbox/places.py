@@ -306,7 +306,7 @@ def _system_rules(_state: object, *, executable: bool) -> tuple[Rule, ...]:
     rules += [Rule(path, READ_FILE) for path in _existing(_DEVICES_READ)]
     rules += [Rule(path, READ_FILE | WRITE_FILE) for path in _existing(_DEVICES_WRITE)]
     if not executable:
-        # The shell that waits before the program starts, and what loads every program.
+        # The shell that waits before the program starts, and the loaders of programs.
         loaders = [f"/lib64/{name}" for name in _listed("/lib64") if name.startswith("ld-")]
         loaders += [f"/lib/{name}" for name in _listed("/lib") if name.startswith("ld-")]
         rules += [Rule(real_path(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]

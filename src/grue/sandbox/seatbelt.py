@@ -74,7 +74,7 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
 
 
 def _distinct(rules: tuple[Rule, ...]) -> Iterator[Rule]:
-    """Yield the rules with the paths that Seatbelt compares, which are without links; each path once."""
+    """Yield the rules with the links in their paths resolved, as Seatbelt compares paths; each path once."""
     found: dict[str, int] = {}
     for rule in rules:
         path = rule.path if rule.path == SCRATCH else os.path.realpath(rule.path)

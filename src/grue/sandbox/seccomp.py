@@ -138,7 +138,7 @@ REFUSED = (
         "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
         " file_setattr",
         "Access lists of files are attributes, and Landlock has no rule for attributes.",
-        EOPNOTSUPP,  # what a file system without them says, so programs that copy files go on
+        EOPNOTSUPP,  # as a file system without attributes answers, so programs that copy files go on
     ),
     # glibc and musl fall back to clone, whose flags are in a register. Those of clone3 are in memory.
     Refused("clone3", "Its flags cannot be seen, and may ask for a new user namespace.", ENOSYS),

@@ -494,7 +494,7 @@ class RecordedTurn:
         return body.request if isinstance(body, m.RequestCompletion) else 0
 
     def _take_back_rewrites(self) -> None:
-        """Remove what is recorded after the request that is sent again: it is recorded again."""
+        """Remove the steps after the request that is sent again: they are recorded once more."""
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
         if at is not None:

@@ -53,7 +53,7 @@ _OWN_METHODS = {
     "tools/call": "Use `call`, which applies the tool policy.",
     "initialize": "The session is initialized when it is opened.",
 }
-"""Requests that are not sent as they are, with what to do instead."""
+"""Requests that `request` refuses, with what to do instead."""
 
 _SUBSCRIBING = frozenset(("resources/subscribe", "subscriptions/listen"))
 """Requests whose effect ends with the session."""
@@ -69,7 +69,7 @@ _PAGED = {
 
 _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3
-"""How often a call is judged, if its server changes the tool again and again."""
+"""Most times that one call is judged, if its server changes the tool again and again."""
 
 
 class SessionSources(Struct, frozen=True, kw_only=True):

@@ -90,7 +90,7 @@ _KINDS = frozenset(
     }
 )
 _KEPT = ("stop_reason", "stop_sequence", "stop_details")
-"""Members that the end of a message adds to it."""
+"""Members of the message that only the end of its stream has."""
 
 _EVENT = frozenset({"type", "message", "content_block", "delta", "error", "usage", "index"})
 _BLOCK = frozenset({"type", "text", "thinking", "signature", "name", "input", "data"})
@@ -273,7 +273,7 @@ _FINISHES = {
     "refusal": "content_filter",
 }
 _EFFORTS = {"minimal": "low"}
-"""Efforts that have a different name here."""
+"""Efforts that have a different name in this format, with that name."""
 
 
 class AnthropicMessages(WireFormat):

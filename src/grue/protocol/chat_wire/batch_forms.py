@@ -19,7 +19,7 @@ from grue.protocol.chat_wire.failures import Fault
 Json: TypeAlias = dict[str, Any]
 
 KEY = "grue_batch"
-"""The name in a batch's metadata under which its key stands."""
+"""The member of a batch's metadata that holds its key."""
 
 
 _AGAIN = "To ask it anew, run the same batch with Batching(retry_failed=True)."

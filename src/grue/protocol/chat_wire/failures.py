@@ -33,10 +33,10 @@ RETRYABLE = frozenset({408, 424, 425, 429, 498, 500, 502, 503, 504, 520, 521, 52
 424 is that of a model that failed behind its server, 498 Groq's for a tier without capacity."""
 
 _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 451})
-"""Statuses of errors whose words decide. 200 is that of an error object without a status of its own."""
+"""Statuses of errors whose text decides what they mean. 200: an error object without a status."""
 
 DOCTOR_CHECKS = " `grue doctor` checks it."
-"""Ends advice; `grue doctor` itself leaves it out."""
+"""The last sentence of an advice. `grue doctor` itself leaves it out."""
 
 
 def says(pattern: str, words: str) -> re.Match[str] | None:
@@ -150,7 +150,7 @@ _BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
     ("credit", _PERHAPS_MONEY),
     ("overloaded", _BUSY),
 )
-"""What words mean; the first that are found decide."""
+"""The reason that each pattern stands for. The first pattern that is found in a text decides."""
 
 
 def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = None) -> FailureReason:
@@ -282,7 +282,7 @@ _MOST_READ = 20_000
 """Most characters of an endpoint's text that are read."""
 
 _MOST_JUDGED = 8000
-"""Most characters that decide what a text means, so that no text can keep the event loop busy."""
+"""Most characters of a text that are searched for a reason, so that none keeps the event loop busy."""
 
 MAX_WORDS = 600
 """Longest quotation of a provider's text, in characters."""

@@ -11,7 +11,7 @@ from grue.protocol.chat_wire.responses import Responses
 from grue.protocol.chat_wire.wire_format import WireFormat
 
 WireName = Literal["chat_completions", "responses", "messages"]
-"""Their names: OpenAI's chat completions, which most endpoints use, its responses, and Anthropic's."""
+"""OpenAI's chat completions, which most endpoints use, OpenAI's responses, and Anthropic's messages."""
 
 _ALL: list[WireFormat] = [ChatCompletions(), Responses(), AnthropicMessages()]
 

@@ -301,7 +301,7 @@ class ResponsesAssembler:
         self.finished = True
 
     def _compare_calls(self, output: list[m.JsonObject], *, whole: bool) -> None:
-        """Check that the calls of the response are those that the events before it had."""
+        """Check the calls of the response against those of the events before it."""
         for index, item in enumerate(output):
             call = self._told(item, index)
             if call is not None and item.get("type") == _CALL:
@@ -313,7 +313,7 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Return the call that an item of the response repeats, which no other item repeats."""
+        """Return the call that an item of the response repeats, if no other item has repeated it."""
         ids = _ids(item)
         found = [call for given in ids for call in self._by_id.get(given, ())]
         here = self._named.get((index, ""))

@@ -49,7 +49,7 @@ _WHOLE = frozenset(
     {"stop", "tool_calls", "tool_call", "tool_use", "function_call", "end_turn", "stop_sequence", "complete"}
     | {"completed", "eos", "eos_token", "end", "done", "load", "unload", *LENGTH}
 )
-"""Words for the end of a reply that is whole, or that was cut at its length limit, as is judged elsewhere."""
+"""Words for the end of a reply that is whole, or that was cut at its length limit."""
 
 _BROKEN = frozenset(
     {"error", "network_error", "insufficient_system_resource", "abort", "aborted", "cancelled", "failed"}
@@ -526,7 +526,7 @@ class WireFormat(Protocol):
     """What an unknown endpoint of this format is taken to accept."""
 
     provider: str
-    """The provider whose format it is, as OpenTelemetry spells it; the name of an unknown host's provider."""
+    """The provider whose format it is, as OpenTelemetry spells it; also the provider of unknown hosts."""
 
     inputs: frozenset[MediaKind]
     """The kinds of input besides text that it can express, whatever the endpoint accepts."""

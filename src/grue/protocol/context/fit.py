@@ -39,13 +39,13 @@ Tools: TypeAlias = Mapping[str, str]
 """The canonical names of tools by the ids of calls."""
 
 TEXT_BYTES_PER_TOKEN = ContextPolicy().bytes_per_token
-"""How many bytes of text are taken for a token where no policy says it."""
+"""How many bytes of text count as a token where no policy says it."""
 
 _PER_MESSAGE = 8
 """Tokens of the frame of one message: its role, its separators, a call's id."""
 
 _PER_IMAGE = 1600
-"""Tokens of an image, at most, with the providers that say it."""
+"""Most tokens that an image takes, at the providers that document it."""
 
 _BYTES_PER_TOKEN = {"audio": 500, "file": 40}
 """Rough size of a recording or a document in tokens. Providers do not publish it by bytes."""
@@ -57,7 +57,7 @@ _SMALL = 48
 """A result of at most this many tokens is about as long as its stub, so it is never cleared."""
 
 _SLACK = 8
-"""Largest factor between a count and an estimate. If it is larger, the two cover different parts."""
+"""If a count and an estimate differ by a larger factor, the parts counted before are wrong, too."""
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         items: The rest, oldest first. Neighbours that cannot be cleared are merged when they have been
             counted.
         current: Where the last reply begins in `items`; it and what follows it are never cleared.
-        bytes_per_token: How many bytes of text are taken for a token.
+        bytes_per_token: How many bytes of text count as a token.
     """
 
     bytes_per_token: float = TEXT_BYTES_PER_TOKEN
@@ -230,7 +230,7 @@ _WORTH_A_SUMMARY = 0.1
 """The share of the window that a summary has to be able to free."""
 
 _STUB_CHARS = 1000
-"""Longer than any stub, so that no stub is cut."""
+"""A limit for the text of a stub. Every stub is shorter."""
 
 _SHORTEST_RESULT = 64
 """Fewest tokens that a cut result keeps."""

@@ -35,7 +35,7 @@ _MOST_PARTS = 2_000
 """Most parts of a schema that apply to one place of a value."""
 
 _DEEPEST = 60
-"""Deepest nesting of the parts that apply to one place: stack of the validator for each level of a value."""
+"""Deepest nesting of the parts that apply to one place. The validator's stack grows with it."""
 
 _MOST_TOLD = 2_000
 """Most values (of a result, say) for which the validator says what is wrong if the schema has branches: it

@@ -324,7 +324,7 @@ def sound(decision: ApprovalDecision) -> ApprovalDecision:
 
 
 def own_copies(questions: Iterable[ApprovalQuestion]) -> tuple[ApprovalQuestion, ...]:
-    """Return questions that share nothing with `questions`, for code that may change what it gets."""
+    """Return copies that share nothing with `questions`, for code that may change them."""
     return tuple(
         replace(
             each,

@@ -27,7 +27,7 @@ from grue.runtime.safe_text import well_formed
 TaskForm: TypeAlias = Literal["experimental", "extension"]
 
 POLL_S = 1.0
-"""How often a server is asked that does not say how often."""
+"""Seconds between two questions about a task, if its server names no interval."""
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.1, 3600.0
 _ID_CHARS = 1000

@@ -340,7 +340,7 @@ Said = TypeVar("Said", bound=m.ConversationItem)
 
 
 def _with_handle(turn: Turn, item: Said, cut: Collection[m.CallId], named: Mapping[str, str]) -> Said:
-    """Return a result that was cut with its handle, which may have been in the part that is left out."""
+    """Return a result; if it was cut, name its handle again, which may have been in the part left out."""
     if not isinstance(item, m.ToolMessage) or item.call_id not in cut:
         return item
     if not _has_handle(turn, named.get(item.call_id, "")) or is_referred(item.content, item.call_id):

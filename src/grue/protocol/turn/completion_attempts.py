@@ -63,7 +63,7 @@ _MOST_ENDLESS = 2
 
 
 _LEAST_OF_LIMIT = 4
-"""What has to be left of a reply's limit when it is lowered: a quarter."""
+"""The limit of a reply is not lowered to less than a fourth of it."""
 
 
 class Unsent(Struct, frozen=True):

@@ -287,7 +287,7 @@ class TaskOfCall:
         self._answered.update(questions)
 
     async def _collected(self) -> TaskFinished | TaskFailed:
-        """Collect the result; a refusal is that of the call, whose task has ended with it."""
+        """Collect the result. If the server refuses it, the task has ended, and the call has failed."""
         try:
             return TaskFinished(await self._ask("tasks/result", {"taskId": self._task.task_id}))
         except ToolRefusedError as refused:
