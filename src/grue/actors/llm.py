@@ -316,7 +316,7 @@ class Asking:
 
 
 def _unshown(_: Delta) -> None:
-    """Take a piece of a reply that is streamed because its endpoint does nothing else, asked or not."""
+    """Ignore a piece of a reply that is streamed only because its endpoint streams every reply."""
 
 
 _Outcome: TypeAlias = (
@@ -329,7 +329,7 @@ def offer_changed(
     before: tuple[m.ToolDefinition, ...],
     now: tuple[m.ToolDefinition, ...],
 ) -> m.OfferChanged | None:
-    """Return in what the tools of a request differ from those offered before; `None`: in nothing.
+    """Return how the tools of a request differ from those offered before; `None`: not at all.
 
     For the first offer of a conversation it is `None`, too.
     """
@@ -448,7 +448,7 @@ class _Asked(Struct):
 
 
 class LlmActor(Actor[m.LlmCommand]):
-    """Requests completions one at a time, from an endpoint, or if it cannot be asked, the next of its chain.
+    """Requests completions one at a time: from an endpoint or, if that fails, from the next of its chain.
 
     Args:
         mailbox: Receives the requests.
@@ -572,7 +572,7 @@ class LlmActor(Actor[m.LlmCommand]):
     async def _complete_unless_dropped(
         self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]
     ) -> None:
-        """Ask in another task, and read the mailbox meanwhile, because the next message may be to drop this.
+        """Ask in another task, and read the mailbox meanwhile: the next message may drop this request.
 
         The task that reads is not cancelled when the reply has come: a receive that is cancelled may lose the
         message that it was just given. It waits for the next message in any case. The agent sends one, or

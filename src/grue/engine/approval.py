@@ -142,7 +142,7 @@ class Approval(Struct, frozen=True):
         return None if writer is None else writer.path.absolute()
 
     def require_parking(self, command: m.RunTurn, *, given_history: bool = False) -> None:
-        """Check that a turn that may be parked can be; raises `MCPConfigError`."""
+        """Raise `MCPConfigError` if turns may be parked and this one could not be."""
         if self.parking is not None:
             self.parking.require(command, given_history=given_history)
 

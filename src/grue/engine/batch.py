@@ -193,7 +193,7 @@ def _accepts(check: AnswerCheck[Any], end: m.TurnCompleted) -> bool:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a conversation's state after a turn; `None`: this needs the entries before the turn."""
+    """Return a conversation's state after a turn; `None`: it depends on the entries before the turn."""
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)

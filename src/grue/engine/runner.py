@@ -248,7 +248,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def trace(self) -> Path | None:
-        """The trace file or the run folder that the runner writes; `None`: neither."""
+        """The trace file or the run folder that the runner writes; `None`: it writes no trace."""
         return None if self._trace is None else self._trace.path
 
     @property
@@ -263,7 +263,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def spent(self) -> Spent:
-        """The cost of the finished turns for the model. Set it to continue an earlier episode."""
+        """The requests, tokens and cost of the finished turns. Set it to continue an earlier episode."""
         return self._spending.spent
 
     @spent.setter

@@ -191,10 +191,10 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
 
 
 def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName]) -> None:
-    """Refuse a policy for the first connect of a server that there is not, if there are any.
+    """Refuse a policy for the first connect of an unknown server, if the runner has servers.
 
     Raises:
-        MCPConfigError: Names the server, and those that there are.
+        MCPConfigError: Names the server, and the servers of the runner.
     """
     for name in policy.first_connects:
         if servers and name not in servers:

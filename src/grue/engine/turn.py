@@ -279,7 +279,7 @@ def _is_list(value: object) -> bool:
 
 
 def _is_said(item: m.HistoryItem) -> bool:
-    """Return whether an entry of a history holds what its class says."""
+    """Return whether the fields of a history's entry have values of the types that they are declared with."""
     match item:
         case m.UserText(text=text) | m.AssistantText(text=text):
             return isinstance(text, str)

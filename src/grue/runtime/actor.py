@@ -271,13 +271,13 @@ class Actor(Generic[M]):
         self.name = mailbox.name
 
     async def run(self) -> None:
-        """Receive until the mailbox is closed. Cancelled, it ends at once: clean up in `around`."""
+        """Receive until the mailbox is closed. If cancelled, it ends at once: clean up in `around`."""
         async with self.around():
             async for envelope in self.mailbox:
                 await self.receive(envelope)
 
     def around(self) -> AbstractAsyncContextManager[object]:
-        """Return what is entered before the first message and left after the last one; by default nothing."""
+        """Return the context that is entered before the first message and left after the last one."""
         return contextlib.nullcontext()
 
     async def receive(self, envelope: Envelope[M]) -> None:

@@ -67,7 +67,7 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class SeenListing(Struct, frozen=True):
-    """What a server has listed, before any screening, and how it spoke.
+    """A server's listing, before any tool of it is left out, and the MCP revision that the server spoke.
 
     Attributes:
         tools: Its tools, in its order.

@@ -36,7 +36,7 @@ class Redactor:
         self._redaction = Redaction(secrets_in(environment))
 
     def text(self, text: str) -> str:
-        """Return `text` with secrets replaced, and with the passwords in its URLs."""
+        """Return `text` with secrets and the passwords in its URLs replaced."""
         return _URL_PASSWORD.sub(r"\1[redacted:password]", self._redaction.redact_text(text))
 
     def command_line(self, command: str, args: Sequence[str]) -> str:

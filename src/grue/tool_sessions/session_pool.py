@@ -222,7 +222,7 @@ class SessionPool:
         self._leaving: list[PooledConnection] = []
 
     def begin_turn(self) -> None:
-        """Count a turn that starts now. What was prewarmed before belongs to it."""
+        """Count a turn that starts now. Sessions that were prewarmed before belong to it."""
         self._generation += 1
 
     @property
@@ -248,7 +248,7 @@ class SessionPool:
     def begin(
         self, server: m.ServerName, connect: Connect, timeout_s: float, *, turn: int = 0
     ) -> PooledConnection:
-        """Start to open a connection. `turn` is the turn that waits for it; 0: none, it is a prewarm."""
+        """Start to open a connection. `turn` is the turn that waits for it; 0: it is prewarmed."""
         owned = PooledConnection(server, connect, self._recorder, timeout_s, self._wait_for_room)
         owned.turn = turn
         is_spare = not turn and self.sessions != "kept"

@@ -127,7 +127,7 @@ class EarlierResults:
         return None
 
     def branch(self) -> "EarlierResults":
-        """Return a copy that later turns do not share."""
+        """Return a copy; results of later turns are added to one of the two only."""
         copy = EarlierResults(self._turns)
         with self._lock:
             copy._kept, copy._bytes = {**self._kept}, self._bytes
@@ -439,7 +439,7 @@ class KeptConversation:
     def catch_up(
         self, began: m.HistoryReference, replay: Callable[[History], None], parked: m.TurnParked
     ) -> None:
-        """Put what a killed turn said into the history, as its trace has it, and park the turn.
+        """Add the entries of a killed turn to the history, as its trace has them, and park the turn.
 
         Args:
             began: A reference to the entries before the turn.
@@ -490,7 +490,7 @@ class KeptConversation:
             self._in_turn.release()
 
     def save(self, path: Path) -> None:
-        """Write all of it to a new file, and append to that file from now on.
+        """Write the conversation to a new file, and append to that file from now on.
 
         Raises:
             ConversationBusy: A turn continues it.
@@ -507,7 +507,7 @@ class KeptConversation:
             self._append_to(file)
 
     def dumps(self) -> str:
-        """Return all of it as text, in the format of its file.
+        """Return the conversation as text, in the format of its file.
 
         Raises:
             ConversationBusy: A turn continues it.
@@ -753,7 +753,7 @@ def given_up(mark: TurnMark | None) -> m.TurnParked | None:
 
 
 def is_parked_still(end: object) -> bool:
-    """Return whether a turn that was resumed has done nothing, because its servers did not start."""
+    """Return whether a resumed turn stays parked: its servers did not start, so it has done nothing."""
     return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
 
 

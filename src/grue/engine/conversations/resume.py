@@ -333,7 +333,7 @@ def conversation_of(
     trace: str | PathLike[str],
     wiring: Wiring,
 ) -> Iterator[KeptConversation | None]:
-    """Yield the conversation of a turn, parked; `None`: the turn belongs to none.
+    """Yield the conversation of a turn, as it is with the turn parked; `None`: the turn belongs to none.
 
     A file that is opened for this is closed again, so that the host can load it.
 

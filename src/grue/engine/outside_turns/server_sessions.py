@@ -436,7 +436,7 @@ def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRe
 
 
 class OutsideTurns(Generic[T]):
-    """Calls of a runner outside its turns, in the session that it chooses. `run` makes them, once.
+    """Calls of a runner outside its turns. `run` chooses the session and makes them, once.
 
     If the episode keeps its sessions, they are used, between the batches of a turn that runs meanwhile.
     Otherwise new sessions are opened and closed again. A prewarmed session is never used: it belongs to the

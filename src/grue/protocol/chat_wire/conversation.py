@@ -256,7 +256,7 @@ class EncodedConversation:
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
     ) -> "EncodedConversation":
-        """Return a copy that asks something beside the conversation; it lacks a reply without answers."""
+        """Return a copy for a request beside the conversation, without a last reply that lacks answers."""
         other = self.branch()
         other.history.unread = None
         other.ask(new, mode)
@@ -553,7 +553,7 @@ class EncodedConversation:
         self._encoded_tools = self.format.encode_tools(self.tools, self.profile, self.names)
 
     def _with_schema(self, said: m.Said) -> tuple[m.ConversationItem, ...]:
-        """Return the items, with the schema of the answer where the endpoint is not sent it otherwise."""
+        """Return the items, with the answer's schema as text if the request does not carry it otherwise."""
         if said.answer is None:
             return said.items
         schema = to_json(said.answer.schema).decode()

@@ -194,7 +194,7 @@ class ResponsesAssembler:
         return ()
 
     def body(self) -> bytes:
-        """Return the response; the items that are done stand in where it holds none itself."""
+        """Return the response. If it holds no items, those that the events had are put in."""
         if self._items and self._response.get("output") == []:
             return to_json({**self._response, "output": list(self._items.values())})
         return to_json(self._response)

@@ -66,7 +66,7 @@ _VALUE_WEIGHT = 16
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """A completion, read.
+    """A completion, as it was read from the body of a reply.
 
     Attributes:
         content: The text; `None` if there is none. A reply may have both text and tool calls.

@@ -100,7 +100,7 @@ class NotCheckedError(Exception):
 
 
 def check_of(schema: m.JsonObject) -> Check:
-    """Compile a schema, once for all sessions: each turn has a new one, with the same tools.
+    """Compile a schema. Cached, because each turn has a new session with the same tools.
 
     A property with a default may be left out, also where `required` names it: libraries write such schemas
     for parameters with a default, and models leave these out.

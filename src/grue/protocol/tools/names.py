@@ -208,7 +208,7 @@ class ToolRoutes(Struct, frozen=True):
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
-    """Return the names of tools, of which later ones take bare names from earlier ones."""
+    """Return the names of tools. If several tools have one bare name, the last of them gets it."""
     tools = tuple(tools)
     bare: dict[str, m.ToolDefinition] = {}
     shadowed = []

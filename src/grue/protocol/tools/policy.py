@@ -294,7 +294,7 @@ class Judged(Struct, frozen=True):
 
 
 def judged(decision: ApprovalDecision) -> Judged:
-    """Return the judgement of a call that a decision leads to."""
+    """Return what a decision means for its call."""
     decision = sound(decision)
     if decision.verdict == "approve":
         return Judged()

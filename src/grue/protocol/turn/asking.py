@@ -207,7 +207,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
 
 
 def searching(turn: Turn) -> Turn:
-    """Return the turn before it offers tools: if there are too many, it offers to search them from now on."""
+    """Return the turn before it offers tools. If there are too many, it offers a search from now on."""
     search = turn.run.tool_search
     if search is None or turn.searching or not _are_many(turn, search):
         return turn

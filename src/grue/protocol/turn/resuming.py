@@ -20,7 +20,7 @@ from grue.protocol.turn.tools import parked_at_questions
 def cut_off(
     state: TurnState, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask] | None = None
 ) -> m.Resumption | None:
-    """Return where a turn goes on whose process was killed; `None`: it had ended, or cannot go on.
+    """Return where a killed turn goes on; `None`: it had ended, or cannot go on.
 
     A call that was sent and has no settlement may have taken effect. It is never sent again: its server is
     asked for the result, if it has made a task of the call, and else the answer says what is known. Calls
@@ -117,7 +117,7 @@ def _waits(state: states.Waiting) -> m.TurnWaits:
 def waited(
     state: states.Waiting | states.AwaitingCompletion | states.AwaitingSummary,
 ) -> states.AwaitingCompletion | states.AwaitingSummary:
-    """Return the state in which a later process reads the reply: a server starts when it is called."""
+    """Return the state in which a later process reads the reply; servers start when they are called."""
     then = state.then if isinstance(state, states.Waiting) else state
     turn = then.turn
     return replace(then, turn=replace(turn, open=(), unstarted=(*turn.unstarted, *turn.open)))

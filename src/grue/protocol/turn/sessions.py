@@ -110,7 +110,7 @@ def _turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
 
 
 def reopen(state: AwaitingReconnect) -> Transition:
-    """Open the session of a server that has died again, now that the dead one is closed."""
+    """Reopen the session of a server that has died, now that its old session is closed."""
     turn, server = state.turn, state.server
     turn = replace(
         turn,
@@ -262,7 +262,7 @@ def _may_ask(turn: Turn) -> bool:
 
 
 def step_early(state: Presuming | AwaitingDrop, event: m.TurnEvent) -> Transition | None:
-    """Take the step of the two states of this module; `None`: this table does not list the pair."""
+    """Step from one of this module's two states; `None`: this table does not list the pair."""
     match state, event:
         case Presuming(pending=pending), m.SessionOpened() | m.McpDisabled() if event.server in pending:
             return _presumed_reported(state, event)

@@ -185,7 +185,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     @property
     def unlisted(self) -> tuple[m.ServerName, ...]:
-        """The servers that may be called with names which they do not list: none if the host names tools."""
+        """The servers whose unlisted tools may be called; none if the turn offers only some tools."""
         return self.serving_unlisted if self.run.tools is None else ()
 
     @property

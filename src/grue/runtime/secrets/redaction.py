@@ -486,7 +486,7 @@ def may_contain_credentials(written: bytes) -> bool:
 def authorisations(
     written: bytes, start: int, end: int, *, in_json: bool
 ) -> tuple[Iterator[tuple[int, int]], ...]:
-    """Return, for each way to write them, start and end of each value, in order.
+    """Return start and end of each value, in order: an iterator for each way to write credentials.
 
     Its header begins at a position from `start` to before `end`.
 

@@ -195,7 +195,7 @@ class BatchDesk:
                 await patience.after(broken.fault)
 
     async def _first_item(self, batch: BatchState) -> str:
-        """Return the id of the first request in the results of a batch that can be read, or ''."""
+        """Return the id of the first request whose result in a batch can be read, or ''."""
         for path in batch.results:
             async for line in self._lines(path):
                 result = self._read(line)

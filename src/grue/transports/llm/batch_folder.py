@@ -133,7 +133,7 @@ class BatchFolder(Closing):
         return self.path / "turns" / f"{number:06d}.jsonl"
 
     def replies_of(self, number: int) -> Path:
-        """Return the file with what became of the requests of a file."""
+        """Return the file of results for a file of requests."""
         return self.path / "replies" / f"{number:04d}.jsonl"
 
     def requests_of(self, number: int) -> Path:
@@ -155,7 +155,7 @@ class BatchFolder(Closing):
         return f"{self.manifest.run}-{turn}-{request}-{digest}-{attempt}"
 
     def set_aside(self, turn: int) -> None:
-        """Put the trace of a turn that has failed aside. Its failed requests are asked anew."""
+        """Move the trace of a failed turn aside. Its failed requests are asked anew."""
         self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 
     def turn_of(self, item: str) -> str:
@@ -217,7 +217,7 @@ class BatchFolder(Closing):
         return submission
 
     def forget(self, submission: Submission) -> None:
-        """Take back a submission that the provider has refused: nothing of it was asked."""
+        """Take back a submission that the provider has refused: no model was asked."""
         (self.path / "submissions" / f"{submission.number:04d}.json").unlink(missing_ok=True)
         self.submissions.pop(submission.number, None)
 

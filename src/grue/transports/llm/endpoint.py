@@ -462,7 +462,7 @@ class LlmEndpoint:
         return await exchange(self._open(), self._request(method, path, content, upload), retry)
 
     async def download(self, path: str) -> AsyncIterator[bytes | Fault]:
-        """Yield the body of a file piece by piece, of any length; a `Fault`: it did not come to its end."""
+        """Yield the body of a file piece by piece, of any length; a `Fault`: the body broke off."""
         retry = self.settings.retry
         request = self._request("GET", path)
         request.headers["Accept-Encoding"] = "identity"

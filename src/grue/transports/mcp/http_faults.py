@@ -220,7 +220,7 @@ _AGAIN = "Try again later; the authorization server's own log says more."
 def login_fault(
     server: str, status: int, *, scope: str | None, had_token: bool, challenge: str = ""
 ) -> WireFault:
-    """Return the fault of a server that only a person's login can help with, or credentials of another kind.
+    """Return the fault of a server that needs a person's login, or credentials of another kind.
 
     Args:
         server: Its name in the configuration.
