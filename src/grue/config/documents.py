@@ -68,7 +68,7 @@ class Document:
         return f"{self.path}: " if line is None else f"{self.path}, line {line}: "
 
     def error(self, keys: KeyPath, problem: str) -> MCPConfigError:
-        """Return the error that a value has a problem."""
+        """Return the error for a problem of one value."""
         return self.errors([MCPConfigError.Problem(keys, problem)])
 
     def errors(self, problems: Sequence[MCPConfigError.Problem]) -> MCPConfigError:

@@ -317,7 +317,7 @@ class MCPServerConfig(BaseModel):
 
 
 class _NoServersError(MCPConfigError, ValueError):
-    """There is no server to use; the required code catches a `ValueError`."""
+    """There is no server to use. It is a `ValueError` too, because existing host programs catch that."""
 
 
 class MCPConfig(BaseModel):
@@ -602,7 +602,7 @@ def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False)
 
 
 def without_network(server: T) -> T:
-    """Return a server that npx starts only from what is installed or in npm's cache; others unchanged."""
+    """Return the server; if npx starts it, so changed that npx downloads nothing."""
     if not isinstance(server, StdioServer) or Path(server.command).name != "npx":
         return server
     return replace(server, env={**server.env, "npm_config_offline": "true"})
@@ -753,7 +753,7 @@ def _json_kind(value: object) -> str:
 
 
 def missing_servers(path: Path, *, named: bool) -> str:
-    """Return the error for a missing file of servers; `named`: the user has named it, and no setting."""
+    """Return the error for a missing file of servers; `named`: the user has named it; no setting has."""
     if named:
         return f"The file of MCP servers {path} was not found. Correct the name; or `grue init` writes one."
     return (

@@ -71,7 +71,7 @@ def _rule(rule: Any, number: int) -> Any:
 
 
 def _listed(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a table in which `key` has a list, if it has a text."""
+    """Return the table; a text under `key` becomes a list of this one text."""
     return {**table, key: [table[key]]} if isinstance(table.get(key), str) else table
 
 

@@ -42,7 +42,7 @@ class ProjectTables(Struct, frozen=True):
         return self.document.errors([self.placed(table, each) for each in problems])
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:
-        """Return a problem of a table as one of the file."""
+        """Return a problem of a table with its keys as they are in the file."""
         place = self.place(table, str(problem.keys[0]) if problem.keys else "")
         return MCPConfigError.Problem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
 

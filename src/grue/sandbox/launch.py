@@ -111,7 +111,7 @@ class Boxed:
     def released(self) -> None:
         """Let the thread that has started this program make the rules for the next start.
 
-        Call it when the program runs. Earlier, the two threads would wait for each other's interpreter lock.
+        Call it when the program runs. Earlier, the two threads would compete for the interpreter lock.
         """
         if self._thread is not None:
             self._thread.go_on()

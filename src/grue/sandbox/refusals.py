@@ -92,7 +92,7 @@ def reads_audit() -> bool:
 
 
 def _lines(log: str) -> Iterator[str]:
-    """Yield the last lines of a log; of the kernel's own, which gives one record a read, all that it has."""
+    """Yield the last lines of a log file; all of the kernel's own log, which gives one record a read."""
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

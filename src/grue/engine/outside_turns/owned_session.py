@@ -136,7 +136,7 @@ class OwnedSession:
         return opened and self._client is not None and self._client.status.alive
 
     async def opened(self) -> m.ConnectOutcome | None:
-        """Wait for the result of the connect; `None`: the owner ended first. A cancellation ends it."""
+        """Wait for the connect's result; `None`: the owner ended first. A cancellation ends the session."""
         try:
             await asyncio.wait({self._opened})
         except asyncio.CancelledError:

@@ -138,7 +138,7 @@ def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
 
 
 def as_known(issuer: str, issuers: Sequence[str]) -> str:
-    """Return the known issuer that differs from this one by a slash at its end at most, or else this one."""
+    """Return the known issuer that is the same up to a slash at its end; if none is, this one."""
     return next((known for known in issuers if known.rstrip("/") == issuer.rstrip("/")), issuer)
 
 
@@ -314,7 +314,7 @@ class Authorizer:
             raise AuthorizationRefused(self._login_fault(refusal, stored))
 
     async def _asserted(self, refusal: httpx2.Response) -> str:
-        """Return a token for which the person's identity token was exchanged."""
+        """Exchange the person's identity token for a token of the server, and return that."""
         from grue.transports.mcp.identity_assertion import ObtainedTokens, assertion_provider
 
         def on_secret(name: str, value: str) -> None:

@@ -259,7 +259,7 @@ class TaskOfCall:
                     return ended
 
     async def _state(self) -> TaskMove:
-        """Ask how the task is doing. A question that fails is put again at the next time, a few times."""
+        """Ask how the task is doing. If that fails, ask again after the next interval, a few times."""
         try:
             answer = await self._ask("tasks/get", {"taskId": self._task.task_id})
             move = next_move(answer, self._form, self._answered)

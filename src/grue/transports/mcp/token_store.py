@@ -42,7 +42,7 @@ class _Claims(Struct):
 
 
 def identity_token(auth: OAuth) -> str:
-    """Return the identity token that is configured, or that its file has now.
+    """Return the configured identity token, or the one that its file has now.
 
     Raises:
         AuthorizationRefused: The file cannot be read, or is empty.
