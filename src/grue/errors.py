@@ -339,7 +339,7 @@ class ConversationError(MCPError):
     """A conversation cannot be saved, loaded, resumed or continued; the text says what to do.
 
     Attributes:
-        path: The file, or `None` if it does not concern one.
+        path: The file, or `None` if the error is not about a file.
         line: One-based line of the damage, or `None`.
     """
 

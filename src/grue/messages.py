@@ -1671,7 +1671,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
         calls: All tool calls of the reply. None of them has been sent, unless it is in `settled`.
         settled: Calls of this reply that an earlier process has sent.
         expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
-        iterations: As in `TurnCompleted`, as are the next three.
+        iterations: As in `TurnCompleted`; so are `requests`, `tool_calls` and `usage`.
         batches: The number of the last batch of tool calls.
         media_bytes: Decoded size of the attachments so far.
         forced: Why the final answer was forced; empty if it was not.

@@ -436,7 +436,7 @@ class _Asked(Struct):
     Attributes:
         lent: The conversation that gets the reply; `conversation` is a copy if the request is aside.
         begun: When it was asked, on the event loop's clock.
-        failures: Of the models that could not be asked.
+        failures: The failures of the models that could not be asked.
     """
 
     command: m.RequestCompletion

@@ -228,7 +228,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
         misses: What happens to calls and questions that the record does not answer.
         results: Other results, by the ids of the recorded calls.
         where: The record's file and turn, for errors.
-        approve: Who can be asked; `None`: nobody.
+        approve: Asks a person; `None`: nobody can be asked.
     """
 
     record: TurnRecord

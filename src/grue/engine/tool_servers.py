@@ -507,7 +507,7 @@ def refuse_other_kinds(**given: object) -> None:
     """Refuse an argument of another kind than it is meant for.
 
     Args:
-        given: By name; the names are those of `_FORMS`.
+        given: The arguments by name; the names are those of `_FORMS`.
 
     Raises:
         MCPConfigError: It says which argument, and how to write it.

@@ -528,7 +528,7 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
         context: How turns stay within the model's context window; `None`: nothing is cleared.
         tool_search: When `find_tools` and `call_tool` are offered in place of the tools; `None`: never.
         budget: For the model, for all turns together.
-        spending: What the finished turns have spent of it.
+        spending: What the finished turns have spent of the budget.
     """
 
     wiring: Wiring

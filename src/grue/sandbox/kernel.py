@@ -124,7 +124,7 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
     What the kernel lacks is left out: the caller has looked at `coverage` before.
 
     Args:
-        ruleset: Of `ruleset_of`, with rules for the same network. It is closed.
+        ruleset: A ruleset that `ruleset_of` made for the same network. This closes it.
         rules: What the box opens besides.
         wanted: What the filter depends on.
         mark: If it is given and the kernel can, what the box refuses is written to the audit log, and the

@@ -58,7 +58,7 @@ def refusals(
         broken: Folders that the box opens except for something that it hides in them.
         died: Whether the program has failed as a whole. Otherwise audit records are looked at only if the
             text says that something was refused: programs look for many files that they do not need.
-        mark: Of the box, in the kernel's audit records.
+        mark: The mark of the box in the kernel's audit records.
         logs: Files with audit records.
     """
     rules = tuple(rules)

@@ -223,7 +223,7 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
     """Read a conversation's file, or the text of one.
 
     Args:
-        path: The file; with a text, what errors call it.
+        path: The file; if a text is given, the name of that text in errors.
         text: The text; `None`: that of the file.
 
     Raises:

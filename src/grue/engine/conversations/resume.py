@@ -133,7 +133,7 @@ def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettin
     Args:
         asked: The turn.
         writer: Writes its trace, which it has locked.
-        settings: Of the runner that goes on.
+        settings: The settings of the runner that goes on.
 
     Raises:
         NothingToResume: There is no such turn, or it is running.
@@ -339,10 +339,10 @@ def conversation_of(
 
     Args:
         part: The turn.
-        where: Where it goes on.
+        where: Where the turn goes on.
         given: The conversation, if the host has it.
         trace: Where the turn was read.
-        wiring: Of the runner that goes on.
+        wiring: The wiring of the runner that goes on.
 
     Raises:
         ConversationError: It is missing, in use or damaged, has gone on, or does not hold what was said

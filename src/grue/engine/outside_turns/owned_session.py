@@ -97,7 +97,7 @@ class OwnedSession:
         fault: The unexpected exception that ended the session, if any; also a `BaseException`.
         tools: The server's current tool list.
         serves_unlisted: Whether tools that are not in that list can be called too.
-        closed: How the session was closed, after it was.
+        closed: How the session was closed; `None`: it was not closed yet.
         pid: Id of the server's process, if it has one.
         died: Why the server died during the session; `None` if it has not died.
     """

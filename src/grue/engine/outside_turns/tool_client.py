@@ -62,7 +62,7 @@ class ToolClient(ToolAccess):
     the interpreter's exit or when it is garbage collected.
 
     Args:
-        servers: By name, as for a `Runner`.
+        servers: The tool servers by name, as for a `Runner`.
         limits: Only `server_startup_timeout_s` and `tool_call_timeout_s` are used.
         recorder: Records the sessions' messages; `None`: they are not recorded.
         process_limits: How server processes are ended.
@@ -272,7 +272,7 @@ def judge_calls(
     """Return the calls with what the policy says about each.
 
     Args:
-        calls: In the order in which they are to be made.
+        calls: The calls, in the order in which they are to be made.
         policy: The table.
         approved: Canonical names of tools that were approved in advance: the policy does not ask about them.
             What it denies stays denied.

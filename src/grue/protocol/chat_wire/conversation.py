@@ -206,7 +206,7 @@ class EncodedConversation:
     Attributes:
         history: The entries of the conversation, as plain data.
         tools: The tools that were offered last.
-        bytes_per_token: By the endpoint's count of the last request; `None` if there is no count.
+        bytes_per_token: Bytes per token, by the endpoint's count of the last request; `None`: it gave none.
         unread_thoughts: How many replies have thoughts that this endpoint cannot read.
     """
 

@@ -196,7 +196,7 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
     """Return the calls of a reply that was cut. The last one is marked if it is not known to be whole.
 
     Args:
-        calls: In order.
+        calls: The calls, in order.
         given: The last call's arguments as they came. A text shows whether it is whole. A blank text may be
             one whose arguments did not arrive. An object was put together by a gateway, which may have added
             what was missing.

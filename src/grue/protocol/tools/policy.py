@@ -356,7 +356,7 @@ def settled(
 
     Args:
         questions: Those that wait for an answer.
-        decisions: In the order in which they were made.
+        decisions: The decisions, in the order in which they were made.
         before: The decisions that counted before these came; nothing has followed from them yet.
     """
     asked = {question.call_id: question for question in questions}

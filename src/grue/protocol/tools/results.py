@@ -101,7 +101,7 @@ class MediaRoom:
         Args:
             declared: `image`, `audio` or `resource`, as the block calls it.
             data: Its base64.
-            uri: Of a resource, for its name.
+            uri: The URI of a resource, which gives the file its name.
         """
         data = _without_prefix(data)
         found = _sniffed(data[:_HEAD_CHARS])

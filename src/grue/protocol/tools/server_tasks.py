@@ -95,7 +95,7 @@ def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = 
 
     Args:
         answer: The server's answer.
-        form: Of the session's protocol revision.
+        form: The form of tasks in the session's protocol revision.
         answered: The questions that have been answered. A server may repeat them.
 
     Raises:

@@ -395,7 +395,7 @@ def next_to_ask(
     """Return the position of the model to ask after those that were tried; `None`: there is none.
 
     Args:
-        breakers: Of the whole chain.
+        breakers: The breakers of the whole chain.
         now_s: The time.
         tried: The models that this request has been sent to.
         usable: The models that take a request of this kind.

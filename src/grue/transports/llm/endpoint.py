@@ -451,7 +451,7 @@ class LlmEndpoint:
         """Send a request that asks no model, such as one about a batch, and return its answer or the fault.
 
         Args:
-            method: Of HTTP.
+            method: The HTTP method.
             path: Below the base URL, with a query.
             content: The body, as JSON; `None`: none.
             upload: A body that comes from a file. It may take long.

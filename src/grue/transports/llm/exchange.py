@@ -495,7 +495,7 @@ class Upload(Struct, frozen=True):
         head: What comes before the file.
         source: The file.
         tail: What comes after it.
-        content_type: Of the whole.
+        content_type: The content type of the whole body.
         commas: The lines of the file are the items of a JSON list.
     """
 

@@ -198,7 +198,7 @@ class TaskOfCall:
 
     Args:
         task: Its handle.
-        form: Of the session's protocol revision.
+        form: The form of tasks in the session's protocol revision.
         ask: Sends the requests about it.
         respond: Returns the answers to the server's questions, by their names.
         progress: Receives what the server says about the task's state, whenever that changes.
