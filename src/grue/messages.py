@@ -857,7 +857,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 
 
 class CompletionPostponed(Message, frozen=True, kw_only=True):
-    """llm -> agent: the request is stored for a batch, so the turn ends here until a process has the reply.
+    """llm -> agent: the request is stored for a batch, so the turn waits, without a process, for the reply.
 
     Attributes:
         item: The request's id in the batch.

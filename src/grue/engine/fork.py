@@ -95,7 +95,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         path: The trace.
         episode: Its name.
         envelopes: The messages of the turn, from the `RunTurn` that began it.
-        earlier: Those of the earlier turns, if the turn continues a conversation.
+        earlier: The messages of the earlier turns, if the turn continues a conversation.
     """
 
     path: Path

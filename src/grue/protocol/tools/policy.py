@@ -336,9 +336,9 @@ def own_copies(questions: Iterable[ApprovalQuestion]) -> tuple[ApprovalQuestion,
 
 
 def is_about(decision: ApprovalDecision, asked: ApprovalQuestion | ApprovalDecision) -> bool:
-    """Return whether a decision is about a question, or about that of another decision.
+    """Return whether a decision is about this question, or about the question of another decision.
 
-    It is if tool, arguments and definition are the same.
+    Tool, arguments and definition have to be the same.
     """
     return (decision.name, decision.arguments_digest, decision.definition_digest) == (
         asked.name,

@@ -269,7 +269,8 @@ def summary_request(turn: Turn) -> m.UserText:
 def with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
     """Put a summary in the place of everything but the first entry and the last reply.
 
-    If the turn continues a conversation and its own text has been said already, the text is said again.
+    If the turn continues a conversation and a request has sent its user text, the summary would take the
+    place of that text too. So the text follows the summary once more.
     """
     _, ledger = _kept(turn)
     items = [m.UserText(SUMMARY.format(summary=summary.strip()))]
