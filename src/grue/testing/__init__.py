@@ -2,7 +2,7 @@
 
 Servers and models: `mock_server`, `faulty_server`, `fake_tools`, `llm_server`, and pytest fixtures for them
 (`plugin`). One actor alone, with fake neighbours and a virtual clock: `actor_harness`. A trace as a test:
-`replay`, `assert_prefix_stable`. What was decided: `decisions`.
+`replay`, `assert_prefix_stable`. Assertions on a turn's calls and answer: `decisions`.
 """
 
 from grue.runtime.lazy_names import lazy_names

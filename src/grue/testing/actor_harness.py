@@ -17,16 +17,17 @@ async def test_it_heats_until_the_room_is_warm() -> None:
 The actor runs under a real supervisor with a real mailbox. `tell`, `ask` and `idle` return when the actor
 waits for its next message, a reply or a timer, so a test needs no sleeps. Time passes only in `pass_time`.
 
-A `FakeChannel` (`ActorHarness.channel` makes one) is a mailbox whose owner the test plays: `sent` has what
-actors have sent to it, and it answers asks as the test says. It is a real `Mailbox` without a reader, so it
-records, fills up and closes as one does.
+A `FakeChannel` (`ActorHarness.channel` makes one) is a mailbox whose owner the test plays: `sent` has the
+messages that actors have sent to it, and it answers asks as the test says. It is a real `Mailbox` without a
+reader, so it records, fills up and closes like any other mailbox.
 
 `virtual_time` runs a test in an event loop with a virtual clock. The clock stands still while any task can
-run. When all tasks wait, it jumps to the next timer: a sleep, a time limit, a deadline. So an actor waits
-hours within milliseconds, and the same test gives the same times in each run. Everything that asks the event
-loop for the time sees the virtual clock: `anyio.current_time`, `sleep`, `fail_after`, `move_on_after`,
-deadlines of cancel scopes. When all tasks wait and there is no timer, nothing can ever happen again: the loop
-raises `Deadlock`, which says where each task waits. In real time such a test would hang.
+run. When all tasks wait, it jumps to the next timer: a sleep, a time limit, a deadline. So hours of an
+actor's waiting pass within milliseconds, and the same test gives the same times in each run. Everything that
+asks the event loop for the time sees the virtual clock: `anyio.current_time`, `sleep`, `fail_after`,
+`move_on_after`, deadlines of cancel scopes. When all tasks wait and there is no timer, nothing can ever
+happen again: the loop raises `Deadlock`, whose text has the line at which each task waits. In real time such
+a test would hang.
 
 The clock is for actors. A process, a socket or a pipe takes real time, so the loop refuses to wait for one.
 Work in threads takes real time as well; the loop waits for it and its clock stands still meanwhile.
@@ -77,13 +78,13 @@ _UNLIMITED = sys.maxsize
 class FakeChannel(Mailbox[M]):
     """A mailbox without an actor behind it.
 
-    It gives no reply unless `answers` says so or the test calls `reply`. `close` makes senders fail with
-    `MailboxClosed`; `abandon` does the same to those that wait for a reply.
+    It gives no reply unless the test has called `answers` or calls `reply`. `close` makes senders fail with
+    `MailboxClosed`; `abandon` also makes those fail that wait for a reply.
 
     Args:
         name: The name of the actor that it stands for.
         tap: Records each message on its way in.
-        bound: Messages it holds until `take` makes room; `None`: it is never full.
+        bound: Number of messages that it holds until `take` makes room; `None`: it is never full.
     """
 
     def __init__(self, name: str, tap: Tap, *, bound: int | None = None) -> None:
@@ -95,27 +96,27 @@ class FakeChannel(Mailbox[M]):
 
     @property
     def sent(self) -> list[M]:
-        """The messages that were ever sent to it, in order."""
+        """All messages that were sent to it, in order; also those that were taken out."""
         return [each.body for each in self.envelopes]
 
     def answers(self, kind: type, *replies: Any) -> None:
         """Answer asks of a kind at once, with these replies in order; the last one is repeated.
 
-        A reply that is a function gets the question and returns the reply.
+        A reply may be a function, which gets the question and returns the reply.
         """
         if not replies:
             raise ValueError("answers needs at least one reply")
         self._answers[kind] = deque(replies)
 
     def ends_at(self, kind: type) -> None:
-        """End when a message of this kind arrives, as an actor that crashes on it would."""
+        """End when a message of this kind arrives, like an actor that crashes on the message."""
         self._ends_at = kind
 
     def reply(self, body: Any) -> None:
         """Answer the oldest ask that has no reply yet.
 
         Raises:
-            AssertionError: There is none.
+            AssertionError: No ask waits for a reply.
         """
         if not self._asked:
             raise AssertionError(f"Nobody waits for a reply of {self.name}.")
@@ -125,7 +126,7 @@ class FakeChannel(Mailbox[M]):
         """Take the oldest message out, which makes room for another one.
 
         Raises:
-            AssertionError: It is empty.
+            AssertionError: The mailbox is empty.
         """
         try:
             envelope = self._exit.receive_nowait()
@@ -180,7 +181,7 @@ class Asked:
         return self._outcome()
 
     async def put_to(self, mailbox: Mailbox[Any], timeout_s: float | None) -> None:
-        """Ask, and keep the reply or the exception."""
+        """Ask the mailbox, and keep the reply or the exception."""
         try:
             reply = await mailbox.ask(self._question, sender=SENDER, timeout_s=timeout_s)
         except (AskTimedOut, MailboxClosed) as error:
@@ -199,7 +200,7 @@ def _raising(error: Exception) -> Callable[[], Any]:
 class ActorHarness:
     """Runs one actor. Use it as an async context manager inside a test with `@virtual_time`.
 
-    On leaving, it closes the actor's mailbox and waits until the actor has handled what it has, as a
+    On leaving, it closes the actor's mailbox and waits until the actor has handled the messages in it, as a
     supervisor does. If the test has failed, it cancels the actor.
 
     Args:
@@ -262,7 +263,7 @@ class ActorHarness:
 
         Args:
             name: The neighbour's name.
-            bound: Messages it holds until the test takes one; `None`: it is never full.
+            bound: Number of messages that it holds until the test takes one; `None`: it is never full.
         """
         channel: FakeChannel[Any] = FakeChannel(name, self._record, bound=bound)
         self._channels.append(channel)
@@ -289,7 +290,7 @@ class ActorHarness:
         return await self.idle()
 
     async def ask(self, body: object, *, timeout_s: float | None = None) -> Asked:
-        """Send an ask to the actor, and return it when the actor waits again, answered or not.
+        """Send an ask to the actor. Return the ask when the actor waits again, whether it has replied or not.
 
         Args:
             body: The question.
@@ -301,7 +302,7 @@ class ActorHarness:
         return asked
 
     async def idle(self) -> list[Any]:
-        """Wait until the actor waits, and return what it has sent and noted since the last call.
+        """Let the actor run until it waits, and return what it has sent and noted since the last call.
 
         No time passes.
         """
@@ -317,7 +318,7 @@ class ActorHarness:
     async def stop(self) -> list[Any]:
         """End the actor as its supervisor does, and return what it has sent and noted.
 
-        It handles the messages that are in its mailbox. After `stop_grace_s` it is cancelled.
+        The actor first handles the messages that are in its mailbox. After `stop_grace_s` it is cancelled.
         """
         self._leaving.set()
         return await self._end()
@@ -414,7 +415,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     subprocess_shell = subprocess_exec
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake those who wait for idleness, or else let `timeout_s` seconds pass. The selector calls this.
+        """Wake the callers of `idle`, or if there are none, advance the clock. The selector calls this.
 
         Raises:
             Deadlock: There is no timer.
@@ -436,14 +437,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """The loop's selector. Where a real one would block, it lets the loop's clock jump."""
+    """The loop's selector. Instead of blocking, it makes the loop's clock jump."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
         self._real = selectors.DefaultSelector()
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        # The first one is the pipe by which other threads wake the loop.
+        # The first file is the pipe by which other threads wake the loop. Refuse all others.
         if self._real.get_map():
             raise RuntimeError(_REAL_TIME)
         return self._real.register(fileobj, events, data)
@@ -485,7 +486,7 @@ def run_in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
 
 
 def virtual_time(test: Callable[P, Awaitable[T]]) -> Callable[P, T]:
-    """Make a plain function of a coroutine function: a call runs it in virtual time.
+    """Turn a coroutine function into a plain function, which runs it in virtual time.
 
     A test with this decorator needs no plugin for asynchronous tests. Fixtures work as usual.
 
@@ -504,7 +505,7 @@ def virtual_loop() -> VirtualTimeLoop:
     """Return the running loop.
 
     Raises:
-        RuntimeError: It has no virtual clock.
+        RuntimeError: The loop has no virtual clock.
     """
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualTimeLoop):
@@ -513,7 +514,7 @@ def virtual_loop() -> VirtualTimeLoop:
 
 
 def _is_idle_worker(thread: threading.Thread) -> bool:
-    """Return whether a thread is one of anyio's, which stay for a while after their work."""
+    """Return whether a thread is an idle worker of anyio, which stays for a while after its work."""
     queue = getattr(thread, "queue", None)
     return queue is not None and getattr(queue, "unfinished_tasks", 1) == 0
 
@@ -524,7 +525,7 @@ def _deadlock_text(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _place(task: "asyncio.Task[Any]") -> str:
-    """Return the line at which a task waits, in the code that is not part of the libraries."""
+    """Return the line at which a task waits, outside the code of libraries."""
     frames = list(_frames(task.get_coro()))
     ours = [each for each in frames if not any(name in each.f_code.co_filename for name in _LIBRARIES)]
     if not (ours or frames):
@@ -558,7 +559,7 @@ class TraceWatch:
         clock: Seconds, for the times of the messages; `None`: the system's clocks.
 
     Attributes:
-        recorder: Give it to a `Runner`; everything that it records is watched. It writes no file.
+        recorder: Pass it to a `Runner`. All messages that it records are watched. It writes no file.
         envelopes: The messages so far, in order.
 
     Source: L18
@@ -612,7 +613,7 @@ class TraceWatch:
             raise self._failure(f"{_described(kind, fields)} happened {len(found)} times, not never", kind)
 
     def in_order(self, *wanted: object) -> None:
-        """Assert that these messages were recorded in this order; others may lie between them.
+        """Assert that these messages were recorded in this order; there may be others between them.
 
         Args:
             wanted: Kinds of messages, or whole messages.
@@ -630,10 +631,10 @@ class TraceWatch:
             position += 1
 
     def caused_by(self, kind: type, cause: type) -> None:
-        """Assert that each message of `kind` was caused by one of `cause`, at once or through others.
+        """Assert that each message of `kind` was caused by one of `cause`, directly or indirectly.
 
         Raises:
-            AssertionError: One was not, or there is no message of `kind`.
+            AssertionError: A message of `kind` has another cause, or there is no message of `kind`.
         """
         by_number = {each.seq: each for each in self.envelopes}
         found = [each for each in self.envelopes if isinstance(each.body, kind)]

@@ -1,4 +1,4 @@
-"""Assertions on what a turn decided: which tools it called, and what it answered.
+"""Assertions on the tool calls and the answer of a turn.
 
 `grue trace to-test` writes tests with them.
 """
@@ -19,9 +19,10 @@ class Called(Struct, frozen=True):
 
     Attributes:
         name: Canonical name of the tool, `SERVER.TOOL`.
-        arguments: As the model wrote them: a JSON object, or the text if it is none.
-        result: What the tool returned; left out: anything.
-        error: The error that the model reads instead; left out with `result`: anything.
+        arguments: As the model wrote them: a JSON object; if they are none, the text.
+        result: What the tool returned; left out: it is not checked.
+        error: The error that the model reads instead of a result; left out together with `result`: neither is
+            checked.
         settlement: How the call was settled.
     """
 
@@ -40,7 +41,7 @@ def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
         expected: The calls.
 
     Raises:
-        AssertionError: It made others; the text names the first call that differs, and how.
+        AssertionError: It made other calls; the text names the first call that differs, and how.
     """
     for number, call in enumerate(outcome.tool_calls, start=1):
         if number > len(expected):
@@ -63,8 +64,9 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
         fallback: Whether it is the host's fallback, because the model gave no acceptable answer.
 
     Raises:
-        AssertionError: It gave another one, or the fallback instead of an answer of the model, or vice versa.
-        TypeError: That is no outcome of a turn.
+        AssertionError: It gave another answer; or it ended with the fallback and should not have, or vice
+            versa.
+        TypeError: `outcome` is not the outcome of a turn.
     """
     if not hasattr(outcome, "kind"):
         raise TypeError(f"assert_answer wants the TurnOutcome of a turn, not {type(outcome).__name__}")
@@ -77,7 +79,7 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
 
 
 def arguments_of(call: m.ToolCall | m.ToolCallRecord) -> object:
-    """Return the arguments of a call: a JSON object, or the text if it is none."""
+    """Return the arguments of a call as a JSON object; if they are none, as text."""
     try:
         value: object = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError:

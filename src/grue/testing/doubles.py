@@ -49,8 +49,9 @@ _THOUGHT: dict[str, Any] = {
 class MockMCPManager:
     """A manager without a server, which returns the results that a test sets.
 
-    It lists `thoughtbox.think` and every tool for which a result was set. Any other tool, listed or not,
-    returns `{"default": "result"}`. It answers whether a session is open or not; see `connected`.
+    It lists `thoughtbox.think` and every tool for which a result was set. A tool without a set result returns
+    `{"default": "result"}`, even if it is not listed. Calls are answered whether a session is open or not;
+    `connected` shows which.
 
     Attributes:
         server_name: The server that its tools belong to.
@@ -142,7 +143,7 @@ class MockLLMClient:
 
     Attributes:
         requests: The arguments of each `create` call so far.
-        chat: `chat.completions.create` is `chat_completions_create`.
+        chat: Has `chat.completions.create`, which calls `chat_completions_create`.
         supports_tools: The result of `_supports_tool_calling`; `None`: decide by the model's name.
     """
 

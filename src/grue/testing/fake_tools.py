@@ -12,10 +12,10 @@ runner = Runner(llm=..., servers={"cave": cave})
 assert cave.calls == [("look", {})]
 ```
 
-What is set later takes the place of what was set before, except of a failure that no call has met yet:
-`fails` and then `answers` fail once, and then answer.
+An outcome that is set for a tool replaces the earlier ones, except failures that no call has got yet. So
+after `fails` and then `answers`, the first call fails and the next one is answered.
 
-It never waits: a timeout is raised immediately. To test with a real process, use
+The server never waits: a timeout is raised immediately. To test with a real process, use
 `grue.testing.faulty_server`.
 """
 
@@ -151,7 +151,7 @@ class FakeToolServer:
             self._tools[tool] = m.ToolDefinition(
                 server=self.name, tool=tool, description="", input_schema=dict(_ANY_OBJECT)
             )
-        # A failure that no call has met yet comes first; an answer, and what was given already, makes room.
+        # Keep failures that no call has got yet. Drop answers, and an outcome that a call has got already.
         before = () if tool in self._given else self._outcomes.get(tool, ())
         waiting = [each for each in before if isinstance(each, Exception) or each.is_error]
         self._given.discard(tool)

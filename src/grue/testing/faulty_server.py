@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 
-TYPE_CHECKING = False  # importing it from typing would double the time that this server takes to boot
+TYPE_CHECKING = False  # importing `typing` would double the time that this server takes to boot
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
@@ -49,7 +49,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 """The choices of `--ask`: requests to the client."""
 
 UNPROMPTED_ACTIONS = ("exit", "kill", "close-stdout", "noise", "change-tools")
-"""The choices of `--after-listing`: actions without a request. A log message reports the last two."""
+"""The choices of `--after-listing`: actions without a request. For the last two, a log message is sent."""
 
 GARBAGE = (
     b"Server listening...",
@@ -70,7 +70,7 @@ def _flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="faulty_server",
         description="An MCP server over stdio, with the faults that the flags add.",
-        # Without a width, argparse imports shutil at once to find out the terminal's.
+        # Without a width, argparse would import shutil to find out the terminal's width.
         formatter_class=lambda prog: argparse.HelpFormatter(prog, width=100),
     )
     add = parser.add_argument
@@ -264,7 +264,7 @@ class FaultyServer:
             yield line
 
     def _fails(self, phase: str) -> bool:
-        """Carry out the fault that replaces an answer in this phase; return False if there is none."""
+        """Carry out the fault that replaces the answer in this phase; return False if there is none."""
         flags = self._flags
         if flags.exit_at == phase:
             sys.stderr.flush()
@@ -337,7 +337,7 @@ class FaultyServer:
         return {"content": [{"type": "text", "text": text + "x" * self._flags.huge_result}]}
 
     def _ask(self, what: str) -> dict[str, Any]:
-        """Send a request and return the answer's body. Other messages are served afterwards."""
+        """Send a request and return the answer's body. Other messages that arrive first are served later."""
         self._asked += 1
         asked = f"asked-{self._asked}"
         method, params = REQUESTS[what]
@@ -381,11 +381,11 @@ class FaultyServer:
                     sys.stdout.buffer.flush()
                     time.sleep(self._flags.drip or 0)
         except OSError:
-            pass  # after `--close-stdout-at`; importing contextlib would slow down the start
+            pass  # stdout was closed by `--close-stdout-at`; importing `contextlib` would slow down the start
 
 
 def _start_sleep(seconds: str, *, start_new_session: bool = False) -> None:
-    import subprocess  # few starts need it
+    import subprocess  # here, because few starts need it
 
     subprocess.Popen(["sleep", seconds], stdin=subprocess.DEVNULL, start_new_session=start_new_session)
 
@@ -421,7 +421,7 @@ def _sleep_for_ever() -> None:
 
 
 def _flags_of_this_start(flags: argparse.Namespace) -> argparse.Namespace:
-    """Return the flags, or the defaults if `--only-in` says that this start has no faults."""
+    """Return the flags; if `--only-in` does not name this start, the defaults, which have no faults."""
     if flags.only_in is None:
         return flags
     lives, counted = flags.only_in

@@ -32,13 +32,13 @@ _LONGEST_PAUSE_S = 0.1
 
 
 class _Present(NamedTuple):
-    """Processes, descriptors and threads: all at one moment, or those that are new since."""
+    """Processes, descriptors and threads: all that exist at one moment, or those that are new."""
 
     processes: frozenset[int]
     descriptors: frozenset[int]
     threads: frozenset[threading.Thread]
-    started: frozenset[int]  # the kernel's numbers of all threads, where it tells them
-    running: frozenset[int]  # Python's numbers of those that run Python code
+    started: frozenset[int]  # the kernel's numbers of all threads; empty if the kernel does not list them
+    running: frozenset[int]  # Python's numbers of the threads that run Python code
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     before = _Present(
         all_process_ids(), frozenset(_descriptors()), frozenset(_threads(running)), _tasks(), running
     )
-    os.environ[_MARK] = f"{mark} {outer}"  # nested blocks: a process has the marks of all of them
+    os.environ[_MARK] = f"{mark} {outer}"  # in nested blocks, a process gets the marks of all blocks
     try:
         yield
     finally:
@@ -76,7 +76,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     pause_s = _FIRST_PAUSE_S
     while any((left := _new_since(before, mark))[:3]) and time.monotonic() < deadline:
         time.sleep(pause_s)
-        # A look goes through all of the system's processes: looking often delays what it waits for.
+        # Each check reads all of the system's processes. Frequent checks would delay the processes' end.
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
     if any(left[:3]):
         raise AssertionError("left behind: " + ", ".join(_description(left)))
@@ -84,7 +84,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
 
 def _new_since(before: _Present, mark: str) -> _Present:
     return _Present(
-        # What ran before is not counted. Of a machine's hundreds of processes, only the new ones are read.
+        # Read only processes that are new since the block began, not the machine's hundreds of others.
         frozenset(each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)),
         frozenset(_descriptors()) - before.descriptors,
         # A thread that Python did not start gets its entry when it first asks for `current_thread()`, which
@@ -118,7 +118,7 @@ def _is_ours(process: ProcessEntry, mark: str) -> bool:
         return True
     try:
         return mark.encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
-    except OSError:  # it has ended, belongs to another user, or this is not Linux
+    except OSError:  # the process has ended or belongs to another user, or this is not Linux
         return False
 
 
@@ -133,10 +133,10 @@ def _descriptors() -> Iterator[int]:
 def _threads(known: frozenset[int]) -> Iterator[threading.Thread]:
     """Yield the threads that run, or are about to.
 
-    `enumerate` alone also names threads that have ended. It adds an entry for whatever thread asks for
-    `current_thread()` without one, such as a thread that is ending and collects garbage on the way, and
-    nothing removes it. Another thread may have its `ident` by then, and its entry: one of `known`, or a
-    new one.
+    `threading.enumerate` also returns threads that have ended. If a thread without an entry calls
+    `current_thread()`, Python adds an entry, and nothing removes it when the thread ends. That happens to a
+    thread that runs garbage collection while it ends. Later another thread, one of `known` or a new one, may
+    get the same `ident`, and the old entry then seems to be that thread's.
     """
     tasks = _tasks()
     running = _running()

@@ -7,8 +7,8 @@ from grue.testing.llm_replies import text_reply
 script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take lamp")]
 ```
 
-Each works with whole replies and with streams, in every format. `silence` and `hang_up` in `llm_replies.py`
-are two more. Replies that hang or pause end immediately when the server closes.
+Each fault works with whole replies and with streams, in every format. Two more are `silence` and `hang_up` in
+`llm_replies.py`. Replies that hang or pause end immediately when the server closes.
 """
 
 import gzip
@@ -94,7 +94,7 @@ def empty(status: int = 200) -> LlmReply:
 
 
 def compressed(reply: LlmReply = _GOOD_REPLY, *, stages: int = 1) -> LlmReply:
-    """Compress the body with gzip, `stages` times. Spaces shrink to a thousandth each time."""
+    """Compress the body with gzip, `stages` times. A body of spaces shrinks to a thousandth at each stage."""
     body = reply.body
     for _ in range(stages):
         body = gzip.compress(body)

@@ -49,7 +49,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
     events: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a body that cannot be sent: the server would fail in a thread, like a broken connection."""
+        """Refuse a body that cannot be sent. Otherwise the client would only see a broken connection."""
         if not isinstance(self.body, bytes | bytearray | memoryview):
             raise TypeError(f"LlmReply: body= wants bytes, not {type(self.body).__name__}.")
 
@@ -81,11 +81,11 @@ def tool_calls_reply(
     """Return a completion with tool calls.
 
     Args:
-        calls: Name, and arguments as a mapping or as the JSON text to send.
+        calls: The calls, each as a pair: name, and arguments as a mapping or as the JSON text to send.
         content: Text beside the calls.
-        ids: Their ids; default: new ones.
+        ids: The ids of the calls; default: new ones.
         message: Further fields of the assistant's message, such as `reasoning_content`. The server then
-            refuses requests that do not repeat it with the calls (in chat completions, only under
+            refuses requests that do not repeat the reasoning with the calls (in chat completions, only under
             `ProviderRules.echo_reasoning`).
 
     Raises:

@@ -15,10 +15,10 @@ in the format of its request (`grue.testing.providers`). Replies that fail durin
 `llm_faults.py`.
 
 Each request is first checked against the rules of strict providers: they refuse a tool call without a result,
-empty texts, `tools: []` or too many cache markers. A request that fails the check gets a 400 and does not use
-up a reply of the list, so that a malformed request fails the test that sends it.
+empty texts, `tools: []` or too many cache markers. A request that fails the check gets a 400, so that a test
+which sends a malformed request fails. It does not use up a reply of the list.
 
-With a `ContextWindow` it counts each request, and refuses one that is too long.
+With a `ContextWindow` the server counts the tokens of each request, and refuses one that is too long.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ class ContextWindow(Struct, frozen=True):
     """How long a request may be.
 
     Attributes:
-        tokens: Longest request, with the tokens of the reply that it asks for.
+        tokens: Most tokens of a request, including those of the reply that it asks for.
         bytes_per_token: How many bytes of JSON count as one token.
     """
 
@@ -142,13 +142,13 @@ def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event
         closing.wait()
     if reply.then == "reset":
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        # close() is not enough: the request handler has a file object on the socket, which keeps it open.
+        # close() is not enough: a file object of the request handler keeps the socket open.
         os.close(connection.detach())
     return reply.then == "keep"
 
 
 def _pieces(reply: LlmReply) -> Iterator[bytes]:
-    """Yield the pieces to send, each with a write of its own."""
+    """Yield the pieces of a reply; each is sent by a write of its own."""
     if reply.then != "keep" and reply.after is None:
         yield reply.body
         return
@@ -160,7 +160,7 @@ def _pieces(reply: LlmReply) -> Iterator[bytes]:
         yield head
         yield from body
     else:
-        # One write: a body in a second packet could be delayed until the first one is acknowledged.
+        # Send all in one write: a body in a second packet could be delayed until the first is acknowledged.
         yield head + b"".join(body)
 
 
@@ -238,7 +238,7 @@ Script: TypeAlias = Sequence[LlmReply | str] | Callable[[LlmRequest], LlmReply |
 _SHOWN = 300
 
 _OURS = "grue.testing: "
-"""What the script's own faults begin with, so that the advice is about the script and not about a model."""
+"""The prefix of errors in the script, so that advice to the user is about the script, not about a model."""
 
 
 def _reply(given: object) -> LlmReply | None:
@@ -251,8 +251,8 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return a sentence about why the request was made: its last message, as far as it is a text."""
-    from grue.messages import REPAIR_REQUEST  # few scripts are too short
+    """Return sentences that explain a request: whether it repairs a reply, and its last message if a text."""
+    from grue.messages import REPAIR_REQUEST  # imported here, because few scripts are too short
     from grue.runtime.safe_text import printable
 
     last = request.messages[-1] if request.messages else {}
@@ -291,8 +291,8 @@ class ScriptedLlmServer:
             to a request for them; default: one with the id `scripted` and no further fields.
         window: Longest request that it takes, which it then counts in `usage`; `None`: any, not counted.
         port: Its port; 0: a free one. A program that is started again keeps its `base_url` with a port.
-        retry_after: The header `Retry-After` of errors that have none. `"0"`: a client that tries again does
-            so at once, and a model that fails costs a test no half minute.
+        retry_after: The header `Retry-After` of errors that have none. With `"0"` a client retries at once,
+            so that a failing model does not delay a test by half a minute.
 
     Attributes:
         requests: Every request so far, refused ones included.
@@ -346,9 +346,9 @@ class ScriptedLlmServer:
     def settings(self) -> "LlmSettings":
         """Settings for this endpoint, as `Runner(llm=...)` takes them: no key, and retries without waits.
 
-        With the waits of `LlmSettings`, a model that hangs up costs a test half a minute. Only `silence` is
-        waited for as long as usual: `msgspec.structs.replace(llm.settings, retry=RetryPolicy(timeout_s=0.5,
-        max_retries=0))`.
+        With the usual waits, a model that hangs up would delay a test by half a minute. The time limit of a
+        request is the usual one. For a test with `silence`, shorten it:
+        `msgspec.structs.replace(llm.settings, retry=RetryPolicy(timeout_s=0.5, max_retries=0))`.
         """
         from grue import LlmSettings, RetryPolicy
 
@@ -404,7 +404,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Record a request for the list of models and return its reply; also to a look at a batch."""
+        """Record a request for the list of models and return its reply. Also answer GETs about batches."""
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")
         with self._lock:
@@ -475,9 +475,9 @@ def _wake(connection: socket.socket) -> None:
 
 
 def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply, dict[str, list[Json]]]:
-    """Return a reply as it is sent in this format, and the reasoning that it wants back.
+    """Return a reply in this format, and the reasoning in it that later requests must repeat.
 
-    What is neither a completion nor an error is sent as it is.
+    A body that is neither a completion nor an error is returned unchanged.
     """
     raw = said.then != "keep" and said.after is None
     reply = None if raw else dialect.reply(said.body, said.status, request)

@@ -306,8 +306,8 @@ async def _answer(
 ) -> ElicitResult | InputRequiredResult:
     """Ask the user in the way of the protocol era, where the SDK has no way of its own.
 
-    Since 2026-07-28 a server sends no requests. The call returns what it wants to know, and the client makes
-    the call again with the answer.
+    Since 2026-07-28 a server sends no requests. The call returns the question as its result, and the client
+    makes the call again with the answer.
     """
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         answer = (ctx.input_responses or {}).get(_QUESTION)
@@ -328,10 +328,10 @@ async def _answer(
 
 
 def _require_elicitation(ctx: Context[Any, Any], mode: Literal["form", "url"]) -> None:
-    """Refuse the call of a client that has not said that it can ask its user this way."""
+    """Refuse the call of a client that has not declared that it can ask its user in this mode."""
     declared = ctx.client_capabilities
     modes = None if declared is None else declared.elicitation
-    # A client that names no mode can show forms: that is how it was before there were modes.
+    # A client that names no mode can show forms: older clients do not know modes.
     if modes is None or (
         modes.url is None if mode == "url" else modes.form is None and modes.url is not None
     ):
@@ -436,4 +436,4 @@ _FEATURES = (
     _add_resources,
     _add_prompts,
 )
-"""What the reference server has, in the order in which its tools are listed."""
+"""The functions that add the features of the reference server, in the order of its list of tools."""

@@ -1,8 +1,8 @@
 """An MCP server that follows the specification, for tests of MCP clients and agents.
 
-Use it where the faulty server (`faulty_server.py`) is wrong on purpose. It is the official SDK's server with
-what tests need beside it: pagination of every list, legacy subscriptions, completions and log levels,
-features that can be switched off, one protocol era or both, and a way to serve it from a test:
+For a server with faults, use `faulty_server.py`. This one is the official SDK's server with additions for
+tests: pagination of every list, legacy subscriptions, completions and log levels, features that can be
+switched off, one protocol era or both, and a way to serve it from a test:
 
 ```python
 server = MockServer("shop")
@@ -21,9 +21,9 @@ everything. `grue mock-server` runs it, or a server of yours, as a program.
 
 The events of HTTP streams are kept, so that a client can resume a stream that broke off.
 
-A server over stdio can be one that does not know `initialize`. The SDK's server chooses the protocol's era of
-a connection by the client's first request, and `initialize` would choose the older one, even if it is
-refused. So it is refused here, before the server has seen it.
+A server over stdio can be one without `initialize`. The SDK's server chooses the protocol's era of a
+connection by the client's first request, and would choose the older era at `initialize`, even if it then
+refuses the request. So this module refuses `initialize` before the SDK's server sees it.
 """
 
 import logging
@@ -198,7 +198,7 @@ _METHODS: Mapping[Feature, tuple[str, ...]] = {
     "completions": ("completion/complete",),
     "logging": ("logging/setLevel",),
 }
-# A port that is closed at the end of a test must not keep the test waiting for clients that stay connected.
+# Closing the port at the end of a test must not wait longer for clients that stay connected.
 _GRACE_S = 1
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -210,7 +210,7 @@ class MockServer(MCPServer[Any]):
     Args:
         name: The server's name.
         page_size: Number of items in a page of each list, at least 1; `None`: everything in one page.
-        without: Features that this server does not have. Their methods are answered with "method not found".
+        without: Features to switch off. Their methods are answered with "method not found".
         era: Protocol revisions that it speaks: those that begin with `initialize`, those without
             (2026-07-28), or both.
 
@@ -316,7 +316,7 @@ class MockServer(MCPServer[Any]):
         server.add_request_handler("resources/subscribe", SubscribeRequestParams, self._subscribe)
         server.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
-        # The SDK derives the capabilities from its handlers, and has no public way to take one back.
+        # The SDK derives the capabilities from its handlers, and has no public way to remove a handler.
         for feature in self._without:
             for method in _METHODS[feature]:
                 server._request_handlers.pop(method, None)  # noqa: SLF001
@@ -346,7 +346,7 @@ class MockServer(MCPServer[Any]):
         """Return a page, and the cursor of the next one. A cursor is the position of the page's first item.
 
         Raises:
-            ProtocolError: The cursor is not one that this server has given.
+            ProtocolError: The cursor is not from this server.
         """
         cursor = params.cursor if params is not None else None
         size = self._page_size or max(1, len(items))
@@ -394,7 +394,7 @@ def run_stdio(server: MockServer) -> None:
 
 @contextmanager
 def _logging_as_it_is() -> Iterator[None]:
-    """Undo what the SDK's server does to the root logger, which belongs to the program under test."""
+    """Restore the root logger after the block: the SDK's server changes it, but the program owns it."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 def nothing_left() -> Iterator[None]:
     """Fail the test if it leaves a process, a descriptor or a thread behind.
 
-    The other fixtures of this plugin are closed before the check. Request it before your own fixtures, so
-    that they are closed before it, too.
+    The other fixtures of this plugin are closed before the check. Request `nothing_left` before your own
+    fixtures, so that these are closed before the check, too.
 
     Source: P9
     """
@@ -95,7 +95,7 @@ def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServe
     from grue.tool_sessions.server_specs import HttpServer
 
     if "nothing_left" in request.fixturenames:
-        request.getfixturevalue("nothing_left")  # set up first, so that it checks last
+        request.getfixturevalue("nothing_left")  # set up first, so that its check runs last
 
     with ExitStack() as running:
 
@@ -143,7 +143,7 @@ def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]"
     from grue.testing.llm_server import LlmReply, ScriptedLlmServer
 
     if "nothing_left" in request.fixturenames:
-        request.getfixturevalue("nothing_left")  # set up first, so that it checks last
+        request.getfixturevalue("nothing_left")  # set up first, so that its check runs last
 
     with ExitStack() as running:
 

@@ -52,7 +52,7 @@ class TaskServer:
             self._tasks = json.loads(options.store.read_text())
 
     def serve(self) -> None:
-        """Answer what is read from standard input until it ends."""
+        """Answer requests from standard input until the input ends."""
         for line in sys.stdin:
             message = json.loads(line)
             if "id" in message and "method" in message:
@@ -74,7 +74,7 @@ class TaskServer:
         self._write({"id": request_id, "result": result})
 
     def answer(self, method: str, params: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the result of a request; `None`: it is not answered."""
+        """Return the result of a request; `None`: do not answer it."""
         match method:
             case "initialize" if not self._extension:
                 tasks: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}

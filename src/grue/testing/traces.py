@@ -44,12 +44,12 @@ def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptP
 
     Within a conversation each prompt has to begin with the last one, or the last one that offered tools too.
     Between conversations of one model, the tools and the system text have to be the same. `grue trace cache`
-    shows the same of a trace.
+    shows where a trace's prompts break these rules.
 
     Args:
         path: A trace file or a run folder.
-        allow: Parts of a prompt that may differ: `model`, `tools`, `system`, `messages`. A final answer that
-            is asked for without tools counts as `tools`.
+        allow: Parts of a prompt that may differ: `model`, `tools`, `system`, `messages`. A request for a
+            final answer that offers no tools differs in `tools`.
 
     Returns:
         The number of requests.

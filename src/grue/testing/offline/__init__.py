@@ -1,9 +1,9 @@
 """The offline model: a script that replaces the LLM, without network or API key.
 
-It is marked as a script wherever it shows: the model is called `grue-offline-script`, the ids of its
-completions begin with `offline-`, and the thinking in its answers ends with "(scripted)". It has a list of
-commands for two games, the house and Zork I, and explores other games by simple rules (`repertoire.py`). At
-some turns it calls a thinking tool, if the request offers one whose schema it can satisfy (`thinking.py`).
+It can always be recognised as a script: the model is called `grue-offline-script`, the ids of its completions
+begin with `offline-`, and the thinking in its answers ends with "(scripted)". It has a list of commands for
+two games, the house and Zork I, and explores other games by simple rules (`repertoire.py`). In some turns it
+calls a thinking tool, if the request offers one whose schema it can satisfy (`thinking.py`).
 
 For `grue chat --offline` it makes the tool calls that the user spells out (`chatting.py`). For `grue run
 --offline` it writes the report of the bundled example (`reporting.py`).

@@ -1,7 +1,7 @@
 """The part of a chat completions request that the scripted model reads.
 
-Whether the request is valid is decided by `grue.testing.providers`, as in the scripted endpoint of the
-testing kit. What is decoded here are only the fields that the script looks at.
+`grue.testing.providers` decides whether the request is valid, as in the scripted endpoint of the testing kit.
+This module decodes only the fields that the script reads.
 """
 
 from typing import Any, Final, Literal, TypeAlias
@@ -20,8 +20,8 @@ class BadRequestError(Exception):
     """The request cannot be answered: HTTP status 400.
 
     Attributes:
-        param: Which part of the request is wrong, such as `response_format`; `None`: the message says it.
-        code: A word for programs; `None` where OpenAI has none.
+        param: The wrong part of the request, such as `response_format`; `None`: only the message names it.
+        code: A word for programs; `None` if OpenAI has no code for the error.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -41,7 +41,7 @@ Content: TypeAlias = str | tuple[Part, ...]
 
 
 class ChatMessage(Struct, frozen=True):
-    """A message: who says it, and what."""
+    """A message: its role and its content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -82,7 +82,7 @@ class JsonSchemaFormat(Struct, frozen=True, tag="json_schema", tag_field="type")
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
-    """A valid request, reduced to what the script reads. `tool_choice` cannot force a call."""
+    """A valid request, reduced to the fields that the script reads. `tool_choice` cannot force a call."""
 
     model: str
     messages: tuple[ChatMessage, ...]
@@ -107,7 +107,7 @@ def decode_body(body: bytes) -> m.JsonObject:
     """Return the body of a request as a JSON object.
 
     Raises:
-        BadRequestError: It is not JSON, or not an object.
+        BadRequestError: The body is not JSON, or not an object.
     """
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
@@ -116,7 +116,7 @@ def decode_body(body: bytes) -> m.JsonObject:
 
 
 def read_request(body: m.JsonObject, dialect: Dialect = CHAT, *, strict_names: bool = False) -> ChatRequest:
-    """Check a request as a strict provider would, and decode what the script reads of it.
+    """Check a request as a strict provider would, and decode the fields that the script reads.
 
     Args:
         body: The request, in the format of `dialect`.

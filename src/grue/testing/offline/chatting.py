@@ -1,6 +1,6 @@
 """The scripted model of `grue chat --offline`: it makes the tool calls that the user spells out.
 
-It understands three things, and says so to everything else:
+It understands three kinds of text, and answers any other text with this list:
 
 - `call TOOL {JSON}`: it calls the tool, once for each such line. Then it repeats the results.
 - `think about TEXT`: it calls a thinking tool with the text, if the request offers one.
@@ -64,7 +64,7 @@ def _calls(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
         if function is None:
             names = ", ".join(each.name for each in request.offered) or "none"
             return f"I have no tool {asked['name']}. I have: {names}."
-        # Arguments that are no JSON are passed on: the caller is the one that has to cope with them.
+        # Pass on arguments that are not JSON, as a model would: the caller has to handle them.
         calls.append(_call(request, len(calls), function.name, asked["arguments"].strip() or "{}"))
     return tuple(calls)
 
@@ -83,7 +83,7 @@ def _call(request: ChatRequest, number: int, name: str, arguments: str) -> Funct
 
 
 def _function(offered: Sequence[Function], name: str) -> Function | None:
-    """Return the function with this name; a name with dots has others in their place on the wire."""
+    """Return the function with this name. In the request, other characters may stand for its dots."""
     wanted = _plain(name)
     # In a chat the tools of MCP servers begin with `mcp.`, which a user may leave out.
     return next((each for each in offered if _plain(each.name) in (wanted, f"mcp{wanted}")), None)

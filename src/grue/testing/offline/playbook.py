@@ -9,7 +9,7 @@ from msgspec import Struct
 from grue.testing.offline.situation import Situation
 
 IDLE: Final = frozenset(["look", "l", "inventory", "i", "score", "wait", "z", "help"])
-"""Commands that do not advance a game; mostly a host's fallback. No script contains them."""
+"""Commands that do not advance a game. No script contains them; mostly they are a host's fallback."""
 
 _MOST_LOST: Final = 10
 """Most turns that may have been played outside the script. With more, a match would be a coincidence."""
@@ -35,8 +35,8 @@ class Step(Struct, frozen=True, kw_only=True):
     Attributes:
         command: The command to play.
         why: The thinking in the answer.
-        objective: A new goal for several turns; `None`: none.
-        rounds: Thoughts before the answer, if there is a tool for them. Each round is one reply, with one
+        objective: A new goal for several turns; `None`: no new goal.
+        rounds: Thoughts before the answer, if there is a tool for thinking. Each round is one reply, with one
             tool call for each of its thoughts.
     """
 
@@ -71,11 +71,12 @@ class Playbook(Struct, frozen=True):
 
 
 def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
-    """Return the number of a script's commands that have been played, `None` if the game has left the script.
+    """Return how many of a script's commands were played; `None` if the game has left the script.
 
-    If the last commands agree with the script at the turn's number, it is that number. Otherwise some turns
-    were played outside the script (a host fell back to `look`). Then it is the latest place in the script
-    that matches the last commands, without those turns.
+    If the last commands are those of the script before this turn, all turns were played by the script, and
+    the result is `turn - 1`. Otherwise some turns were played outside the script, such as a host's fallback
+    to `look`. Then the result is the latest place in the script at which the last commands, without those
+    turns, match.
 
     Args:
         commands: The script's commands.

@@ -1,8 +1,8 @@
 """The playbooks of the offline model: for the house with any seed, and for Zork I.
 
-Games without a script are explored: try the things that a new place names, then take an exit. The next
-command depends on the current turn alone. The rules avoid commands that were just tried, commands that are
-remembered to have killed the player, exits named next to a danger, and dark places.
+In games without a script the player explores: it tries the things that are named in a new place, then takes
+an exit. The next command depends only on the current request. The rules avoid commands that were just tried,
+commands that are remembered to have killed the player, exits named next to a danger, and dark places.
 """
 
 import re
@@ -66,7 +66,7 @@ def _choose(situation: Situation) -> tuple[str, str]:
 
 
 def _arrival(situation: Situation) -> int:
-    """Return the index of the recent move that led here; -1 if none did, or if it is unknown."""
+    """Return the index of the recent move that led here; -1 if there is none, or if it is unknown."""
     if situation.location is not None:
         for index, played in reversed(list(enumerate(situation.recent))):
             if played.command in _OPPOSITE and played.reply.startswith(situation.location):
@@ -278,8 +278,8 @@ def playbook_for(game_title: str, seed: int) -> Playbook | None:
     """Return the playbook for a game; `None` if there is none, so that the model explores.
 
     Args:
-        game_title: As `Game.name` has it: "The House", "zork1".
-        seed: What the game is reset with; it decides the house's vault.
+        game_title: The title as in `Game.name`: "The House", "zork1".
+        seed: The seed of the game, on which the house's vault depends.
     """
     candidates = (house_playbook(seed), zork1_playbook())
     return next((playbook for playbook in candidates if playbook.is_for(game_title)), None)

@@ -50,7 +50,7 @@ class _Results(Struct, frozen=True):
         return None
 
     def tried(self, action: str, target: str) -> bool:
-        """Return whether there was such an action, whatever came of it."""
+        """Return whether there was such an action, completed or not."""
         return any(self._is(each, action, target) for each in self.all)
 
     def _is(self, result: m.JsonObject, action: str, target: str) -> bool:

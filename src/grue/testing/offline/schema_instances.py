@@ -78,12 +78,12 @@ class _Maker:
             return False
 
     def _alternatives(self, schema: object, depth: int) -> Iterator[m.JsonObject]:
-        """Yield schemas of one type without references and unions; `schema` accepts all of their values."""
+        """Yield schemas without references and unions, each of one type, whose values `schema` accepts."""
         plain = {} if schema is True else schema
         if not isinstance(plain, dict) or depth > _MAX_DEPTH or _BEYOND & plain.keys():
             return
         for union in ("anyOf", "oneOf"):
-            # In practice the alternatives of a oneOf exclude each other: they differ in a type or a tag.
+            # Treat `oneOf` like `anyOf`: in practice its alternatives exclude each other by a type or a tag.
             if union in plain:
                 rest = _without(plain, union)
                 for choice in _array(plain[union]):
@@ -249,7 +249,7 @@ def _size(schema: m.JsonObject, name: str, default: int) -> int:
 
 
 def _joined(schema: m.JsonObject, other: object) -> m.JsonObject | None:
-    """Return a schema that demands what both do; `None` if they conflict, or `other` is not a schema."""
+    """Return a schema with the demands of both; `None` if they conflict, or `other` is not a schema."""
     added = {} if other is True else other
     if not isinstance(added, dict):
         return None

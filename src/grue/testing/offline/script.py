@@ -32,7 +32,7 @@ MODEL: Final = "grue-offline-script"
 """The model's name in every reply, whatever name the request has."""
 
 OFFLINE_URL: Final = "http://offline.invalid/v1"
-"""The base URL to configure. It is never requested: the script answers instead."""
+"""The base URL to configure. No request is sent to it: the script answers instead."""
 
 _SCRIPTED: Final = "(scripted)"
 _NO_GAME: Final = (
@@ -103,7 +103,7 @@ def _answer_without_game(request: ChatRequest) -> str:
 
 
 def _in_shape(request: ChatRequest, decision: m.JsonObject) -> str:
-    """Return the decision as JSON text, in the shape that the request demands of it."""
+    """Return the decision as JSON text, in the shape that the request demands."""
     if not isinstance(request.response_format, JsonSchemaFormat):
         return msgspec.json.encode(decision).decode()
     schema = request.response_format.json_schema.schema

@@ -38,7 +38,7 @@ class ThinkingTool(Struct, frozen=True):
         Args:
             thought: The thought. Its revision or branch is left out if the tool has no arguments for it.
             number: Number of the thought in the turn, from 1.
-            total: How many there will be.
+            total: How many thoughts the turn will have.
 
         Raises:
             UnsatisfiableError: No arguments can be constructed for the schema.
@@ -64,7 +64,7 @@ class ThinkingTool(Struct, frozen=True):
 
 
 def thinking_tool(functions: Iterable[Function]) -> ThinkingTool | None:
-    """Return the tool to think with: one that takes a thought, or else an echo tool; `None`: none of them."""
+    """Return the tool to think with: one that takes a thought, or else an echo tool; `None`: neither."""
     found = [tool for function in functions if (tool := _as_thinking_tool(function))]
     return min(found, key=lambda tool: _HARMLESS.search(tool.name) is not None, default=None)
 

@@ -15,7 +15,7 @@ from grue.testing.offline.script import MODEL, Reply, completion, reply
 from grue.testing.providers.dialects import Dialect, dialect_of
 
 PIECE_PAUSE_S: Final = 0.03
-"""A pause between the pieces of a streamed reply, for a terminal."""
+"""Seconds between the pieces of a streamed reply at a terminal."""
 
 _MODELS: Final[m.JsonObject] = {
     "object": "list",
@@ -55,13 +55,13 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
     It serves `POST` to `.../chat/completions`, `.../responses` and `.../messages`, each in its own format,
     streamed if the request asks for that, and `GET` of `.../models`.
 
-    It has no state: one instance can serve any number of clients at once, and closing a client does not close
-    it.
+    It has no state: one instance can serve any number of clients at once, and still works after a client was
+    closed.
 
     Args:
         playbook: The playbook for the game (`playbook_for`); `None`: explore.
         strict_names: Refuse function names with dots and the like, as OpenAI does.
-        script: Answers the requests in place of the player of games, such as `reply_in_chat`.
+        script: Answers the requests instead of the player of games, such as `reply_in_chat`.
         pause_s: Seconds between two pieces of a streamed reply, so that a person can watch it come.
     """
 

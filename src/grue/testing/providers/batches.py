@@ -1,11 +1,11 @@
 """The batches of the scripted endpoint: OpenAI's `/files` and `/batches`, Anthropic's `/messages/batches`.
 
-A batch is answered when it has been looked at a number of times. Each of its requests is then checked and
-answered as if it had been posted alone, so one script serves both. What a provider refuses is refused: a file
-that is not JSON Lines, ids that are not unique, a request to another address or model than the first one, and
-a stream.
+A batch has ended when the client has asked for its state a number of times. Each of its requests is then
+checked and answered as if it had been posted alone, so one script serves both. A batch is refused as
+providers refuse it: for a file that is not JSON Lines, ids that are not unique, a request to another address
+or model than the first one, and a request for a stream.
 
-`BatchFaults` says what goes wrong.
+`BatchFaults` makes batches fail.
 """
 
 import email.parser
@@ -36,7 +36,7 @@ _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def _never(*_: object) -> None:
-    """Let nothing go wrong."""
+    """Cause no fault."""
 
 
 def _as_they_are(lines: bytes, times: int) -> bytes:
@@ -45,19 +45,20 @@ def _as_they_are(lines: bytes, times: int) -> bytes:
 
 
 class BatchFaults(Struct, kw_only=True):
-    """What goes wrong with batches. It may be changed while the server runs.
+    """The faults of batches. They may be changed while the server runs.
 
     Attributes:
-        looks: How often a batch is looked at before it is seen to have ended.
+        looks: How often a client has to ask for a batch's state until it has ended.
         ends: How a batch ends. Requests of one that `expired` or was `cancelled` are answered, unless
             `unanswered` says otherwise; those of one that has `failed` never are.
-        why: What the provider says of a batch that has `failed`.
-        unanswered: Called with the id of each request; what becomes of it instead of a reply. `lost`: the
-            results do not have it.
-        in_place: Called with method, path and how often that was asked; the reply to send in place of doing
-            what is asked, such as a 429.
-        after: The same, but what is asked is done, and then this is sent: the reply is lost.
-        results: Called with the lines of a file of results, and how often it was read; what is sent.
+        why: The provider's reason for a batch that has `failed`.
+        unanswered: Called with the id of each request; returns its outcome in place of a reply. `lost`: the
+            request is missing from the results.
+        in_place: Called with method, path, and how often these were requested; returns a reply to send, such
+            as a 429, and then the request is not carried out.
+        after: As `in_place`, but the request is carried out first, so that only its own reply is lost.
+        results: Called with the lines of a file of results, and how often the file was read; returns what is
+            sent.
     """
 
     looks: int = 0
@@ -89,7 +90,7 @@ class ScriptedBatches:
         ask: Answers a request that was posted alone; takes path, headers and body.
 
     Attributes:
-        faults: What goes wrong.
+        faults: The faults to cause.
         asked: How often each request was answered, by its id.
         made: The ids of the requests of each batch, by the batch's id, in order.
     """
@@ -107,7 +108,7 @@ class ScriptedBatches:
         self._lock = threading.RLock()
 
     def takes(self, path: str) -> bool:
-        """Whether a path is one of theirs."""
+        """Whether a path is about files or batches."""
         plain = path.partition("?")[0]
         return re.search(r"/v1/(files|batches|messages/batches)(/|$)", plain) is not None
 
@@ -184,7 +185,7 @@ class ScriptedBatches:
             return error_reply(400, "Unknown parameter, or more than 16 entries of metadata")
         requests, why = _read_file(self._files[file], endpoint)
         batch = self._new(requests, endpoint=endpoint, metadata=body.get("metadata") or {})
-        if why:  # the provider says so later
+        if why:  # the provider reports the failure only when the client asks for the batch's state
             batch.state, batch.why = "failed", why
         return json_reply(_shown(batch))
 

@@ -42,7 +42,7 @@ def first_choice(completion: Json) -> tuple[Json, str]:
 
 
 def reasoning_of(message: Json) -> str:
-    """Return a message's reasoning, from either of the fields that providers use; empty: none."""
+    """Return a message's reasoning, from either of the two fields that providers use; empty: none."""
     return str(message.get("reasoning_content") or message.get("reasoning") or "")
 
 
@@ -65,7 +65,7 @@ def one_or_parts(parts: list[Json]) -> str | list[Json]:
 
 
 def number_of(*said: object) -> str:
-    """Return a digest of contents, to make ids of: equal contents get equal ids."""
+    """Return a digest of contents for use in ids: equal contents get equal ids."""
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
@@ -75,7 +75,7 @@ def signature_of(thinking: str) -> str:
 
 
 def sealed(reasoning: str) -> str:
-    """Return reasoning in the form of encrypted content, in which a change is detected."""
+    """Return reasoning in the form of encrypted content, in which `is_sealed` detects a change."""
     text = base64.urlsafe_b64encode(reasoning.encode()).decode()
     return f"{_SEALED}{number_of('sealed', reasoning)}.{text}"
 
@@ -106,7 +106,7 @@ def event_of(content: object, name: str = "") -> bytes:
     """Return an event, with a name if it has one."""
     line = f"event: {name}\n" if name else ""
     try:
-        # Without ASCII escapes: a client must be able to join a character that is split between two chunks.
+        # Do not escape to ASCII: then a character may be split between chunks, which a client has to join.
         data = json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         data = json.dumps(content).encode()
@@ -173,9 +173,9 @@ def part_refusals(
     Args:
         where: The part's place in the request, for messages.
         part: A part that is not text.
-        images: The model takes images.
-        audio: It takes audio.
-        files: It takes PDF files.
+        images: Whether the model takes images.
+        audio: Whether it takes audio.
+        files: Whether it takes PDF files.
         max_base64: Longest base64 text of an image.
     """
     match part:
@@ -249,7 +249,7 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
 
     Attributes:
         strict_names: Tool names must match `^[a-zA-Z0-9_-]{1,64}$`.
-        cache_markers: How many texts may have `cache_control`; 0: the field is unknown.
+        cache_markers: How many texts may have `cache_control`; 0: the field is refused as unknown.
         tools_with_history: A request whose history has tool calls must have `tools`.
         max_description_chars: Longest description of a tool; `None`: no limit.
         echo_reasoning: Chat completions must repeat the model's reasoning with its tool calls. The other

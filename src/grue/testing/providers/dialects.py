@@ -1,7 +1,7 @@
 """The request formats of providers (`Dialect`), and their translation to chat completions and back.
 
-Scripts, rules and the offline model work on chat completions only. A request in another format is translated
-before they see it, and their reply afterwards.
+Scripts, rules and the offline model work on chat completions only. So a request in another format is first
+translated to chat completions, and the reply is translated back.
 
 To add a format, write its translations, its stream and its rules in modules of their own, and add a row here.
 """
@@ -50,7 +50,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
         owed: Returns the reasoning of a reply that later requests must repeat.
         events: Yields the events of a reply in this format, given the request.
         broken_off: Returns the event that reports an error in the middle of a stream.
-        admission: Returns status and message for headers that are refused; `None`: any headers are accepted.
+        admission: Returns status and message if it refuses the headers, else `None`. If the field is `None`,
+            all headers are accepted.
     """
 
     name: DialectName
@@ -70,7 +71,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         Args:
             body: The request.
             rules: Rules for the translated request.
-            owed: The reasoning that it must repeat.
+            owed: The reasoning that the request must repeat.
         """
         if self.name == "chat" and not rules.echo_reasoning:
             owed = {}

@@ -2,7 +2,7 @@
 
 In chat completions, tool results are messages of their own and arguments are JSON text. In this format,
 results are blocks in the user's message, arguments are objects, and the system text is a field of the
-request. Its rules beyond those of every format have messages like Anthropic's.
+request. The error messages of rules that only this format has are like Anthropic's.
 """
 
 import json
@@ -211,7 +211,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return an error in Anthropic's shape. In a reply with status 200, the error's `code` is its status."""
+    """Return an error in Anthropic's shape. If `status` is 200, the error's `code` is its status."""
     code = said.get("code")
     status = code if status == 200 and isinstance(code, int) else status
     kind = _ERROR_TYPES.get(
@@ -312,7 +312,7 @@ _ALLOWED = {
 
 
 def admission(headers: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return status and message for headers without a key or a version; `None` if both are there."""
+    """Return status and message of the refusal if the headers lack key or version; otherwise `None`."""
     if not headers.get("x-api-key") and not headers.get("authorization"):
         return 401, "x-api-key header is required (the scripted endpoint takes any: api_key='test')"
     if not headers.get("anthropic-version"):
@@ -325,7 +325,7 @@ def refusals(body: Json, owed: Owed) -> Iterator[str]:
 
     Args:
         body: The request.
-        owed: The thinking that it must repeat.
+        owed: The thinking that the request must repeat.
     """
     for field in ("model", "messages", "max_tokens"):
         if field not in body:

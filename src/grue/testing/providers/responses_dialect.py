@@ -1,8 +1,8 @@
 """Translate OpenAI's `/v1/responses` to chat completions and back.
 
 In this format a conversation is a list of items: each message, call, result and piece of reasoning is one. In
-chat completions, a reply of the model with all its calls is one message. Its rules beyond those of every
-format have messages like OpenAI's.
+chat completions, a reply of the model with all its calls is one message. The error messages of rules that
+only this format has are like OpenAI's.
 """
 
 import itertools
@@ -345,7 +345,7 @@ def refusals(body: Json, owed: Owed) -> Iterator[str]:
 
     Args:
         body: The request.
-        owed: The reasoning that it must repeat.
+        owed: The reasoning that the request must repeat.
     """
     for field in body.keys() - _FIELDS:
         if field in _MOVED:
@@ -451,7 +451,7 @@ def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
 
     With `kept`, the endpoint stores its replies, so that an item's id is enough.
     """
-    # Reasoning that was sent in another format has no ids.
+    # Leave out reasoning that was sent in another format: it has no ids.
     sent = {item["id"]: item for group in owed.values() for item in group if "id" in item}
     run: list[str] = []
     for item, following in zip(items, [*items[1:], {}], strict=False):
