@@ -51,7 +51,7 @@ _OWN = "own"
 _SCRIPTS = dict.fromkeys((".js", ".mjs", ".cjs"), "node")
 _INSTEAD = {"npx": "npm:PACKAGE", "uvx": "pypi:PACKAGE", "docker": "oci:IMAGE"}
 _INSTEAD |= dict.fromkeys(("python", "python3", "node"), "the program's file")
-"""What to give `grue add` in place of these commands."""
+"""The argument of `grue add` to use in place of each of these commands."""
 
 
 class Adding(Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ def add_server(adding: Adding) -> bool:
     """Add a server; return whether it started. If it only waits for unset variables, that counts as started.
 
     Raises:
-        MCPConfigError: The description, the file or an answer is not usable, or nobody has agreed.
+        MCPConfigError: The description, the file or an answer is not usable, or the user did not agree.
     """
     config = GameConfiguration.of_project()
     path = adding.mcp_config or config.mcp_config_path

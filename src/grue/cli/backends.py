@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Backends(ExitStack):
-    """Observers that use the network. Closing the stack sends what is left, within seconds."""
+    """Observers that use the network. Closing the stack sends the remaining data, within seconds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ from grue.transports.mcp.sdk_version import require_mcp
 
 
 def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
-    """Yield what this machine can enforce, and for each server that is started what it can reach.
+    """Report which limits of a box this machine can enforce, and what each server process can reach.
 
     Args:
         servers: The servers by name.

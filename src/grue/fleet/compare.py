@@ -85,7 +85,7 @@ class Cell(Struct, frozen=True):
 
     Attributes:
         fleet: Its folder.
-        wanted: The settings, by name; as text, or as JSON for what is no text.
+        wanted: The settings, by name; values that are not text as JSON.
     """
 
     fleet: Path
@@ -221,7 +221,7 @@ class CaseChange(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What a comparison has found.
+    """The result of a comparison.
 
     Attributes:
         a: The first set.

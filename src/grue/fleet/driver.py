@@ -70,7 +70,7 @@ class Tally(Struct):
         waiting: Episodes that wait for a batch.
         others: Episodes in the folder that are not in the sweep.
         scores: Number and sum of the scores, by name.
-        spent: What the requests of the episodes with a commit have cost.
+        spent: The cost of the requests of the episodes with a commit.
         kinds: Number of failed attempts of this run, by kind.
         troubles: Why the first few episodes were given up in this run, with their ids.
     """

@@ -436,7 +436,7 @@ _TYPES: dict[Any, str] = {
 
 
 class Exported(Struct, kw_only=True):
-    """What was exported.
+    """The counts of an export.
 
     Attributes:
         rows: How many rows each table has; for training, how many samples or trajectories.
@@ -542,7 +542,7 @@ def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The answer of a query: the names of its columns, its rows, and what was read for it."""
+    """The answer of a query: the names of its columns, its rows, and the counts of the rows read for it."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]

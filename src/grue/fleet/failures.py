@@ -203,7 +203,7 @@ def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
 
 
 def trace_command(result: Result, fleet: Path) -> list[str]:
-    """Return the words of the command that opens an episode's trace at the message that says what went wrong.
+    """Return the words of the command that opens an episode's trace at the message that reports the failure.
 
     An episode without a trace is shown by `grue fleet show`.
     """
@@ -215,5 +215,5 @@ def trace_command(result: Result, fleet: Path) -> list[str]:
 
 
 def around(message: int) -> str:
-    """Return the range of messages that shows one with what came before it."""
+    """Return a range of messages that includes this one and some before it."""
     return f"{max(1, message - 4)}-{message + 1}"

@@ -293,7 +293,7 @@ class Fleet:
         """Return the work that the folder was made for; empty: unknown."""
         try:
             before = self.folder.read_manifest(Manifest)
-        except FleetError:  # it is damaged, and is about to be written again
+        except FleetError:  # the manifest is damaged, and is about to be written again
             return ""
         return "" if before is None else before.work
 

@@ -29,7 +29,7 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
         total: Episodes of the sweep.
         missing: Those without a commit.
         bytes_needed: Estimated size on disk of the missing episodes.
-        spent: What the episodes with a commit have cost.
+        spent: The cost of the episodes with a commit.
     """
 
     work: str

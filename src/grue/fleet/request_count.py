@@ -21,7 +21,7 @@ from grue.transports.llm.exchange import (
 
 
 class RequestCount:
-    """Counts what the requests of this process cost, and asks the gate that was set before. Thread-safe.
+    """A gate that counts the cost of this process's requests. Another gate decides. Thread-safe.
 
     Args:
         inner: The gate that was set before, which decides; `None`: each request may start.

@@ -99,7 +99,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _IndexLine(Struct, frozen=True):
-    """A line of the index: what the files were like, and what was read from them."""
+    """A line of the index: the state of the files, and the result that was read from them."""
 
     stamp: _Stamp
     result: Result

@@ -250,7 +250,7 @@ def _from_file(path: Path) -> Any:
 
 
 def contains(answer: str, expected: str | float) -> bool:
-    """Return whether an answer says what was expected, whatever its capital letters.
+    """Return whether an answer contains the expected text, ignoring case, or the expected number.
 
     A number counts as a whole: 17 is not in 117, 17.5 or -17.
     """

@@ -285,8 +285,8 @@ class ScriptedLlmServer:
     Args:
         script: Replies in order, or a function from request to reply, called from several threads at once. A
             text is short for `text_reply`.
-        rules: What it refuses; default: everything that some strict provider refuses, except tool names with
-            dots.
+        rules: The rules by which it refuses requests; default: all rules of strict providers, except that
+            tool names may have dots.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted` and no further fields.
         window: Longest request that it takes, which it then counts in `usage`; `None`: any, not counted.
@@ -297,7 +297,7 @@ class ScriptedLlmServer:
     Attributes:
         requests: Every request so far, refused ones included.
         listings: Every request for the list of models so far.
-        batches: The batches that it takes in OpenAI's and Anthropic's form, and what goes wrong with them.
+        batches: The batches that it takes in OpenAI's and Anthropic's form; `batches.faults` makes them fail.
         accepted: Number of connections so far.
         overflows: Number of requests so far that were too long for the window. They do not use up a reply.
     """

@@ -103,7 +103,7 @@ def derived(
 
 
 def _meaning(path: str, value: object) -> str:
-    """Return what a value means that a reader would take for another one; empty for most."""
+    """Return an explanation of a value that a reader would misunderstand; empty for most values."""
     return " (the same tools as before)" if path == "$.mode.tools" and value is None else ""
 
 

@@ -154,9 +154,9 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield what a program without a recorder is told of a message, each with its cause. Untrusted text.
+    """Yield pairs of a cause and a line of text about a message, for a program that has no recorder.
 
-    What has the same cause as an earlier one need not be told again.
+    A line with the same cause as an earlier one need not be shown again. The text is untrusted.
     """
     match body:
         case m.ServerDied(server=server, failure=failure):

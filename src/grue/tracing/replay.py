@@ -618,7 +618,7 @@ class TurnReplay(Struct, frozen=True, kw_only=True):
 
     Attributes:
         compared: How many messages were derived and compared.
-        end: How the turn ended; an unfinished turn is replayed as far as it was recorded.
+        end: How the turn ended; an unfinished turn is replayed up to its last recorded message.
         divergence: The first message that differs from the recording; `None`: none differs.
     """
 

@@ -56,7 +56,7 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
 
 
 class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
-    """The user has taken back a turn. What its tool calls have done remains.
+    """The user has taken back a turn. The effects of its tool calls remain.
 
     Attributes:
         file: Name of the file in which the conversation continues.

@@ -30,7 +30,7 @@ MAX_LINE = 8 * 2**20
 
 
 class Reader(Protocol):
-    """Reads what the user says.
+    """Reads the user's input.
 
     Attributes:
         asks: Whether a person can be asked.

@@ -122,7 +122,7 @@ class Talk:
 
     Attributes:
         path: The run folder.
-        changed: What differs from the earlier run of a chat that is resumed.
+        changed: The settings of a resumed chat that have changed since its earlier run.
 
     Raises:
         TraceError: The run folder cannot be written; or the chat cannot be resumed.

@@ -15,7 +15,7 @@ from grue.protocol.tools import results as tool_results
 
 
 class Words(Struct, frozen=True, kw_only=True):
-    """A piece of what the model says.
+    """A piece of the model's reply.
 
     Attributes:
         text: The piece.

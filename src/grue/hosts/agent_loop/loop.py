@@ -339,8 +339,8 @@ class AgentLoop:
 
     Attributes:
         runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is what the model has cost.
-        conversation: What was said so far. Assign another one, such as one loaded from a file by
-            `Conversation.load(path, loop.runner)`, to go on with that.
+        conversation: The conversation so far. To continue another one, assign it, for example one loaded by
+            `Conversation.load(path, loop.runner)`.
         last_outcome: The complete outcome of the last input; `None` before the first.
 
     Raises:
@@ -443,7 +443,7 @@ class AgentLoop:
 
     @property
     def mcp_calls(self) -> tuple[McpCall, ...]:
-        """The calls of `invoke_mcp_tool` in the last input, with what it returned or raised."""
+        """The calls of `invoke_mcp_tool` in the last input, each with its result or exception."""
         return tuple(self._injected.calls) if self._injected is not None else ()
 
     def run(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:

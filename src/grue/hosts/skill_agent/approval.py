@@ -61,7 +61,8 @@ class Judge(Struct, kw_only=True):
     ) -> list[JudgedAction]:
         """Judge the actions of a reply that are not done yet, and ask a person where the policy says so.
 
-        What was asked is recorded. If the run has to wait for decisions, `run.asked` says so afterwards.
+        Questions and decisions are recorded. If the run has to wait for decisions, `run.asked` is set
+        afterwards.
 
         Args:
             actions: The actions.

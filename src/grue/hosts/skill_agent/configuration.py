@@ -65,9 +65,9 @@ class AgentConfig(Struct, kw_only=True):
         on_connect_failure: If a server cannot be connected, `raise` makes the run go on without any MCP
             server, `skip` without that one.
         reconnect: Whether a server that has died is connected again, at most once.
-        limits: What a run may use.
+        limits: The limits of a run.
         on_step_failure: After a step failed. `continue`: the model reads the error. `stop`: the run ends.
-            `retry`: it is tried again, `retries` times, unless it may have had an effect; then as `continue`.
+            `retry`: a read-only or idempotent step is tried again, up to `retries` times; then as `continue`.
         retries: Most further attempts of a step, for `retry`.
         policy: Which actions are carried out, which need approval, and which are denied. The agent's own
             actions have names such as `agent.write_file`, tools of MCP servers `server.tool`.

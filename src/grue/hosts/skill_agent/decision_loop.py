@@ -49,7 +49,7 @@ class StepRunner:
         self._context = ActionContext(workspace=ConfinedFolder(run.config.workspace), skills=run.skills)
 
     def carry_out(self, action: PlannedAction, tool: m.ToolDefinition | None) -> StepExecutionResult:
-        """Carry out an action. If it fails, repeat it if the configuration says so and the action allows it.
+        """Carry out an action. Repeat it after a failure if it is configured and `is_repeatable` allows it.
 
         Raises:
             KeyboardInterrupt: Ctrl-C. The step is not recorded as ended.
@@ -173,7 +173,7 @@ class DecisionLoop:
         """Go on until the run ends.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C. What was recorded is enough to go on later.
+            KeyboardInterrupt: Ctrl-C. The run can be resumed from its trace.
         """
         while True:
             end = None if self._plan is None or self._answered else self._carry_out(self._plan)

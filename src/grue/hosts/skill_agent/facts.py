@@ -98,7 +98,7 @@ class StepStarted(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepStar
         return f"step {self.number}: {self.action} {self.target}".rstrip()
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines: the line for the end of the step says it."""
+        """Return no lines, because the step's end has one with the same fields."""
         return ()
 
 
@@ -138,7 +138,7 @@ class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Appro
     expires_at: float | None = None
 
     def summary(self) -> str:
-        """Return the names of the tools, and what was decided."""
+        """Return the names of the tools, and the decisions."""
         decided = {each.call_id: each.verdict for each in self.decisions}
         said = (f"{each.name}: {decided.get(each.call_id, 'no answer')}" for each in self.questions)
         return f"{', '.join(said)}{' (parked)' if self.parked else ''}"

@@ -140,7 +140,7 @@ class McpManager:
             MCPServerStartupError: A server could not be connected. The others are closed again.
             MCPConfigError: A server's configuration cannot be used.
             MCPError: The manager is connected already.
-            KeyboardInterrupt: Ctrl-C. What was opened is closed.
+            KeyboardInterrupt: Ctrl-C. The sessions that were opened are closed.
         """
         with self._lock:
             if self._connected is not None:

@@ -93,7 +93,7 @@ class Orchestrator:
         config: The settings, such as `load_config` returns.
         folder: The run folder; `None`: nothing is written.
         actions: The actions that the model can answer with; `None`: those of the skill agent.
-        approve: Called with questions about actions that the policy asks about; `None`: nobody can be asked.
+        approve: Called with questions about actions that need approval; `None`: nobody can be asked.
         on_event: Called with the name and the fields of each event of this host.
         recorder: Records every message; `None`: a new one.
 

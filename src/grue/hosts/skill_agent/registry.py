@@ -78,7 +78,7 @@ class PlannedAction(Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> str:
-        """What the action is about: its parameter `tool_name`, `path` or `name`; empty: it has none."""
+        """The object of the action: its parameter `tool_name`, `path` or `name`; empty: it has none."""
         found = (self.params.get(key) for key in ("tool_name", "path", "name"))
         return next((value for value in found if isinstance(value, str) and value), "")
 
@@ -103,7 +103,7 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
     Attributes:
         step: Its number in the run, from 1.
         action: Its type; `reply`: the model gave no usable reply.
-        target: What it is about: a tool, a path, a skill.
+        target: The object of the action: a tool, a path, a skill.
         status: `completed`; `failed`; `denied` by the policy or a person; `skipped`, because the run ended;
             `interrupted`: the process was killed in it, and it may have had an effect.
         output: The result, as the model is shown it.

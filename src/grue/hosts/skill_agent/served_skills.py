@@ -42,7 +42,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class AsksServers(Protocol):
-    """What sends requests to connected servers: a `ToolClient`, a `Runner`, or an `McpManager`."""
+    """Sends requests to connected servers: a `ToolClient`, a `Runner`, or an `McpManager`."""
 
     def request(self, server: str, method: str, params: Mapping[str, object] | None = None) -> m.JsonObject:
         """Send a request and return the result."""
@@ -126,10 +126,10 @@ def get_skill(asks: AsksServers, server: str, uri: str) -> ServedSkill:
 
 
 def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> str:
-    """Read a file of a skill, and return it if it is what the entry says. Nothing else is fetched.
+    """Read a file of a skill, and return it if digest and size are as listed. Fetches nothing else.
 
     Raises:
-        ValueError: There is no such file, or it is not what was listed. The text is a sentence for the model.
+        ValueError: The file does not exist or differs from the listed one. The text is for the model.
         MCPError: The server does not answer.
     """
     listed = skill.files.get(path)
@@ -159,7 +159,7 @@ class ServedSkills:
     Args:
         asks: Sends requests to the servers.
         servers: The servers whose skills are wanted; no other is asked.
-        folder: The folder with `mcp_skills.lock`, which has what was approved.
+        folder: The folder with `mcp_skills.lock`, which has the approved digests.
 
     Attributes:
         by_name: The approved skills.

@@ -106,7 +106,7 @@ class McpInitialized(Fact, frozen=True, kw_only=True):
         return "config" if self.problem() else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `mcp_manager_init`, and a warning for each setting without effect."""
+        """Return `mcp_manager_init`, and a warning for each setting that has no effect."""
         lines = [LogLine("info", "mcp_manager_init", "MCP Manager initialized")]
         if self.ignored:
             message = (

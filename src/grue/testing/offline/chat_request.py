@@ -124,7 +124,7 @@ def read_request(body: m.JsonObject, dialect: Dialect = CHAT, *, strict_names: b
         strict_names: Refuse function names with dots and the like, as OpenAI does.
 
     Raises:
-        BadRequestError: A provider would refuse it, or the script cannot do what it asks for.
+        BadRequestError: A provider would refuse the request, or the script cannot fulfil it.
     """
     rules = ProviderRules(strict_names=strict_names, developer_role=True, known_fields_only=True)
     try:

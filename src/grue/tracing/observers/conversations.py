@@ -21,7 +21,7 @@ class AsSent(Struct, frozen=True):
     """A request to the model with everything that was said before it.
 
     Attributes:
-        said: What was said, oldest first.
+        said: The messages of the conversation, oldest first.
         fresh: How many of the last items are new in this request.
         missing: How many entries before `said` are not in the trace.
         tools: The tools on offer.
@@ -55,7 +55,7 @@ class _Talk:
 
 
 class Conversations:
-    """The conversations of an episode, as far as its envelopes have been seen."""
+    """The conversations of an episode, up to the last envelope that `see` has taken."""
 
     def __init__(self) -> None:
         self._talks: dict[m.ConversationId, _Talk] = {}

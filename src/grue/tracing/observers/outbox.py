@@ -65,7 +65,7 @@ class Consumer(Protocol):
         ...
 
     def finish(self) -> None:
-        """Send what is left; no envelope follows."""
+        """Send the remaining data; no envelope follows."""
         ...
 
 
@@ -155,7 +155,7 @@ class Outbox:
         return reached.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Refuse further envelopes, send what is left, and end the thread. A second call only waits again.
+        """Refuse further envelopes, send the queued ones, and end the thread. A second call only waits again.
 
         This blocks, so do not call it from a thread that runs an event loop.
 

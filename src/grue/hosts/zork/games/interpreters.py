@@ -330,7 +330,7 @@ class Choice(Struct, frozen=True):
 def choose_interpreter(version: int, name: str | None = None) -> Choice:
     """Choose the interpreter for a story: the named one, or the first installed one that prints all of it.
 
-    If none prints all of it, the first installed one is returned, and the choice says what is lost.
+    If none prints all of it, the first installed one is returned, and `Choice.reason` says what is lost.
 
     Args:
         version: The story's version, 1 to 8.
