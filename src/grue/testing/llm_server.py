@@ -15,8 +15,8 @@ in the format of its request (`grue.testing.providers`). Replies that fail durin
 `llm_faults.py`.
 
 Each request is first checked against the rules of strict providers: they refuse a tool call without a result,
-empty texts, `tools: []` or too many cache markers. A request that fails the check gets a 400, so that a test
-which sends a malformed request fails. It does not use up a reply of the list.
+empty texts, `tools: []` or too many cache markers. A request that fails the check gets a 400 and no reply of
+the list, so that a test which sends a malformed request fails.
 
 With a `ContextWindow` the server counts the tokens of each request, and refuses one that is too long.
 """

@@ -513,8 +513,8 @@ class AgentLoop:
         """Run a turn and call `on_event` here, in the caller's thread, while the turn runs in its own.
 
         In the turn's thread, `on_event` could not print to a notebook's cell or draw in a GUI, and its
-        exceptions would not reach the caller. If it recorded a fact there, it would wait for the recorder for
-        ever, because observers are called while the recorder is locked.
+        exceptions would not reach the caller. If `on_event` recorded a fact there, it would wait for ever,
+        because observers are called while the recorder is locked.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put

@@ -84,7 +84,7 @@ class LangfuseObserver(Outbox):
         session_id: The session's id, unless `EpisodeStarted` has another one; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names,
             sizes, usage and kinds of errors. With `"reference"`, a generation has only the new messages of
-            its conversation, and its number in the trace by which the others can be found.
+            its conversation, and the number of its request in the trace, which has the other messages.
         warn: Called with the warning, from any thread; `None`: the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 

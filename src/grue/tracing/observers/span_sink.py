@@ -20,7 +20,7 @@ HISTORY_LIMIT = 200_000
 
 Capture: TypeAlias = bool | Literal["reference"]
 """Whether content is sent. With `reference`, a generation has only the new messages of its conversation, and
-its number in the trace."""
+the number of its request in the trace."""
 
 DETAIL_LIMIT = 1_000
 """Longest text of a failure's reason."""
