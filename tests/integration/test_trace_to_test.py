@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from commands import forked, grue
 from forked_turns import Box, model, records, runner
+from msgspec.structs import replace
 
 from grue import FunctionTools, Runner, TurnLimits, TurnRequest
 from grue.cli.trace_to_test import to_test
@@ -60,6 +61,11 @@ def test_the_tests_of_all_kinds_of_turns_pass(written: dict[str, Path]) -> None:
         ),
         ("Called('box.look', {'at': 'lamp'}", "Called('box.look', {'at': 'hat'}", "its arguments is"),
         ("    assert_answer(outcome, 'After", "    assert_answer(outcome, 'Before", "the answer is 'After 3"),
+        (
+            "    runner = Runner(\n",
+            "    import grue\n    runner = Runner(\n        limits=grue.TurnLimits(max_tool_iterations=1),\n",
+            "max_iterations",
+        ),
     ],
 )
 def test_it_fails_when_something_has_changed(
@@ -283,12 +289,17 @@ def test_the_assertions_name_the_first_difference() -> None:
         ((Called("a.b", {"a": 1}),), "call 2 is one too many: a.c"),
         ((Called("a.x", {"a": 1}),), "the tool is 'a.b', not 'a.x'"),
         ((*[Called("a.b", {"a": 1}), Called("a.c", {"a": 1})], Called("a.d", {})), "call 3 is missing: a.d"),
-        ((Called("a.b", {"a": 1}, settlement="denied"),), "its settlement is 'returned'"),
+        ((Called("a.b", {"a": 1}, settlement="denied"),), "its settlement is 'returned', not 'denied'"),
         ((Called("a.b", {"a": 1}, error="no"),), "its error is None, not 'no'"),
     ]
     for expected, says in rows:
         with pytest.raises(AssertionError, match=says):
             assert_calls(made, *expected)
+    refused: Any = Outcome("a.b")
+    no_b = ToolCallResult(is_error=True, error_message="No b.")
+    refused.tool_calls = (replace(refused.tool_calls[0], settlement="rejected", result=no_b),)
+    with pytest.raises(AssertionError, match=r"its settlement is 'rejected' \(No b\.\), not 'returned'"):
+        assert_calls(refused, Called("a.b", {"a": 1}))
     assert_answer(made, "north")
     with pytest.raises(AssertionError, match="the answer is 'north', not 'south'"):
         assert_answer(made, "south")

@@ -245,8 +245,8 @@ def _ended(end: m.TurnEnd | None) -> str:
     match end:
         case m.TurnCompleted(kind="fallback"):
             return "had no usable answer, and got the fallback"
-        case m.TurnCompleted():
-            return "was answered"
+        case m.TurnCompleted(kind=kind, reason=reason):
+            return "was answered" if kind == "answered" else f"was {kind} ({_word(reason)})"
         case m.TurnParked():
             return "was parked"
         case _:
@@ -448,6 +448,8 @@ def _test(
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
+        if end.kind in {"answered", "forced"}:  # no server is missing in the test
+            yield f"    assert outcome.kind == {end.kind!r}, outcome.reason"
         yield from _cuts(run, end)
         return
     error = "ApprovalPending" if isinstance(end, m.TurnParked) else "AnswerError"

@@ -47,7 +47,9 @@ def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
         if number > len(expected):
             raise AssertionError(f"call {number} is one too many: {_shown(call)}")
         for what, wanted, found in _compared(expected[number - 1], call):
-            raise AssertionError(f"call {number}, {_shown(call)}: {what} is {found!r}, not {wanted!r}")
+            why = call.result.error_message if what == "its settlement" else None
+            said = f"{found!r} ({why})" if why else repr(found)
+            raise AssertionError(f"call {number}, {_shown(call)}: {what} is {said}, not {wanted!r}")
     if len(outcome.tool_calls) < len(expected):
         missing = expected[len(outcome.tool_calls)]
         raise AssertionError(
