@@ -51,6 +51,9 @@ NoticeKind: TypeAlias = Literal[
 - `updates_ended`: a stream of such updates (`subscriptions/listen`) has ended, and the session goes on.
 """
 
+UNLISTED = ", and the server lists no such tool"
+"""How a `bad_tool` notice ends if no tool of the server matches a pattern in the server's settings."""
+
 AfterFailedConnect: TypeAlias = Literal["retry", "disable", "raise"]
 """The step after a failed attempt to connect to a tool server."""
 

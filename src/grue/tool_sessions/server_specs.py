@@ -23,8 +23,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.field_checks import OwnKeywords, check_settings
-from grue.policies import StartAhead, StartWhen
-from grue.protocol.tools.policy import UNLISTED
+from grue.policies import UNLISTED, StartAhead, StartWhen
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.secrets.secret_forms import MIN_CHARS, looks_secret
 from grue.sandbox.box import Sandbox, in_words, sandbox_of

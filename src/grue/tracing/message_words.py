@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.policies import UNLISTED, ApprovalDecision, ApprovalQuestion
 from grue.protocol.tools.lock import drift_text
-from grue.protocol.tools.policy import UNLISTED, UNMATCHED
+from grue.protocol.tools.policy import UNMATCHED
 from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.facts import Fact, LogLevel, LogLine, Severity, counted

@@ -231,7 +231,6 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
 
 
 UNMATCHED = ", which matches no tool"
-UNLISTED = ", and the server lists no such tool"
 
 
 def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:

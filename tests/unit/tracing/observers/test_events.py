@@ -25,8 +25,7 @@ from grue.messages import (
     ToolReturned,
     TurnFailed,
 )
-from grue.policies import FailurePolicy, TurnLimits
-from grue.protocol.tools.policy import UNLISTED
+from grue.policies import UNLISTED, FailurePolicy, TurnLimits
 from grue.protocol.tools.results import SKIPPED_TOO_LATE
 from grue.runtime.actor import ActorFailed
 from grue.tracing.observers.events import Event, EventFeed
