@@ -26,7 +26,8 @@ from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.reader import TraceReader
 from grue.runtime.trace.recorder import Recorder
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+# At the end: `turns` is a module there, too.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import hostile_server
 from faulty_http_server import faulty_http_server

@@ -5,12 +5,7 @@ is wrong, where, and how to fix it. Its attributes hold the same facts for progr
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
-
-if TYPE_CHECKING:
-    from grue.messages import ToolCallRecord
-else:
-    ToolCallRecord = object  # every module imports this one, so it cannot import that class when it runs
+from typing import Any, NamedTuple, Self
 
 
 class MCPError(Exception):
@@ -212,7 +207,7 @@ class LLMError(MCPError):
         retry_after_s: float | None = None,
         model: str = "",
         endpoint: str = "",
-        tool_calls: tuple[ToolCallRecord, ...] = (),
+        tool_calls: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(message)
         self.tool_calls = tool_calls
@@ -233,9 +228,7 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
         tool_calls: The tool calls so far (`ToolCallRecord`).
     """
 
-    def __init__(
-        self, message: str, *, limit_s: float, doing: str, tool_calls: tuple[ToolCallRecord, ...] = ()
-    ) -> None:
+    def __init__(self, message: str, *, limit_s: float, doing: str, tool_calls: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
         self.limit_s = limit_s
         self.doing = doing
@@ -258,9 +251,7 @@ class AnswerError(MCPError):
         tool_calls: The tool calls of the turn (`ToolCallRecord`).
     """
 
-    def __init__(
-        self, message: str, *, raw: str | None = None, tool_calls: tuple[ToolCallRecord, ...] = ()
-    ) -> None:
+    def __init__(self, message: str, *, raw: str | None = None, tool_calls: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
         self.raw = raw
         self.tool_calls = tool_calls
@@ -280,7 +271,7 @@ class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, lik
         message: str,
         *,
         raw: str | None = None,
-        tool_calls: tuple[ToolCallRecord, ...] = (),
+        tool_calls: tuple[Any, ...] = (),
         finish_reason: str = "",
     ) -> None:
         super().__init__(message, raw=raw, tool_calls=tool_calls)
