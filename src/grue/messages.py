@@ -1553,8 +1553,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         stream: Note the model's text as it arrives (`TextDelta`).
         attach_media: Attach the media of tool results to the conversation. Old traces lack this field.
         tool_policy: Which tool calls are made, asked about or denied.
-        history: The conversation that the turn continues; `None`: it begins one of its own, which ends with
-            it.
+        history: The conversation that the turn continues; `None`: the turn has one of its own.
         images: The images that belong to the user's text.
         final_request: The text that asks for the final answer, without tools. Old traces lack this field and
             the next one; their turns had the default texts.
