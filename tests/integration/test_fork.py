@@ -1,9 +1,11 @@
 """What a fork changes, what it refuses, and that it calls no tool unless it is told to."""
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import pytest
 from commands import grue
@@ -410,18 +412,23 @@ def test_a_fork_whose_recorded_endpoint_is_gone_says_how_to_name_another(tmp_pat
         Runner(llm=LlmSettings(base_url=gone.base_url, model="m"), trace=tmp_path / "a.jsonl") as each,
     ):
         each.run_turn(TurnRequest(user="Hello."))
-    failed = grue("fork", "a.jsonl", cwd=tmp_path)
-    assert failed.returncode == 1
-    assert "A fork asks the recorded endpoint." in failed.stderr
-    assert "name another with --base-url URL" in failed.stderr
-    with (
-        Runner(llm=LlmSettings(base_url=gone.base_url, model="m", retry=RetryPolicy(max_retries=0))) as other,
-        pytest.raises(LLMError) as unreachable,
-    ):
-        other.fork(tmp_path / "a.jsonl")
-    assert "call fork inside `with ScriptedLlmServer(replies) as model`" in unreachable.value.__notes__[0]
-    named = grue("fork", "a.jsonl", "--base-url", gone.base_url, cwd=tmp_path)
-    assert "the recorded endpoint" not in named.stderr
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", urlsplit(gone.base_url).port))  # so that nobody else listens there
+        failed = grue("fork", "a.jsonl", cwd=tmp_path)
+        assert failed.returncode == 1
+        assert "A fork asks the recorded endpoint." in failed.stderr
+        assert "name another with --base-url URL" in failed.stderr
+        with (
+            Runner(
+                llm=LlmSettings(base_url=gone.base_url, model="m", retry=RetryPolicy(max_retries=0))
+            ) as other,
+            pytest.raises(LLMError) as unreachable,
+        ):
+            other.fork(tmp_path / "a.jsonl")
+        assert "call fork inside `with ScriptedLlmServer(replies) as model`" in unreachable.value.__notes__[0]
+        named = grue("fork", "a.jsonl", "--base-url", gone.base_url, cwd=tmp_path)
+        assert "the recorded endpoint" not in named.stderr
 
 
 def test_a_setting_of_the_wrong_type_is_refused(recorded: Path) -> None:

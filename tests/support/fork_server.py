@@ -213,7 +213,8 @@ def run(path: str, before: str, command: list[str]) -> int:
     text = len(body).to_bytes(_SIZE, "little") + body
     streams = b"".join(stream.to_bytes(4, sys.byteorder) for stream in (0, 1, 2))
     sent = connection.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
-    connection.sendall(text[sent:])
+    if sent < len(text):  # sending nothing fails if the program has ended by now
+        connection.sendall(text[sent:])
     for number in passed_on:
         _signal.signal(number, lambda caught, _frame: connection.sendall(bytes([passed_on[caught]])))
     for stream in (0, 1, 2):
