@@ -115,7 +115,7 @@ def _fault(path: Path, turn: int) -> str:
 
 
 def _not_again(run: RecordedRun) -> str:
-    """Return an event of the turn that cannot be repeated with recorded replies; empty: there is none."""
+    """Return what in the turn cannot be repeated with recorded replies, in words; empty if all can."""
     end = _end(run)
     broken = next((call for call in _calls(run) if call.settlement in _NOT_AGAIN), None)
     if broken is not None:

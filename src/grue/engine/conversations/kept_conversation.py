@@ -87,7 +87,7 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None) -> bool:
-        """Note the trace (`None`: there is none) of the turn that begins; return whether it is noted anew."""
+        """Store the turn that begins and its trace, if it has one; return whether both are new."""
         self._trace = trace
         if trace is None or (turn, trace) in self._turns[-1:]:
             return False

@@ -773,7 +773,7 @@ class _Incoming:
 
     @property
     def _is_object(self) -> bool:
-        """Whether the body is a JSON object and not a stream: nothing announces events, and none has come."""
+        """Whether the body begins as one JSON object, and no event of a stream has come."""
         return not self._named and not self._events and self._begins_as_object
 
     @property
