@@ -21,7 +21,7 @@ class ScriptedServer:
 
     Args:
         connects: What each connection does: `ok`, `fail on entering`, `fail`, `hang`, `bug`, `slow to enter`,
-            `slow to leave`, `fail on leaving`.
+            `slow to enter, hang`, `slow to leave`, `fail on leaving`.
         tools: What a call of each tool does: `refuse`, `unsent` (refuse before sending), `time out`, `die`,
             `bug`, `hang`, or else its result.
     """
@@ -52,6 +52,7 @@ class ScriptedConnection:
         self._way = way
         self._left = False
         self.entered = False
+        self._entering_s = 0.0
         self.died = False
 
     @property
@@ -68,8 +69,9 @@ class ScriptedConnection:
         self._server.log.append("enter")
         if self._way == "fail on entering":
             raise ServerFailed(failure())
-        if self._way == "slow to enter":
-            await anyio.sleep(0.3)
+        if self._way.startswith("slow to enter"):
+            self._entering_s = 0.3
+            await anyio.sleep(self._entering_s)
         self.entered = True
         self._server.open += 1
         self._server.most_open = max(self._server.most_open, self._server.open)
@@ -93,8 +95,8 @@ class ScriptedConnection:
             raise ServerFailed(failure(phase="list"))
         if self._way == "bug":
             raise LookupError("while opening")
-        if self._way == "hang":
-            with anyio.move_on_after(timeout_s):
+        if self._way.endswith("hang"):
+            with anyio.move_on_after(timeout_s - self._entering_s):
                 await anyio.sleep_forever()
             raise ServerFailed(failure(phase="initialize"))
         return Listing(tools=LISTED, protocol_version="2025-11-25")

@@ -163,9 +163,12 @@ class SessionActor(Actor[m.SessionCommand]):
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
+        # Entering counts too. A limit taken after it would end the attempt before the deadline, as a failure
+        # of the server.
+        limit_s = self._within(command.timeout_s)
         try:
             async with connection:
-                listing = await connection.open(self._within(command.timeout_s))
+                listing = await connection.open(limit_s)
                 order = self._connection_step(ConnectSucceeded())
                 opened = m.SessionOpened(
                     server=self._server,

@@ -366,11 +366,12 @@ async def test_the_deadline_bounds_opening_and_calling() -> None:
     assert anyio.current_time() - started < 5
 
 
-async def test_a_connect_that_the_deadline_cut_short_says_nothing_about_the_server() -> None:
-    bench = Bench(ScriptedServer("hang", "hang"), Proven())
+@pytest.mark.parametrize("way", ["hang", "slow to enter, hang"])
+async def test_a_connect_that_the_deadline_cut_short_says_nothing_about_the_server(way: str) -> None:
+    bench = Bench(ScriptedServer(way, way), Proven())
     with anyio.fail_after(60):
         async with Supervisor(bench.recorder) as group:
-            bench.start(group, work_s=0.02)
+            bench.start(group, work_s=0.5)
             await bench.tell(open_session())
             await bench.tell(CLOSE)
             await bench.agent.receive()
