@@ -351,7 +351,7 @@ class AssistantText(Struct, frozen=True, tag="assistant"):
 
 
 class Echo(Struct, frozen=True, kw_only=True):
-    """Parts of a reply that the provider requires back: thoughts, signatures, their order among the texts.
+    """Parts of a reply that the provider needs in later requests: thoughts, signatures, their order.
 
     Attributes:
         wire: The wire format that it is written in.
@@ -368,7 +368,7 @@ class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaul
     """A reply of the model, as a conversation keeps it.
 
     Attributes:
-        echo: What the provider requires back with it; `None`: nothing.
+        echo: What has to be sent to the provider again with it; `None`: nothing.
     """
 
     content: str | None = None
@@ -815,7 +815,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`). For people
             only; no decision depends on it.
         usage: Sum over all replies to this request, including one that was cut short.
-        echo: What the provider requires back with the reply. Old traces lack it.
+        echo: What has to be sent to the provider again with the reply. Old traces lack it.
         prompt_tokens: Tokens of the prompt of the last reply that `usage` counts; 0: the endpoint has not
             counted them.
         facts: What the endpoint says about the reply.
@@ -1759,10 +1759,10 @@ class TurnResumed(Message, frozen=True, kw_only=True):
 
 
 class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """host -> agent: what comes before this in the turn is a copy of a recorded turn; from here on it is run.
+    """host -> agent: the turn's messages so far are copied from a recorded turn; from here on it is run.
 
-    A fork from the beginning of a turn has it right after `RunTurn`. Any other one has it before the last
-    message that the agent got in the record.
+    In a fork from the beginning of a turn this follows `RunTurn`. In any other fork it stands before the last
+    copied message to the agent.
 
     Attributes:
         trace: The file that holds the record.

@@ -138,7 +138,8 @@ class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         read_only: The tool changes nothing.
         destructive: It may delete or overwrite. Only meaningful for a tool that is not read-only.
-        idempotent: A second call with the same arguments has no further effect. Likewise.
+        idempotent: A second call with the same arguments has no further effect. Only meaningful for a tool
+            that is not read-only.
         open_world: It reaches things outside the server's own domain, such as the web.
     """
 
@@ -159,9 +160,9 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
         read_only: Match only tools with this annotation; `None`: any. A missing annotation has the default
             of the MCP specification: not read-only, destructive, not idempotent, open world. A read-only tool
             counts as neither destructive nor unrepeatable.
-        destructive: Likewise.
-        idempotent: Likewise.
-        open_world: Likewise.
+        destructive: As `read_only`.
+        idempotent: As `read_only`.
+        open_world: As `read_only`.
         boxed: Match only tools whose server runs in a box (`True`), or does not (`False`); `None`: any. A box
             that this machine enforces only in part does not count as one. What the box opens makes no
             difference.
@@ -312,8 +313,9 @@ _MOST_FOUND = 50
 class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
     """Offer a model two tools that find and call the others, where there are many.
 
-    The model is offered `find_tools(query)` and `call_tool(name, arguments)`. What it finds is told as a
-    result, after what prompt caches hold. Policies, approvals and traces see the tool that is called.
+    The model is offered `find_tools(query)` and `call_tool(name, arguments)`. The definitions that it finds
+    arrive in a tool result, so the beginning of the prompt, which caches hold, stays the same. Policies,
+    approvals and traces see the tool that is called.
 
     Attributes:
         above: Search if there are more tools than this (a whole number), or if their definitions would fill
@@ -540,8 +542,9 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 
 Keep = Literal["nothing", "loop", "sessions"]
-"""What outlives a turn of a runner. `nothing`: when a turn returns, all that it started has ended. `loop`:
-the event loop, in a thread of its own, and the connections to the model. `sessions`: those of servers too."""
+"""What stays open after a turn of a runner. `nothing`: when a turn returns, all that it started has ended.
+`loop`: the event loop, in a thread of its own, and the connections to the model. `sessions`: these, and the
+sessions with tool servers."""
 
 StartWhen = Literal["before", "beside_if_locked", "beside", "when_called"]
 """When a server starts in a turn.
@@ -553,17 +556,19 @@ the first call of one of its tools, if they are known.
 """
 
 StartAhead = Literal["after_turn", "beside_turn"]
-"""When a server starts for the turn after. `after_turn` (with `keep="loop"`): when this one has ended.
-`beside_turn`: while it waits for its model; such a process has not seen what this turn's calls change."""
+"""When a server is started in advance for the next turn. `after_turn` (with `keep="loop"`): when this turn
+has ended. `beside_turn`: while this turn waits for its model; such a process has not seen what this turn's
+calls change."""
 
 DEFAULT_START: StartWhen = "beside_if_locked"
 
 Start: TypeAlias = StartWhen | StartAhead | tuple[StartAhead, StartWhen]
-"""When the servers of a runner start. A pair: for the turn after, and if no process waits for the turn."""
+"""When the servers of a runner start. A pair says both: when they are started in advance for the next turn,
+and when one starts that was not started in advance."""
 
 
 def starts_ahead(start: Start) -> bool:
-    """Return whether servers start for the turn after."""
+    """Return whether servers are started in advance for the next turn."""
     words: tuple[str, ...] = start if isinstance(start, tuple) else (start,)
     return any(each in get_args(StartAhead) for each in words)
 
@@ -586,7 +591,7 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         connect_retries: Further attempts after a failed connect in a later turn.
         retry_disabled_s: How long a server that was given up is left alone. The next turn after that tries it
             once more; each time that fails the wait doubles, up to 15 minutes. `None`: until the episode
-            ends, as the Zork host has it.
+            ends, which is what the Zork host uses.
         after_timeout: After a tool call that timed out: skip the rest of the batch, run it anyway, or
             skip it and force the final answer.
         after_death: After a server died in the middle of a turn: force the final answer, or connect once

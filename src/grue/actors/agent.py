@@ -65,7 +65,7 @@ class AgentActor(Actor[m.TurnEvent]):
     Attributes:
         approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
             can ask.
-        presumed: What the turn may presume. Set it before the actor runs.
+        presumed: The tools that the turn may presume its servers to list. Set it before the actor runs.
         forked: Set for a fork from the beginning of a recorded turn; noted after `RunTurn`.
         on_step: Called after each event, if set.
         end: How the turn ended, or that it waits for a batch; `None` while it runs.
@@ -143,7 +143,7 @@ class AgentActor(Actor[m.TurnEvent]):
         return next((record.result for record in records if record.call_id == call_id), None)
 
     def recall(self, asked: Envelope[m.TurnEvent], events: Iterable[m.TurnEvent]) -> None:
-        """Bring the turn to where a recorded one was. The commands that follow are not carried out.
+        """Pass the events of a recorded turn to the state machine, without carrying out its commands.
 
         Args:
             asked: The recorded `RunTurn`, with the channel for the turn's end.

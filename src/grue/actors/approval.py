@@ -1,4 +1,4 @@
-"""The approval actor: has the questions about a reply's tool calls answered, by a person or by parking.
+"""The approval actor: asks a person about a reply's tool calls, or has the turn parked.
 
 It is an actor of its own, because a person may take long: meanwhile the agent receives the deadline. Who
 answers is decided where the turn is put together (`engine/approval.py`).
@@ -21,8 +21,8 @@ class ApprovalActor(Actor[m.AskApproval]):
 
     Args:
         mailbox: Receives the questions.
-        agent: Gets the answer.
-        answer: Finds it.
+        agent: Mailbox of the agent, which gets the answers.
+        answer: Called with the questions about one reply; returns the answers.
     """
 
     def __init__(

@@ -261,7 +261,7 @@ class Asking:
         return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
 
     async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
-        """Send the request and read the reply. The permit is settled whatever happens."""
+        """Send the request and read the reply. The permit learns the outcome whatever happens."""
         outcome = RequestOutcome()
         try:
             answer = await self._endpoint.post(body, streamed, self._on_sent, request=self._command.request)
@@ -375,11 +375,11 @@ class LentConversation(Struct):
     async def ask(self, command: m.RequestCompletion, *, long: bool = False) -> EncodedConversation:
         """Add the items of a request, save them, and return the conversation whose `body` is to be sent.
 
-        A request aside is not added: its conversation is a copy.
+        A request with `aside` is added to a copy of the conversation only.
 
         Args:
             command: The request.
-            long: What it says may be megabytes, and is encoded in a thread.
+            long: Its texts may be megabytes, so they are encoded in a thread.
         """
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
@@ -701,7 +701,7 @@ class LlmActor(Actor[m.LlmCommand]):
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
-    """Return the retries of an endpoint of a chain: none, if it could not be asked the last time."""
+    """Return the retries at an endpoint of a chain: none, if the last request to it failed."""
     retry = endpoint.settings.retry
     return replace(retry, max_retries=0) if endpoint.breaker.failures else retry
 

@@ -76,7 +76,8 @@ class SessionActor(Actor[m.SessionCommand]):
     Attributes:
         connection: The connection state now. Pass it to the next turn's actor.
         listed: The tools that the server listed last; `None`: it has listed none, or serves others too.
-        reopens: Set for a fork of a turn whose session was open: it is opened first, and nobody is told.
+        reopens: Set for a fork of a turn whose session was open: the command that opens it again. No
+            `SessionOpened` is sent for it, because the record has one.
     """
 
     def __init__(
@@ -282,7 +283,7 @@ class SessionActor(Actor[m.SessionCommand]):
         return is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
 
     def _named(self, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools under this server's name; a connection of the host's may know another name."""
+        """Return the tools under this server's name; a host's own connection may use another one."""
         return tuple(
             tool if tool.server == self._server else replace(tool, server=self._server) for tool in tools
         )

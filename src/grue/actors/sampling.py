@@ -28,8 +28,8 @@ class CurrentSampler:
 
         Args:
             server: The server.
-            beside: The sampler of the turn beside which the session is opened. It answers nothing that the
-                session asks, as this would count against the limits of another session's turn.
+            beside: The sampler of the turn that runs while the session is opened for the next turn. Requests
+                of the session are declined during that turn, because they would count against its limits.
         """
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:

@@ -86,8 +86,8 @@ class AnswerSpec(Generic[T]):
         Args:
             model: Its JSON Schema is sent to the endpoint.
             check: A further check. Returns the answer, changed or not, or raises `ValueError`.
-            fallback: As for the class.
-            told: As for the class.
+            fallback: As in `AnswerSpec`.
+            told: As in `AnswerSpec`.
 
         Source: P46
         """
@@ -140,8 +140,8 @@ class AnswerSpec(Generic[T]):
         Args:
             type_: A pydantic model, msgspec Struct, dataclass or TypedDict, or a type such as `list[int]`.
             check: A further check. Returns the answer, changed or not, or raises `ValueError`.
-            fallback: As for the class.
-            told: As for the class.
+            fallback: As in `AnswerSpec`.
+            told: As in `AnswerSpec`.
 
         Raises:
             MCPConfigError: It is not a type, or JSON cannot express it.
@@ -197,7 +197,8 @@ def unusable_answer(answer: object) -> str:
 
 
 _TYPES_OF_TYPES = ("builtins", "types", "typing", "typing_extensions")
-"""Where the types of `None`, `list[int]`, `int | None` and `Literal["a"]` are."""
+"""The modules of the classes of type expressions such as `None`, `list[int]`, `int | None` and
+`Literal["a"]`."""
 
 
 class _Reader:

@@ -1,4 +1,4 @@
-"""Answer the questions of a policy: by the host's callback, in a later process, or not at all.
+"""Get answers to the questions of a tool policy: from the host's callback, or by parking the turn.
 
 It also says when a turn can be parked, and when changed arguments are refused (the machine cannot check them:
 a schema may need the validator). The turn's machine (`protocol/turn/tools.py`) decides what follows from

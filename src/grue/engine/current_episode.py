@@ -161,7 +161,7 @@ class Episode:
                 self._slots.append(slot)
 
     def _expects_turn(self, pool: SessionPool) -> bool:
-        """Return whether a further turn will need sessions of `pool`: no other slot has any for it."""
+        """Return whether a further turn will need sessions of `pool`: no other slot has prewarmed any."""
         if self.expects_turns:
             return True
         others = sum(each is not pool and each.has_spares for each in self._pools)

@@ -1,13 +1,13 @@
 """Fork a recorded turn: repeat it up to a place from its trace, and run it from there on.
 
 The machine of the turn gets the recorded events again, so that it is in the state that the recorded turn was
-in, and the LLM actor gets the history. Nothing is carried out until the fork; from there on the turn is a
-turn as any other. Its tool calls are answered from the record (`engine/recorded_tools.py`).
+in, and the LLM actor gets the history. Nothing is carried out until the fork; from there on the turn runs
+like any other. Its tool calls are answered from the record (`engine/recorded_tools.py`).
 
-A turn can be forked where nothing is under way but what follows from one message: before a request to the
-model, and between a reply and its tool calls. `ForkRequest.at` names any message; the fork is at the last
-such place before it. The fork's trace repeats what comes before, so that it can be read, replayed, compared
-and forked without the other trace.
+A turn can be forked only where a single message decides what happens next: before a request to the model, and
+between a reply and its tool calls. `ForkRequest.at` names any message; the fork is at the last such place
+before it. The fork's trace repeats what comes before, so that it can be read, replayed, compared and forked
+without the other trace.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -500,7 +500,7 @@ _FORMS: dict[str, tuple[Any, str]] = {
     "process_limits": (ProcessLimits, "process_limits=ProcessLimits(...)"),
     "tool_lock": (ToolLock, "tool_lock=ToolLock(...)"),
 }
-"""The kind of each argument, and how to write it. `None` is the default of each."""
+"""The kind of each argument, and how to write it. `None` is always allowed: it is each one's default."""
 
 
 def refuse_other_kinds(**given: object) -> None:

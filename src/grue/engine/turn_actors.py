@@ -148,7 +148,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
 
 
 class GoesOn(Struct, frozen=True, kw_only=True):
-    """What a turn that waited for a batch goes on with, in the same trace.
+    """The state of a turn that waited for a batch and now goes on, in the same trace.
 
     Attributes:
         begun: Its last `RunTurn`.
@@ -442,7 +442,7 @@ class TurnActors:
         return replace(command, when_called=presumed.when_called(command, connections, anyio.current_time()))
 
     def _presumed(self, connections: Mapping[m.ServerName, Settled]) -> m.ToolsPresumed | None:
-        """Return the listings that the turn may presume; only our own LLM actor can drop a reply."""
+        """Return the listings that the turn may presume; none if its LLM actor cannot drop a reply."""
         presumed = self._wiring.presumed
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
             return None

@@ -1,7 +1,7 @@
 """Run the turns of a batch whose requests wait for the provider's own batches: `Runner.map(batch=...)`.
 
-A turn runs as any other until it asks the model. Then its request is put on file, its sessions are closed,
-and nothing is left of it but its trace. When all turns wait, the requests are sent; when a batch has ended,
+A turn runs as any other until it asks the model. Then its request is stored in a file, its sessions are
+closed, and only its trace is left of it. When all turns wait, the requests are sent; when a batch has ended,
 the turns whose replies have come go on where they were, and so on, round after round.
 
     fresh ─▶ running ─▶ waiting ─▶ running ─▶ … ─▶ completed | failed
@@ -62,7 +62,7 @@ from grue.transports.llm.exchange import Answered, RequestOutcome
 T = TypeVar("T")
 
 _NO_BUDGET = "budget"
-"""In place of a request's id: the budget has no room for the request, so it is not stored."""
+"""Stands for a request's id if the budget has no room for the request, which is then not stored."""
 
 
 class WaitingBatch(Struct, frozen=True, kw_only=True):

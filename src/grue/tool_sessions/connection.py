@@ -207,7 +207,7 @@ class Checkable(Protocol):
     """A connection that can ask its server whether the session still exists (MCP over HTTP)."""
 
     async def still_there(self, timeout_s: float) -> bool:
-        """Return whether the session can still be used. The server gets `timeout_s` to say so."""
+        """Return whether the session can still be used. The server has `timeout_s` to answer."""
         ...
 
 

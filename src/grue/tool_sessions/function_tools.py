@@ -397,11 +397,10 @@ _NAMES = re.compile(r"(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
 
 
 class Docs(Struct, frozen=True):
-    """The parts of a docstring.
+    """The parts of a docstring that become descriptions.
 
-    Attributes:
-        description: The text before the first section.
-        parameters: The description of each parameter that has one, in one line.
+    Attributes: description: The text before the first section. parameters: The description of each parameter
+    that has one, in one line.
     """
 
     description: str

@@ -20,7 +20,8 @@ _TOKEN = re.compile(
     r"\b(?:gh[opsur]_|github_pat_|glpat-|sk-|[rs]k_live_|xox[a-z]-|hf_|npm_|pypi-|AIza|AKIA|eyJ)[\w.-]{12,}"
     r"|(?<![\w/.+@-])(?=[^0-9]{0,63}[0-9])(?=[^A-Za-z]{0,63}[A-Za-z])[A-Za-z0-9_]{32,}(?![\w/.@-])"
 )
-"""A token as well-known services make them, or a long word of letters and digits that is no path."""
+"""A token in the form that well-known services use, or a long word of letters and digits that is not a
+path."""
 
 
 class _Span(NamedTuple):

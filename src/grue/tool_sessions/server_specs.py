@@ -226,7 +226,7 @@ HttpTransport: TypeAlias = Literal["auto", "http", "sse"]
 
 
 def _as_text(value: object) -> object:
-    """Return a value, or the values in a list or dictionary, with the text of a path in place of the path."""
+    """Return a value with each path in it, also inside a list or dictionary, as text."""
     if isinstance(value, PathLike):
         return os.fsdecode(value)
     if isinstance(value, list | tuple):

@@ -235,7 +235,7 @@ class SessionPool:
         return server not in self._waiting and self._expects_turn(self)
 
     def prepare(self, server: m.ServerName, connect: Connect, timeout_s: float) -> None:
-        """Start to open a connection for the next turn, unless one is there; return at once.
+        """Start to open a connection for the next turn, unless the pool has one; return at once.
 
         Args:
             server: The server's name.
@@ -355,7 +355,7 @@ class SessionPool:
         self.leave(owned)
 
     def leave(self, owned: PooledConnection) -> None:
-        """Start to close a connection; `wait_closed` waits for the end."""
+        """Start to close a connection and return at once; `wait_closed` waits until it is closed."""
         owned.release()
         self._leaving.append(owned)
         self._forget_gone()

@@ -77,7 +77,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """Of the lines before this one that still count, only the first `lines` go on counting."""
+    """Take back lines: of those before this one, only the first `lines` that still count are kept."""
 
     lines: int
 

@@ -306,7 +306,7 @@ def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
 
 
 class _AskedAgain(Struct, frozen=True):
-    """The last request is sent again, so a reply to it that was read is dropped."""
+    """Marks that the last request is sent again, so that a reply to it that was read already is dropped."""
 
 
 _Said: TypeAlias = (
@@ -386,7 +386,7 @@ class RecordedTurn:
         elif isinstance(body, m.RequestCompletion) and body.aside:
             self._aside.add(envelope.seq)
         elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
-            pass  # a summary; the change that it brought about follows
+            pass  # a summary of the history; the change of the history that uses it follows
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)
         elif isinstance(body, m.RequestCompletion) and envelope.receiver == "llm":
@@ -524,7 +524,7 @@ class RecordedTurn:
     def _state(self, path: str | PathLike[str]) -> Transition:
         """Return the state after the last event, and the commands that follow from that event.
 
-        The trace may lack them, if the process was killed right after the event.
+        If the process was killed right after the event, the trace does not have these commands.
         """
         state: TurnState = Idle()
         commands: Commands = ()

@@ -42,7 +42,7 @@ _READS = 3
 """How often results are read if they are damaged or incomplete. What they still lack then has failed."""
 
 _SKEW_S = 600.0
-"""How much the provider's clock may differ from ours."""
+"""How many seconds the provider's clock may differ from ours."""
 
 _BOUNDARY = b"grue-batch-file"
 
@@ -143,7 +143,7 @@ class BatchDesk:
                 return self._folder.keep(replace(record, state="sent", batch_id=self._state_of(answer).id))
             fault = _fault(answer)
             if isinstance(answer, Answered) and answer.status not in RETRYABLE:
-                self._folder.forget(record)  # nothing of it was asked
+                self._folder.forget(record)  # the provider has asked the model nothing of this batch
                 raise BatchRefused(self._endpoint.describe(fault))
             await patience.after(fault)
             unsure = True
@@ -166,7 +166,7 @@ class BatchDesk:
         return None
 
     async def _batches(self, since: float) -> AsyncIterator[BatchState]:
-        """Yield the provider's batches that were made since then, the newest first."""
+        """Yield the provider's batches that were made since a time, the newest first."""
         after, name = "", "after" if isinstance(self._form, OpenAIBatches) else "after_id"
         while True:
             query = f"?limit=100{f'&{name}={after}' if after else ''}"

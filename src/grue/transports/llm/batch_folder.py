@@ -1,4 +1,4 @@
-"""The files of requests that wait for batches, and of their replies. Nothing else holds what was asked.
+"""The files of requests that wait for batches, and of their replies: the only record of what was asked.
 
     DIR/batch.json               which model the requests are for
     DIR/lock                     held by the one process that works here
@@ -148,7 +148,8 @@ class BatchFolder(Closing):
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
-        # The same request in another form, which the endpoint took: asking again would pay twice.
+        # An earlier process has asked the same in another form, which the endpoint took. Asking again would
+        # cost twice.
         for each in (item for item in same if item.request == request):
             if self._succeeded(each.id):
                 return each.id
@@ -172,7 +173,7 @@ class BatchFolder(Closing):
         return self.path / "turns" / f"{turn:06d}.failed-{attempt}.jsonl"
 
     def is_wanted(self, item: str) -> bool:
-        """Whether a request is stored here."""
+        """Return whether a request is stored here."""
         return item in self._wanted
 
     def want(self, item: str, path: str, body: bytes) -> None:

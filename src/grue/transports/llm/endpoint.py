@@ -269,7 +269,7 @@ class RequestPostponed(Exception):  # noqa: N818 - what has happened to the requ
 
 
 class ReplyRoom(Protocol):
-    """Keeps the requests of one turn or episode, and has the replies that have come."""
+    """Stores the requests of one turn or episode for a batch, and returns the replies that have arrived."""
 
     async def reply_to(self, endpoint: "LlmEndpoint", body: bytes, request: int) -> Answered | Fault:
         """Return the reply to a request.
@@ -288,18 +288,19 @@ class ReplyRoom(Protocol):
 
 
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
-"""The place for the requests of the turn that this code belongs to; `None`: that of the process, if any."""
+"""Where the requests of the turn that this code belongs to are stored; `None`: in the process's room, if it
+has one."""
 
 _of_process: list[ReplyRoom] = []
 
 
 def set_process_room(room: ReplyRoom | None) -> None:
-    """Set the place for all other requests of this process; `None`: they are sent at once."""
+    """Set where all other requests of this process are stored; `None`: they are sent at once."""
     _of_process[:] = [] if room is None else [room]
 
 
 def current_room() -> ReplyRoom | None:
-    """Return where a request of this code waits; `None`: it is sent at once."""
+    """Return the room in which a request of this code is stored; `None`: it is sent at once."""
     return reply_room.get() or (_of_process[0] if _of_process else None)
 
 
@@ -711,7 +712,7 @@ def _redaction(settings: LlmSettings) -> Redaction:
 
 
 def _refuse_ours(settings: LlmSettings) -> None:
-    # The fields of every format, because a refusal may change the profile's format.
+    # Check the fields of every wire format, because a refusal may change the profile's format.
     fields = frozenset().union(*(each.own_fields for each in FORMATS.values()))
     ours = sorted(fields & settings.extra_body.keys())
     if ours:

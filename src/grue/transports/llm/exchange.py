@@ -368,11 +368,13 @@ class HttpReply:
             if _H11(self._response).trailing_data[0]:
                 return False
         except AttributeError:
-            return False  # another httpx: no connection is kept, and `test_exchange_connections.py` tells why
+            # Another version of httpx: connections are not kept, and `test_exchange_connections.py` fails and
+            # says why.
+            return False
         if self._received < _MAY_HIDE_BYTES and stream.get_extra_info("ssl_object") is None:
             return True
         with anyio.move_on_after(_QUIET_S):
-            with contextlib.suppress(Exception):  # of httpcore: the connection has ended
+            with contextlib.suppress(Exception):  # httpcore says that the connection has ended
                 await stream.read(1)
             return False
         return True
@@ -396,7 +398,7 @@ def exchange_error(error: httpx.HTTPError) -> ExchangeError:
 
 
 def timeouts_of(patience: RetryPolicy) -> dict[str, float]:
-    """Return the limits for httpx: of the connect, and of each single read and write."""
+    """Return the limits in the form of httpx: for the connect, and for each single read and write."""
     timeout_s = patience.timeout_s
     connect_s = min(patience.connect_timeout_s, timeout_s)
     return {"connect": connect_s, "read": timeout_s, "write": timeout_s, "pool": timeout_s}
@@ -811,7 +813,7 @@ class _Incoming:
         return deltas
 
     async def _end(self, streamed: Streamed) -> None:
-        """Add the event that only the end of the stream completes. If it is damaged, it is ignored."""
+        """Add an event that ends with the stream and not with a blank line. Ignore a damaged one."""
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
             if self._lines.waiting > LONG_BYTES:

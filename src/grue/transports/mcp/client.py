@@ -104,7 +104,7 @@ class Wire(Protocol):
 T = TypeVar("T")
 
 _PARTS = "grue.transports.mcp.session_parts"
-"""Imports the SDK."""
+"""The module whose import also imports the SDK."""
 
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
@@ -490,7 +490,7 @@ class McpClient:
                 return await link.request("tools/list", params)
             except sdk.SdkError as error:
                 if error.code == _METHOD_NOT_FOUND and not params:
-                    return {"tools": []}  # a server without tools need not know the method
+                    return {"tools": []}  # A server without tools need not know the method.
                 raise
 
         server, most = m.ServerName(self._server.name), self._options.max_pages

@@ -240,7 +240,7 @@ def login_fault(
         cause = "the server wants a login"
     remedy = f"Run: grue login {server}" + ("" if scope is None else f' --scope "{scope}"')
     if not had_token and scope is None and not offers_login(challenge):
-        # Servers with keys of their own answer like this too. A login would find nothing to log in to.
+        # Servers that want an API key answer like this too. They have no authorization server to log in to.
         remedy += ". If it has no OAuth, set the key that it wants under `headers` in its configuration."
     return WireFault(f"{cause} (HTTP {status})", ends_session=True, remedy=remedy, needs_login=True)
 

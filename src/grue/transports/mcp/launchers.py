@@ -113,7 +113,7 @@ _REGISTRY_NAME = re.compile(r"(@[\w.~-]+/)?[\w.~-]+(@[\w.^~<>=*-]+)?")
 
 
 class Direct(Struct, frozen=True):
-    """A command line that starts the same program without its launcher, or with less work for it.
+    """A command line that starts the same program without its launcher, or lets the launcher do less work.
 
     Attributes:
         server: The server with that command line.
@@ -125,7 +125,7 @@ class Direct(Struct, frozen=True):
 
 
 def launcher_of(server: StdioServer) -> Launcher | None:
-    """Return the launcher that a server is started with; `None`: none of those known here."""
+    """Return the launcher that starts a server; `None`: there is none, or it is not known here."""
     name = PurePath(server.command).name
     if name == "npx":
         return "npx"

@@ -68,7 +68,7 @@ class LineStream(MessageStream):
             raise
 
     def end_input(self) -> None:
-        """Let the server's input end, so that it exits while the session is closed."""
+        """Close the server's standard input, so that it exits while the session is closed."""
         self._process.ask_to_exit()
 
     async def _encoded(self, message: types.JSONRPCMessage) -> bytes:

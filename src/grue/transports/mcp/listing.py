@@ -133,7 +133,7 @@ def _only_as_tasks(page: m.JsonObject) -> Iterator[str]:
 
 
 def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) -> Iterator[m.ToolDefinition]:
-    """Yield the well-formed tools of a page. Report each other one as a `bad_tool` notice with the reason.
+    """Yield the well-formed tools of a page. Report each malformed one by a `bad_tool` notice.
 
     Raises:
         ValueError: The page has no list of tools at all.
@@ -240,9 +240,9 @@ class ListingCache:
     def save(self, server: McpServer, seen: SeenListing) -> None:
         """Store what a server has listed, before any screening.
 
-        A private listing of a server that one logs in to is removed instead, because a file's name does not
-        say who is logged in. The file is replaced as a whole. Nothing is stored, and nothing raised, if the
-        folder cannot be used.
+        If the listing is private to a logged-in user, the server's file is removed instead, because a file's
+        name does not say who is logged in. The file is replaced as a whole. Nothing is stored, and nothing
+        raised, if the folder cannot be used.
         """
         document = _File(1, [as_listed(tool) for tool in seen.tools], seen.protocol_version, seen.expires_at)
         try:

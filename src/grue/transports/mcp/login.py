@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10.0
 
     def do_GET(self) -> None:
-        """Take the first request to the path, and show a page."""
+        """Take the browser's request to the path, and answer with a page."""
         parts = urlsplit(self.path)
         if parts.path != _PATH or self.server.came.is_set():
             self.send_error(404)
@@ -197,7 +197,8 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
     try:
         async with httpx2.AsyncClient(headers=accept, timeout=_ASK_S) as client:
             response = await _answer(client, "POST", server.url, _FIRST)
-            if response.is_success:  # some servers say hello to everybody, and refuse what follows
+            # some servers answer anybody's handshake, and refuse the requests after it
+            if response.is_success:
                 session = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
                 client.headers.update({**session, "mcp-protocol-version": "2025-11-25"})
                 response = await _answer(client, "POST", server.url, _SECOND)

@@ -46,7 +46,7 @@ class MessageStream(ABC):
         """Send or queue a message; raises `BrokenResourceError` if nothing can be sent any more."""
 
     def end_input(self) -> None:  # noqa: B027 - a server over HTTP has no input to end
-        """Let the server's input end, if it has one; nothing more will be sent."""
+        """Close the server's input, if it has one; nothing more will be sent."""
 
     def leave_session(self) -> None:  # noqa: B027 - only over HTTP do requests name a session
         """Send further requests without the id of a session."""
@@ -86,7 +86,7 @@ def encode_large(message: types.JSONRPCMessage) -> bytes:
     """Return a message of megabytes as JSON. Pydantic's encoder would hold the GIL three times as long."""
     try:
         return msgspec.json.encode(message.model_dump(by_alias=True, exclude_unset=True))
-    except (ValueError, TypeError):  # only the other encoder can write this
+    except (ValueError, TypeError):  # only pydantic's encoder can write this message
         return encode_message(message)
 
 

@@ -80,7 +80,8 @@ _SECRET_FIELDS = frozenset(
 async def sent(request: httpx2.Request) -> httpx2.Response:
     """Send a request and return the answer with its body, which is bounded."""
     request.headers["accept-encoding"] = "identity"
-    if request.method == "POST":  # otherwise GitHub and others answer with a form, which is no OAuth 2.1
+    # Without this header GitHub and others answer with a form, which OAuth 2.1 does not allow.
+    if request.method == "POST":
         request.headers["accept"] = "application/json"
     async with httpx2.AsyncClient(verify=_tls(), timeout=EXCHANGE_S) as client:
         response = await client.send(request, stream=True)
@@ -129,7 +130,7 @@ def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
         return answer
     try:
         content = msgspec.json.encode(said | changes)
-    except (OverflowError, ValueError):  # another member is a huge number, or no Unicode
+    except (OverflowError, ValueError):  # Another member is a huge number, or is not valid Unicode.
         return answer
     headers = {name: value for name, value in answer.headers.items() if name != "content-length"}
     found = httpx2.Response(answer.status_code, headers=headers, content=content, request=answer.request)
@@ -138,7 +139,7 @@ def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
 
 
 def as_known(issuer: str, issuers: Sequence[str]) -> str:
-    """Return the known issuer that is the same up to a slash at its end; if none is, this one."""
+    """Return the known issuer that equals this one up to a final slash, or else this one."""
     return next((known for known in issuers if known.rstrip("/") == issuer.rstrip("/")), issuer)
 
 
@@ -164,7 +165,7 @@ def _fields(content: bytes) -> list[tuple[str, object]]:
     except (msgspec.DecodeError, RecursionError):
         try:
             return list(parse_qsl(content.decode("utf-8", "replace"), max_num_fields=_MAX_FIELDS))
-        except ValueError:  # it has more fields
+        except ValueError:  # the record has more fields
             return []
     return list(said.items()) if isinstance(said, dict) else []
 
@@ -328,13 +329,14 @@ class Authorizer:
         if storage.tokens is None:
             raise AuthorizationRefused(oauth_fault("the authorization server issued no token"))
         record = _record(url, storage.tokens, auth.issuer or "")
-        record.refresh_token = ""  # the identity provider decides each time whether the person may go on
+        # Ask the identity provider each time, since it decides whether the person still has access.
+        record.refresh_token = ""
         return (await self._stored(record)).access_token
 
     async def _refreshed(self, stored: TokenRecord) -> str:
         """Return a refreshed token, or an empty text if the refresh token is refused."""
         provider = self._provider(stored, None, None)
-        provider.context.token_expiry_time = _LONG_AGO  # makes the provider refresh at once
+        provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes at once
         self._last_status = None
         await self._drive(provider, None)
         if provider.context.current_tokens is not None:
@@ -475,8 +477,8 @@ class Authorizer:
             await flow.aclose()
 
     def _issuers(self, provider: httpx2.Auth) -> list[str]:
-        """Return the issuers that are known: the configured one first, then the one that the server names."""
-        context = getattr(provider, "context", None)  # an exchange of identities has none
+        """Return the known issuers: the configured one first, then the one that the server names."""
+        context = getattr(provider, "context", None)  # an identity exchange has no such metadata
         return [issuer for issuer in (self._auth.issuer, getattr(context, "auth_server_url", None)) if issuer]
 
     async def _exchange(self, request: httpx2.Request) -> httpx2.Response:

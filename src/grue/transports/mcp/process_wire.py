@@ -43,7 +43,7 @@ class ProcessWire:
             _check_npx_package(self._server)
         await self._process.__aenter__()
         self._spawned = True
-        _ = self.address  # made while the server boots, and with the environment that it boots in
+        _ = self.address  # Made while the server starts, with the environment that the server started with.
         return self
 
     async def __aexit__(

@@ -98,7 +98,7 @@ async def _never_resolved(result: _CreatedTask, context: ClaimContext) -> types.
 
 
 _TASK_CLAIM = ResultClaim(result_type="task", model=_CreatedTask, resolve=_never_resolved)
-"""Makes the SDK announce tasks to servers of the revision 2026-07-28, and to no others."""
+"""An extension of the SDK that announces tasks to servers of the revision 2026-07-28 only."""
 
 
 class Link:
@@ -542,7 +542,7 @@ class Subscriptions:
                     self._open[name] = stream.scope
                     stream.agree(name, subscription.honored)
                     async for _ in subscription:
-                        pass  # the session has passed it on as a notice
+                        pass  # the session has passed the change on as a notice
                     why = "the server has ended it"
         except ListenNotSupportedError as error:
             stream.refuse(SdkError(types.METHOD_NOT_FOUND, _too_old(error.negotiated_version)))

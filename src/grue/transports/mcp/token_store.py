@@ -76,7 +76,8 @@ def identity_digest(auth: OAuth) -> str:
         padded = payload + "=" * (-len(payload) % 4)
         claims = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=_Claims)
         person = f"{claims.iss}\n{claims.sub}"
-    except (IndexError, ValueError):  # a token in another form: one store for each token
+    # The token has no claims to read: each such token gets a store of its own.
+    except (IndexError, ValueError):
         person = token
     return hashlib.sha256(person.encode()).hexdigest()
 
@@ -117,7 +118,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     resource: m.JsonObject | None = None
 
     def __post_init__(self) -> None:
-        """Keep the times within what a clock can show: a server names them, and a file may be damaged."""
+        """Limit the times to what a clock can show: a server sends them, and a file may be damaged."""
         if self.expires_at is not None:
             self.expires_at = min(max(self.expires_at, 0.0), _LAST_S)
         self.obtained_at = min(max(self.obtained_at, 0.0), _LAST_S)
