@@ -82,7 +82,7 @@ class SandboxError(MCPError):
 
 
 class GameError(MCPError):
-    """A game cannot be started, restored or continued."""
+    """A game cannot be started, restored or continued. The text says why."""
 
 
 class MCPServerStartupError(MCPError):

@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 _MOST = 2**63
 _PLAIN = frozenset((str, bool, int, float, NoneType))
-_OWNERS: dict[str, Collection[str]] = {}  # the keywords of each public class, by its name
+_OWNERS: dict[str, Collection[str]] = {}  # The keywords of each public class, by the class's name.
 
 
 class OwnKeywords(StructMeta):
@@ -63,10 +63,10 @@ def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str],
 
 
 def _meant(keyword: str, names: Collection[str], typed: object) -> str:
-    """Return the end of a sentence that says where a keyword belongs, or how it is spelt."""
+    """Return the end of an error's sentence: where a keyword belongs, or how it is spelt."""
     owners = [owner for owner, known in _OWNERS.items() if keyword in known]
     if not owners:
-        from difflib import get_close_matches  # only a mistake needs it
+        from difflib import get_close_matches  # imported here, because only a mistake needs it
 
         near = get_close_matches(keyword, names, n=1)
         return f". Did you mean {near[0]!r}?" if near else "."
@@ -120,7 +120,7 @@ def _defaults(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def _types(kind: type[Struct]) -> dict[str, tuple[Any, frozenset[type]]]:
-    """Return each field's type, and the classes whose instances fit it without a closer look."""
+    """Return each field's type, and the classes whose instances always fit it."""
     return {field.name: (field.type, _plain(field.type)) for field in msgspec.structs.fields(kind)}
 
 

@@ -1,4 +1,4 @@
-"""What writers of hosts import besides `grue`: connections, models, settings, facts, traces.
+"""What authors of hosts import besides `grue`: connections, models, settings, facts, traces.
 
 Connect an agent to your own kind of tool server: implement `ToolConnection`.
 

@@ -113,7 +113,7 @@ BatchId = NewType("BatchId", int)
 ConversationId = NewType("ConversationId", str)
 
 JsonObject: TypeAlias = dict[str, object]
-"""A JSON object; its values are JSON values."""
+"""A JSON object: names with JSON values."""
 
 
 class Message(Struct, frozen=True, kw_only=True, tag=True):
@@ -270,7 +270,7 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True):
 
 
 ToolPart = Literal["description", "input_schema", "output_schema", "annotations"]
-"""A part of a tool's definition that its server can change."""
+"""The name of a part of a tool's definition that its server can change."""
 
 
 # --- What is said in a conversation
@@ -379,7 +379,7 @@ class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaul
 ConversationItem: TypeAlias = SystemText | UserText | AssistantText | ToolMessage
 
 HistoryItem: TypeAlias = UserText | AssistantReply | AssistantText | ToolMessage
-"""An entry of a conversation's earlier turns; `TurnRequest.history` consists of them."""
+"""An entry of a conversation's earlier turns, as `TurnRequest.history` takes it."""
 
 
 class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=True):
@@ -442,7 +442,7 @@ class Rewritten(Struct, frozen=True, tag="rewritten"):
 
 
 HistoryEntry: TypeAlias = Said | AssistantReply | Rewritten
-"""One step of a conversation. A conversation is the sequence of its entries, and nothing else."""
+"""One step of a conversation. A conversation is exactly the sequence of its entries."""
 
 
 class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -575,7 +575,8 @@ TurnFailure: TypeAlias = (
 )
 
 OutcomeKind = Literal["answered", "forced", "degraded", "fallback"]
-"""How the answer was obtained. If several apply, the first of fallback, forced, degraded, answered counts."""
+"""How an answer was obtained. If several words apply, the first of fallback, forced, degraded, answered is
+used."""
 
 
 # --- The agent and the LLM actor
@@ -685,7 +686,7 @@ class ReplyTokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WrittenCalls(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tool calls that a model has written as text, where the endpoint did not read them as calls.
+    """Tool calls that a model has written as text, and that the endpoint did not recognise as calls.
 
     Attributes:
         form: The syntax of the calls: `hermes`, `mistral`, `json` and so on.
@@ -1532,7 +1533,7 @@ class FellBack(TurnNote, frozen=True, kw_only=True):
 # --- The host and the agent
 
 FINAL_REQUEST = "Please provide your final action now without calling any more tools."
-"""The text that asks for the final action of a game. `TurnRequest` has a text for other turns."""
+"""The text that asks for the final action of a game. For other turns, `TurnRequest` has a default text."""
 
 REPAIR_REQUEST = (
     "That reply cannot be used: {reason}\n"
@@ -1850,7 +1851,7 @@ TurnEvent: TypeAlias = (
     | DeadlinePassed
     | TurnInterrupted
 )
-"""Events of the turn's state machine."""
+"""The events of the turn's state machine."""
 
 TurnCommand: TypeAlias = (
     CheckToolSupport

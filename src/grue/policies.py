@@ -40,7 +40,7 @@ ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
 NoticeKind: TypeAlias = Literal[
     "noise", "bad_tool", "bad_schema", "too_large", "log", "progress", "updated", "updates_ended"
 ]
-"""The kind of a server's act outside requests and replies.
+"""What a server did outside of requests and replies.
 
 - `noise`: it wrote a line that is not a JSON-RPC message.
 - `bad_tool`: a tool, or a page of the listing, was left out.
@@ -52,7 +52,7 @@ NoticeKind: TypeAlias = Literal[
 """
 
 UNLISTED = ", and the server lists no such tool"
-"""How a `bad_tool` notice ends if no tool of the server matches a pattern in the server's settings."""
+"""The end of the text of a `bad_tool` notice about a pattern in a server's settings that matches no tool."""
 
 AfterFailedConnect: TypeAlias = Literal["retry", "disable", "raise"]
 """The step after a failed attempt to connect to a tool server."""
@@ -577,7 +577,7 @@ OnToolDrift = Literal["ignore", "report", "refuse"]
 """How to treat a tool that differs from the tool lock. Only `refuse` withholds it from the model."""
 
 OnFirstConnect = Literal["raise", "disable"]
-"""The consequence of a failed first connect: an error, or an episode without the server's tools."""
+"""What follows a failed first connect: an error, or an episode without the server's tools."""
 
 
 class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):

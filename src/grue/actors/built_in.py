@@ -24,7 +24,7 @@ from grue.runtime.actor import Actor, Mailbox, Note
 from grue.runtime.trace.recorder import Envelope
 
 AnswersCall: TypeAlias = Callable[[m.JsonObject], m.ToolCallResult]
-"""Answers a call of a built-in tool, from its arguments, which a model wrote. Called in a thread."""
+"""Answers a call of a built-in tool, from the arguments that a model wrote. Called in a thread."""
 
 
 class BuiltInTools(Actor[m.SessionCommand]):
@@ -64,7 +64,7 @@ class BuiltInTools(Actor[m.SessionCommand]):
                         self._note(called, sender=self.name, cause=envelope.seq)
                         settlement = await self._call(called, batch.timeout_s)
                     case _:
-                        pass  # its list of tools never changes
+                        pass  # The tools of this server never change.
             if settlement is None:
                 return
             state, commands = batch_step(state, settlement)

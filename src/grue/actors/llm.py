@@ -252,7 +252,7 @@ class Asking:
 
     async def _permit(self, size: int, max_tokens: int | None) -> Permit | str | None:
         if self._room is not None:
-            return None  # nothing is sent now
+            return None  # the request is stored, and nothing is sent now
         model = self._endpoint.settings.model
         return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
 
@@ -316,7 +316,7 @@ class Asking:
 
 
 def _unshown(_: Delta) -> None:
-    """Ignore a piece of a reply that is streamed only because its endpoint streams every reply."""
+    """Ignore a piece of a reply: the host wants no stream, but this endpoint streams every reply."""
 
 
 _Outcome: TypeAlias = (
@@ -362,7 +362,7 @@ class LentConversation(Struct):
         id: The conversation that the turn's requests name.
         encoded: The conversation. Only this actor uses it during the turn.
         save: Writes what is new in it to its file. Called before the agent can act on it. Default: nothing.
-        told: The last request whose items are in the conversation.
+        told: The last request whose items have been added to the conversation.
         reported: How many replies with thoughts that the endpoint cannot read have been reported.
     """
 
@@ -425,7 +425,7 @@ class LentConversation(Struct):
         )
 
     async def change(self, command: m.RewriteHistory) -> None:
-        """Make the history shorter, and save the change."""
+        """Make the history shorter, as the command says, and save the change."""
         self.encoded.change(command.change)
         await self.save()
 
@@ -434,7 +434,7 @@ class _Asked(Struct):
     """A request whose texts are in the conversation.
 
     Attributes:
-        lent: The conversation that gets the reply; `conversation` is a copy if the request is aside.
+        lent: The conversation that gets the reply; `conversation` is a copy of it if the request has `aside`.
         begun: When it was asked, on the event loop's clock.
         failures: The failures of the models that could not be asked.
     """

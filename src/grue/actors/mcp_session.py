@@ -146,7 +146,7 @@ class SessionActor(Actor[m.SessionCommand]):
             case ReportStartupFailure(failure):
                 await self._report(m.StartupFailed(server=self._server, failure=failure), cause)
             case ReportOpened():
-                pass  # reported when the session was opened
+                pass  # already reported when the session was opened
             case None:
                 # The turn's deadline has passed. That is not a failure of the server, so its connection state
                 # stays as it was. The agent has the same deadline and needs no report.
@@ -313,7 +313,7 @@ class SessionActor(Actor[m.SessionCommand]):
             return m.ToolTimedOut(
                 batch=number,
                 call_id=call_id,
-                # The server's own limit may be the smaller one.
+                # The server's own limit may be smaller than the turn's.
                 timeout_s=min(batch.timeout_s, error.timeout_s),
                 duration_s=lasted(),
                 request_id=connection.status.last_request_id,

@@ -32,7 +32,7 @@ def take_interrupts() -> None:
 def _swap(expected: object, following: object) -> None:
     if getsignal(SIGINT) is not expected:
         return
-    try:  # noqa: SIM105 - contextlib would have to be imported, which a Ctrl-C may strike
+    try:  # noqa: SIM105 - not with contextlib: a Ctrl-C could strike its import
         signal(SIGINT, following)
     except ValueError:
-        pass  # this is not the main thread, and only the main thread gets a KeyboardInterrupt
+        pass  # not the main thread, and only the main thread gets a KeyboardInterrupt

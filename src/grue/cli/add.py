@@ -178,7 +178,7 @@ def _add(
 ) -> bool:
     answers.refuse_unused()
     name, entry = server.name, _in_a_box(server)
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # it is also the name of a folder
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # the name is also that of a folder
         raise MCPConfigError(
             f"A server's name has letters, digits, '-' and '_'; '{printable(name)}' has others."
         )

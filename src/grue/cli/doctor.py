@@ -88,7 +88,7 @@ _SHEBANG_BYTES = 256
 
 
 class Launch(Struct, frozen=True):
-    """The facts about a server's start that are known before it is started.
+    """What is known about a server's start before it is started.
 
     Attributes:
         launcher: npx or uvx.
@@ -142,7 +142,8 @@ def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
     command = f'"command": {json.dumps(server.command, ensure_ascii=False)}'
     args = f'"args": {json.dumps(server.args, ensure_ascii=False)}'
     if hidden["args"] != server.args:
-        args = "with the arguments that follow the package now"  # not shown: one of them looks like a key
+        # the arguments are not shown, because one of them looks like a key
+        args = "with the arguments that follow the package now"
     how = "from uv's cache" if "--offline" in server.args else f"without {launcher}"
     yield printable(f"faster {how}, {times}: {command}, {args}")
     yield printable(direct.note)
@@ -196,7 +197,7 @@ _MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
 _MOST_FAULTS = 5
 
 _NOTICED_S = 0.1
-"""A start that takes longer than this is noticeable to a person."""
+"""A start that takes longer than this, in seconds, is noticeable to a person."""
 
 
 def examine(
@@ -270,7 +271,8 @@ def _packages() -> Finding:
             continue
     try:
         require_mcp()
-        importlib.import_module("mcp.client.session")  # now, so that it is not part of a server's start time
+        # imported now, so that it is not part of a server's start time
+        importlib.import_module("mcp.client.session")
     except (MissingDependencyError, ImportError) as error:
         return Finding("WRONG", f"{', '.join(installed)}\n{error}")
     return Finding("ok", ", ".join(installed))
@@ -372,7 +374,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             outcomes = client.connect()
         client.recorder.settle()
     except MissingDependencyError:
-        return  # `_packages` has reported it
+        return  # `_packages` has reported it already
     for name, outcome in outcomes.items():
         if isinstance(outcome, m.ServerFailure):
             yield Finding("WRONG", failure_text(outcome))

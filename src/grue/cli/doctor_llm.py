@@ -45,7 +45,7 @@ _SWATCH: m.JsonObject = {
     "properties": {"swatch": {"type": "string"}},
     "required": ["swatch"],
 }
-"""The request does not name the property `swatch`, so only a model that gets the schema writes it."""
+"""The request does not name the property `swatch`, so only a model that gets the schema will write it."""
 
 _SAY, _CALL, _NAME = "Say: ok.", "Call the thermometer, and say what it shows.", "Name a colour."
 """`_SAY` and `_CALL` differ in length, so an endpoint that really counts tokens reports different counts."""
@@ -207,7 +207,7 @@ def _not_shown(counts: tuple[int, int]) -> Finding:
 
 
 def _left_out(endpoint: LlmEndpoint, offered: "_Tried", spoken: "_Tried") -> tuple[int, int] | None:
-    """Return the prompt's tokens with a tool and without, if they show that the model is not shown tools.
+    """Return the prompt's tokens with a tool and without it, if these counts show that the tool is left out.
 
     If an endpoint reports the same count for another text, it does not really count, so nothing is known.
     """
@@ -279,5 +279,5 @@ def _swatch(text: str) -> str:
 
 
 def _thermometer() -> str:
-    """Return the temperature in the room."""
+    """A tool for the checks: return the temperature in the room."""
     return "21 degrees"

@@ -35,7 +35,7 @@ class FleetForkOptions(Struct, frozen=True, kw_only=True):
 
 
 def fork_fleet(options: FleetForkOptions) -> bool:
-    """Fork the turns and print the progress; return whether all of them are done.
+    """Fork the turns and print the progress. Return whether all forks are done.
 
     Raises:
         FleetError: The condition cannot be read, no turn fits it, or the fleet's folder cannot be used.

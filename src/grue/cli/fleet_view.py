@@ -71,7 +71,8 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    if outcomes.total() > manifest.total:  # a program has added cases, so the latest sweep is unknown
+    # a program has added cases to this folder, so the latest sweep is unknown
+    if outcomes.total() > manifest.total:
         said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
     else:
         said = f"{done:,} of {manifest.total:,} episodes of {manifest.work} are done."

@@ -108,9 +108,9 @@ Row: TypeAlias = tuple[tuple[str, str], ...]
 
 _TICKS_PER_S = 10
 _FEWEST_LINES = 6
-"""With fewer lines, only the status line is shown."""
+"""If the terminal has fewer lines, only the status line is shown."""
 _FEWEST_COLUMNS = 16
-"""With fewer columns, nothing is shown."""
+"""If the terminal has fewer columns, nothing is shown."""
 _NEAR_S = 600
 """The remaining time of a turn is shown when it is below this many seconds."""
 _URGENT_S = 10

@@ -23,7 +23,7 @@ BOLD, CYAN = "1", "36"
 _TEXT_CHARS = 300
 _NAME_CHARS = 60
 _SECOND_COLUMN = "\0"
-"""A character that is not printable, so no text contains it."""
+"""A character that is not printable, so that no text contains it."""
 
 
 class Line(Struct, frozen=True):

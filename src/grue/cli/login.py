@@ -66,7 +66,7 @@ def stored_login(server: HttpServer) -> str | None:
 
 
 def stored(record: TokenRecord) -> str:
-    """Describe the tokens of a record, and when they expire."""
+    """Describe the tokens of a stored login, and when they expire."""
     if not record.access_token:
         return "the login has ended"
     until = "a token without an end"

@@ -32,7 +32,7 @@ _MEANT = {
     **dict.fromkeys(("rm", "uninstall"), "remove SERVER"),
     "ask": "chat",
 }
-"""Words that people type in place of a command, and the command that they mean."""
+"""Words that people type in place of a command, with the command that they mean."""
 
 
 class Commands(TyperGroup):

@@ -235,7 +235,7 @@ def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStac
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove the folder of a run that could not begin."""
-    with suppress(OSError):  # the folder has files, or was never made
+    with suppress(OSError):  # the folder has files, or was never created
         folder.rmdir()
 
 

@@ -107,7 +107,7 @@ def _fault(path: Path, turn: int) -> str:
             runpy.run_path(str(path))[f"test_turn_{turn}"](scripted_llm)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - all are told; that of pytest.raises is no Exception
+        except BaseException as error:  # noqa: BLE001 - all are reported, also that of pytest.raises
             return f"{type(error).__name__}: {error}"
         finally:
             sys.path.remove("")
@@ -448,7 +448,7 @@ def _test(
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
-        if end.kind in {"answered", "forced"}:  # no server is missing in the test
+        if end.kind in {"answered", "forced"}:  # in the test, no server is missing
             yield f"    assert outcome.kind == {end.kind!r}, outcome.reason"
         yield from _cuts(run, end)
         return

@@ -135,7 +135,7 @@ def _digest(file: BufferedReader) -> str:
 
 
 def _ends_with_signature(file: BufferedReader) -> bool:
-    """Whether `mcpb sign` has put a signature behind the archive."""
+    """Return whether `mcpb sign` has put a signature behind the archive."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - len(_SIGNATURE_END)))
     return file.read() == _SIGNATURE_END
 
@@ -176,7 +176,7 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
             raise MCPConfigError(f"'{printable(name, 200)}' is a link or a device, and not a file.")
         if name.endswith("/"):
             continue
-        # Some file systems know no case: two files that differ in it would be one.
+        # On some file systems upper and lower case are the same, so two such files would be one.
         key = name.casefold()
         above = {"/".join(parts[:depth]).casefold() for depth in range(1, len(parts))}
         if key in seen or key in folders or above & seen:

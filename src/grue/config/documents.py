@@ -168,7 +168,7 @@ def replace_file(path: Path, text: str) -> None:
 
 def nearest(word: str, known: Iterable[str], *, similarity: float = 0.0) -> str | None:
     """Return the known word most similar to `word`, or `None` if none reaches `similarity` (0 to 1)."""
-    import difflib  # only a mistake needs it
+    import difflib  # imported here, because only a mistake needs it
 
     by_lower = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=similarity)
@@ -188,13 +188,15 @@ def parse_toml(text: str, path: Path) -> Document:
         raise MCPConfigError(
             f"{path} is not valid TOML: {exc}.", path=str(path), line=line, column=column
         ) from exc
-    except (RecursionError, ValueError) as exc:  # nested too deeply; a number or a date out of range
+    # the document is nested too deeply, or a number or a date is out of range
+    except (RecursionError, ValueError) as exc:
         raise MCPConfigError(f"{path} is not usable TOML: {exc}.", path=str(path)) from exc
     return Document(path, value, lambda: _toml_lines(text.replace("\r\n", "\n")))
 
 
 def _position(message: str, text: str) -> tuple[int, int]:
-    # Before Python 3.14 the position is only in the message, and missing at the end of the document.
+    # Before Python 3.14 the position is only in the message. For a fault at the end of the document there is
+    # none.
     if match := re.search(r"at line (\d+), column (\d+)", message):
         return int(match[1]), int(match[2])
     return text.count("\n") + 1, len(text) - text.rfind("\n")

@@ -124,7 +124,7 @@ def _seconds(value: float) -> float:
 
 
 def _sandbox(value: Any) -> Any:
-    sandbox_of(value)  # for its errors; `${...}` is expanded later
+    sandbox_of(value)  # called for its errors; `${...}` is expanded later
     return value
 
 

@@ -171,7 +171,7 @@ PLACES: Mapping[str, tuple[str, str]] = {
     ),
     "tool_lock": (_MCP, "tool_lock"),
 }
-"""Names that other places and other programs have for a setting: its table and its key here."""
+"""The names that other places and other programs use for a setting, each with grue's table and key."""
 
 _ELSEWHERE = {
     **dict.fromkeys(

@@ -66,7 +66,7 @@ Ask = Callable[[Wanted], tuple[str, ...]]
 
 
 _PACKAGE = "package/"
-"""Stands before the name of a package that has no description."""
+"""Used before the name of a package that has no description."""
 
 
 class Described(Struct, frozen=True, kw_only=True):

@@ -39,14 +39,14 @@ from grue.tool_sessions.failures import ToolRefusedError
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"
 _TRIES = 3
-"""How often the callback is asked about one call, if it answers with arguments that cannot be used."""
+"""How often the callback is asked about one call if its answers have arguments that cannot be used."""
 
 NOT_ANSWERED = "the question about it was not answered"
 REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"
 
 ApprovalAnswer: TypeAlias = bool | Iterable[ApprovalDecision] | None
-"""`True` approves all calls, `False` denies them; or one decision for each question. `None` parks the turn if
-parking is configured, and denies the calls otherwise."""
+"""The answer of an `approve` callback. `True` approves all calls, `False` denies them; or it is one decision
+for each question. `None` parks the turn if parking is configured, and otherwise denies the calls."""
 
 Approve: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], ApprovalAnswer | Awaitable[ApprovalAnswer]]
 """The host's callback; a plain function runs in a thread of its own."""
@@ -69,7 +69,7 @@ class Parking:
 
     @property
     def writer(self) -> TraceWriter | None:
-        """The writer of the trace file; `None`: there is none."""
+        """The writer of the trace file from which turns are resumed; `None`: there is none."""
         return next(iter(writers_of(self._recorder)), None)
 
     def require(self, command: m.RunTurn, *, given_history: bool) -> None:
@@ -260,7 +260,7 @@ def _denied(questions: tuple[ApprovalQuestion, ...], reason: str) -> m.CallsDeci
     return m.CallsDecided(decisions=tuple(question.deny(reason) for question in questions))
 
 
-_INTERNAL_ERROR = -32603  # as JSON-RPC numbers it
+_INTERNAL_ERROR = -32603  # compared as JSON-RPC writes numbers
 NOT_WRITTEN = "the call was not sent, because the trace file could not be written before it"
 
 

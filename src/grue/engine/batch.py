@@ -77,7 +77,7 @@ class RecalledTurn(Struct, frozen=True):
 
 
 class _Begun(Struct):
-    """A turn as far as the trace has been read.
+    """The part of a turn that has been read from the trace so far.
 
     Attributes:
         partial: `said` is not all that was said in it: a secret was redacted, or it was resumed.
@@ -231,7 +231,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 _Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]]
-"""A turn that is running or waiting, or a result that is known without running one."""
+"""A turn that is running or waiting, or a result that is known without running a turn."""
 
 
 def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
@@ -295,7 +295,7 @@ def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -
 def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
     if isinstance(started, BatchItem):
         return started
-    started.join()  # a Ctrl-C here ends all turns; `_end` waits for their clean-up
+    started.join()  # a Ctrl-C here ends all turns, and `_end` waits for their clean-up
     try:
         return BatchItem(index=index, outcome=started.result())
     except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
@@ -352,7 +352,7 @@ def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[Bat
 
 
 Draw: TypeAlias = Callable[[int, int | None, str], None]
-"""Shows how much work is done, of how much (`None`: not known), and a few words."""
+"""Shows progress: how much work is done, of how much (`None`: not known), and a few words."""
 
 
 @contextlib.contextmanager

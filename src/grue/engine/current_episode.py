@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
-"""Something to run as a turn, given the processes and sessions that it may use."""
+"""Work that runs as a turn, given the processes and sessions that it may use."""
 
 
 class Episode:
@@ -356,7 +356,7 @@ class CurrentEpisode:
         return self._running(users=1)
 
     def _leave(self, episode: Episode) -> None:
-        """Count a call as done. The last one ends the loop, unless the loop is lasting."""
+        """Note that a call is done. The last one ends the loop, unless the loop is lasting."""
         with self._lock:
             episode.users -= 1
             if episode.users or self.lasting or self._episode is not episode:

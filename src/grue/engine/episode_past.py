@@ -133,7 +133,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
             if isinstance(envelope.body, m.TurnCompleted):
                 last_end = envelope
             if past is None and isinstance(envelope.body, EpisodeStarted):
-                begun: Any = envelope.body  # whether it is the host's class is checked below
+                begun: Any = envelope.body  # The function checks below whether it is the host's class.
                 past = cls(started=begun, conditions=begun.conditions)
             elif past is not None:
                 unended = past.take(envelope, unended)
@@ -202,7 +202,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 if newly:
                     self.connections[server] = Disabled(reason, until_s=0.0, last_words=words)
                 elif not isinstance(known, Disabled):
-                    self.connections[server] = Disabled(reason)  # the host has disabled it
+                    self.connections[server] = Disabled(reason)  # the host itself has disabled the server
             case EpisodeResumed(max_turns=most, conditions=conditions):
                 self.max_turns = most or self.max_turns
                 self.conditions = conditions or self.conditions
@@ -214,7 +214,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
 
 def _has_a_result(end: m.TurnCompleted | m.TurnFailed, *, answered: bool) -> bool:
-    """Return whether a host can go on from such an end. After other failures the turn is run again."""
+    """Return whether a host can use such an end. After any other failure the turn is run again."""
     if isinstance(end, m.TurnCompleted):
         return True
     if isinstance(end.failure, m.LlmFailure):
@@ -227,7 +227,7 @@ class _Result(Struct):
 
 
 def has_result(path: str | PathLike[str], ended: EpisodeEnded) -> bool:
-    """Return whether the run folder has the result file of this end, not one from an earlier end."""
+    """Return whether the run folder has a result file that was written after this end."""
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / RESULT_FILE
     try:

@@ -37,7 +37,7 @@ from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTime
 
 NOT_RECORDED = "it was not made when the turn was recorded"
 _DENIED = "the call was not made when the turn was recorded, and a person has denied it now"
-_INVALID_REQUEST = -32600  # as JSON-RPC numbers it
+_INVALID_REQUEST = -32600  # the code as JSON-RPC has it
 
 _Key: TypeAlias = tuple[m.ServerName, str, str]
 _Question: TypeAlias = tuple[str, str]
@@ -126,7 +126,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def next(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the recorded call that answers this one, without using it up."""
+        """Return the recorded call whose result answers this call, without using it up."""
         key = server, tool, digest(arguments)
         left = self._left.get(key)
         if left:
@@ -135,7 +135,7 @@ class TurnRecord:
         return again if again is not None and self._is_read_only(server, tool) else None
 
     def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the recorded call that answers this one, and use it up."""
+        """Return the recorded call whose result answers this call, and use it up."""
         found = self.next(server, tool, arguments)
         if found is not None and self._left.get(found.key):
             self._last[found.key] = self._left[found.key].popleft()
@@ -147,7 +147,7 @@ class TurnRecord:
         return next(tasks, None)
 
     def decision(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return a person's recorded answer to this question, once each; `None`: none is left."""
+        """Return a person's recorded answer to this question. Each is returned once; `None`: none is left."""
         left = self._decisions.get(_asked(question))
         return _bound(left.popleft(), question) if left else None
 
@@ -215,7 +215,7 @@ def _asked(question: ApprovalQuestion) -> _Question:
 
 
 def _bound(decision: ApprovalDecision, question: ApprovalQuestion) -> ApprovalDecision:
-    """Return a recorded decision as the answer to a question of the fork."""
+    """Return a recorded decision, made to fit the question of the fork."""
     ids = {name: getattr(question, name) for name in ("call_id", "name", "definition_digest")}
     return replace(decision, **ids)
 

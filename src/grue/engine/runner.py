@@ -451,7 +451,7 @@ class Runner(AsyncToolAccess, Closing):
             TraceError: The trace cannot be read, or a secret was removed from the turn before the fork.
             MCPError: As `run_turn`; or there is no such turn, message or call.
         """
-        from grue.engine.fork import ForkedRun, ForkRequest  # few programs need it
+        from grue.engine.fork import ForkedRun, ForkRequest  # imported here, because few programs need it
 
         asked = ForkRequest(
             trace=trace,
@@ -471,7 +471,8 @@ class Runner(AsyncToolAccess, Closing):
     def _resumed(
         self, trace: str | PathLike[str], decisions: Iterable[ApprovalDecision], asked: dict[str, Any]
     ) -> AbstractContextManager[HostTurn[Any]]:
-        from grue.engine.conversations.resume import ResumeRequest, resumed_run  # few programs need it
+        # imported here, because few programs need it
+        from grue.engine.conversations.resume import ResumeRequest, resumed_run
 
         request = ResumeRequest(trace=trace, decisions=tuple(decisions), **asked)
         return resumed_run(request, self._settings(), self._memory, self._traces)
@@ -553,7 +554,8 @@ class Runner(AsyncToolAccess, Closing):
             return episode
 
         if batch is not None:
-            from grue.engine.waiting_turns import WaitingBatch, run_waiting  # few programs need it
+            # imported here, because few programs need it
+            from grue.engine.waiting_turns import WaitingBatch, run_waiting
 
             if resume_from is not None:
                 raise ValueError("batch= goes on by its folder: leave resume_from= out")

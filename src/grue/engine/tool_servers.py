@@ -216,7 +216,7 @@ def _under(name: str, server: ToolServer) -> ToolServer:
 
 
 def _right_form(server: object) -> str:
-    """Return the advice for a value that is no server; empty if it may be one."""
+    """Return advice about a value that is not a server; empty if it may be one."""
     if isinstance(server, str):
         return "HttpServer(url=...)" if "://" in server else "StdioServer(command=...)"
     if isinstance(server, list | tuple | Mapping | None):
@@ -406,7 +406,7 @@ class PresumedListings:
         return seen is not None and seen.expires_at is not None and seen.expires_at < time.time()
 
     def _found(self, name: m.ServerName) -> tuple[m.ListingSource, tuple[m.ToolDefinition, ...]] | None:
-        """Return the listing of a server from the best source, with that source."""
+        """Return the listing of a server from the most reliable source that has one, and name the source."""
         sources: tuple[tuple[m.ListingSource, Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]], ...] = (
             ("runner", self._last),
             ("trace", self._recalled),
@@ -424,7 +424,8 @@ class PresumedListings:
         if not self._may_remember(name) or not isinstance(server, StdioServer | HttpServer):
             return None
         if name not in self._cached:
-            from grue.transports.mcp.listing import ListingCache  # few programs need it
+            # imported here, because few programs need it
+            from grue.transports.mcp.listing import ListingCache
 
             self._cached[name] = ListingCache().load(name, server)
         return self._cached[name]
@@ -463,7 +464,7 @@ class PresumedListings:
         return locked or self._may_remember(name)
 
     def _may_remember(self, name: m.ServerName) -> bool:
-        """Return whether the turn may presume any earlier listing of the server, whatever its source."""
+        """Return whether the turn may presume an earlier listing of the server, whatever its source."""
         return self._start_of(name) in ("beside", "when_called")
 
     def _start_of(self, name: m.ServerName) -> StartWhen:

@@ -92,7 +92,7 @@ Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""
 
 
-_FINAL_REQUEST = m.FINAL_REQUEST.replace("action", "answer")  # an action is what a game wants
+_FINAL_REQUEST = m.FINAL_REQUEST.replace("action", "answer")  # An action is the answer that a game wants.
 
 
 class _UserText(Struct, frozen=True):
@@ -237,7 +237,7 @@ def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
 
 
 def _right_form(request: TurnRequest[Any]) -> str:
-    """Return the advice for a field with a wrong value; empty: every field has a value of its type."""
+    """Return advice about a field with a wrong value; empty: every field has a value of its type."""
     given: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
     for name in ("user", "system", "user_stub", "final_request", "repair_request"):
         if not isinstance(given[name], str):
@@ -508,7 +508,7 @@ def refuse_inside_turn(wiring: Wiring) -> None:
     """Raise if the caller is part of a turn of the runner with this wiring.
 
     Raises:
-        MCPError: It is: a function tool, an answer check or another callback of such a turn.
+        MCPError: The caller is a function tool, an answer check or another callback of such a turn.
     """
     if any(each is wiring for each in _inside.get()):
         raise MCPError(
@@ -732,13 +732,13 @@ class HostTurn(Generic[T]):
     def _support_check(self) -> SupportCheck:
         states = self._memory.connections
         if all(isinstance(states.get(name), Disabled) for name in self._settings.wiring.servers):
-            return "skip"  # the turn offers no tools
+            return "skip"  # a turn without servers offers no tools
         check = getattr(self._settings.wiring.llm, "support_check", None)
         return "skip" if check is None else check()
 
 
 def _schema_in_words(answer: m.AnswerSchema | None) -> str:
-    """Return the schema's text for a request for repair: the model may never have read it."""
+    """Return the schema as text, for the request that asks for a repair: the model may never have read it."""
     if answer is None:
         return ""
     return "\n" + SCHEMA_IN_WORDS.format(schema=msgspec.json.encode(answer.schema).decode())

@@ -43,7 +43,8 @@ OnDelta: TypeAlias = Callable[[m.TextDelta], None]
 _UNSENT_S = 1.0
 _SAVING_S = 1.0
 _STOP_GRACE_S = 0.05
-"""How long actors may take to stop after the turn's end. At most an unwanted completion is still running."""
+"""How long actors may take to stop after the turn's end. By then they can only be busy with a completion that
+is not needed any more."""
 
 
 class TurnResources(Struct, frozen=True, kw_only=True):
@@ -162,7 +163,7 @@ class GoesOn(Struct, frozen=True, kw_only=True):
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
-    """The mailboxes of sessions. `start` makes a mailbox that is asked for and does not exist yet."""
+    """The mailboxes of sessions. If a mailbox is asked for that does not exist yet, `start` makes it."""
 
     def __init__(self, start: Callable[[m.ServerName], Mailbox[m.SessionCommand]]) -> None:
         super().__init__()
@@ -410,7 +411,8 @@ class TurnActors:
             reader = ResultReader(self._result_of, command.limits.max_result_chars)
             answers["read_result"] = reader.read_result
         if command.tool_search is not None:
-            from grue.tool_sessions.tool_search import ToolSearcher  # few programs need it
+            # imported here, because few programs need it
+            from grue.tool_sessions.tool_search import ToolSearcher
 
             searcher = ToolSearcher(self._tools, command.tool_search.most)
             answers |= {"find_tools": searcher.find_tools, "call_tool": searcher.call_tool}
@@ -459,7 +461,7 @@ class TurnActors:
         unsaved = [] if self._wiring.presumed is None else self._wiring.presumed.unsaved()
         if not unsaved:
             return
-        from grue.transports.mcp.listing import ListingCache  # few programs need it
+        from grue.transports.mcp.listing import ListingCache  # imported here, because few programs need it
 
         def save() -> None:
             for server, seen in unsaved:
@@ -503,7 +505,7 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """Prewarm the next turn's sessions if this turn waits for its model now.
+        """Prewarm the next turn's sessions if this turn waits for its model after an event.
 
         A server that has not started yet in this episode is not prewarmed, because it may not start at all.
         """
@@ -547,7 +549,7 @@ class TurnActors:
 
 
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int]:
-    """Record messages again, and return their new numbers by the old ones."""
+    """Record messages again. Return their new numbers, by the old ones."""
     numbers: dict[int, int] = {}
     for each in copied:
         again = recorder.record(
@@ -569,7 +571,7 @@ def _shown(note: Note, on_delta: OnDelta | None) -> Note:
     """
 
     def note_and_show(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        with host_code(""):  # the recorder says which observer it was
+        with host_code(""):  # the recorder has named the observer
             envelope = note(body, sender=sender, cause=cause)
         if on_delta is not None and isinstance(body, m.TextDelta):
             with host_code("on_delta"):

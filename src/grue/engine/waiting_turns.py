@@ -82,7 +82,7 @@ class WaitingBatch(Struct, frozen=True, kw_only=True):
 
 
 class _Account:
-    """Reserves the cost of waiting requests, so that all that are sent stay within the runner's budget."""
+    """Reserves the cost of waiting requests, so that all together stay within the runner's budget."""
 
     def __init__(self, settings: TurnSettings, endpoint: LlmEndpoint) -> None:
         self._settings = settings
@@ -115,14 +115,14 @@ class _Account:
 
 
 def _above(budget: Budget) -> Budget:
-    """Return a budget that is reached only by more than the given one."""
+    """Return a budget that is reached only when more than the given budget is used."""
     tokens = None if budget.tokens is None else budget.tokens + 1
     cost = None if budget.cost_usd is None else budget.cost_usd * (1 + 1e-9) + 1e-12
     return Budget(tokens=tokens, cost_usd=cost)
 
 
 class _Room:
-    """Where the requests of one turn wait."""
+    """Stores the requests of one turn until their replies arrive."""
 
     def __init__(
         self, files: BatchFolder, path: str, turn: int, admits: Callable[[int, bytes], bool]

@@ -85,7 +85,7 @@ class TurnsUnderWay:
         with self._lock:
             self._running[turn] -= 1
             if not self._running[turn]:
-                del self._running[turn]  # a zero for each turn would be kept as long as the runner
+                del self._running[turn]  # Entries with 0 would be kept as long as the runner exists.
 
     def require_ended(self, turn: int) -> None:
         """Check that no turn with this number is running.
@@ -297,7 +297,7 @@ def _tell(recorder: Recorder, body: Struct) -> None:
     from grue.tracing.observers.events import LoggerObserver
 
     if any(isinstance(each, LoggerObserver) for each in recorder.observers):
-        return  # the program's own observer logs it
+        return  # The program's own observer logs the message.
     for cause, line in told_lines(body):
         if cause not in _told and len(_told) < _MOST_TOLD:
             _told.add(cause)
@@ -328,7 +328,8 @@ class OwnTrace:
             self.path = target
             self._close = _write_file(target, recorder)
         else:
-            from grue.tracing.observers.run_folder import RunFolder, new_run_path  # its imports take time
+            # imported here, because its imports take time
+            from grue.tracing.observers.run_folder import RunFolder, new_run_path
 
             self.path = new_run_path(target)
 
@@ -350,7 +351,7 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
             f"The trace file {path} exists already: choose another name, or remove it. With a folder,"
             f' trace="{path.with_suffix("")}", each run of the program has files of its own.'
         )
-    with contextlib.suppress(OSError):  # the writer says why it cannot be written
+    with contextlib.suppress(OSError):  # the writer reports why the file cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
     # If the file has the usual name, the episode is named for its folder, as in a run folder.
     episode = path.absolute().parent.name if path.name == TRACE_FILE else path.stem

@@ -63,7 +63,7 @@ class Task(Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def make(self) -> "Attempted":
-        """Make the attempt, in the worker process."""
+        """Do the task, in the worker process."""
         raise NotImplementedError
 
 
@@ -97,7 +97,7 @@ class Job(Task, frozen=True, kw_only=True):
         find_work(self.work)
 
     def make(self) -> "Attempted":
-        """Make the attempt."""
+        """Make the attempt that this job describes."""
         return run_attempt(self)
 
 
@@ -147,10 +147,10 @@ def run_attempt(job: Job) -> Attempted:
             end = _play(known, job, episode)
     if room is not None and room.waits and not count.refused:
         if not room.asks_otherwise:
-            shutil.rmtree(attempt, ignore_errors=True)  # the episode is played again from its beginning
+            shutil.rmtree(attempt, ignore_errors=True)  # the episode will be played again from its beginning
             return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
-    if count.refused:  # even if the work went on after the refusal
+    if count.refused:  # also if the work went on after the refusal
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)
     took_s = round(time.monotonic() - began, 3)
@@ -189,7 +189,8 @@ def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
         return _failure(error)
     finally:
         if os.getpid() != process:
-            os._exit(1)  # this is a child that the work has forked; only the parent may end the attempt
+            # this process is a child that the work has forked; only the parent may end the attempt
+            os._exit(1)
 
 
 def text_of(error: BaseException) -> str:
@@ -261,7 +262,7 @@ def _output_in(attempt: Path) -> Iterator[None]:
 
 
 def _answering_model(trace: Path) -> str:
-    """Return the model that answered last; empty if the trace does not say."""
+    """Return the model that answered last; empty if the trace does not show it."""
     try:
         if not trace.is_file():  # opening a named pipe would block
             return ""

@@ -99,7 +99,7 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether the replayed episode did not ask for the reply that arrived last."""
+        """Return whether the replayed episode did not ask for the reply that arrived last."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
@@ -134,7 +134,8 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                permit.settle(RequestOutcome())  # charged in full: only another process will know the cost
+                # charge the request in full, because only another process will know its cost
+                permit.settle(RequestOutcome())
         self.waits = True
         raise RequestPostponed(key)
 
@@ -298,7 +299,7 @@ def _append(path: Path, lines: Iterable[Struct]) -> None:
         end = file.seek(0, 2)
         if end:
             file.seek(end - 1)
-            if file.read(1) != b"\n":  # a kill has left half a line
+            if file.read(1) != b"\n":  # a kill has cut this line short
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
         file.write(b"".join(msgspec.json.encode(each) + b"\n" for each in lines))

@@ -34,7 +34,7 @@ _MARGIN = 0.95
 """Share of the rate that is used. The rest is for an endpoint's other clock, and for delays on the way."""
 
 _CATCH_UP = 4.0
-"""How much faster than the rate requests may follow each other within a second."""
+"""How much faster than the rate requests may follow each other within one second."""
 
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
@@ -264,7 +264,8 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        many = max(1, round(rate / 60))  # requests in a second; below 60 a minute, one at a time
+        # the number of requests in a second; below 60 a minute, one at a time
+        many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:
             self._starts.popleft()

@@ -153,4 +153,4 @@ class _Place:
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    """Do nothing when the connection ends."""

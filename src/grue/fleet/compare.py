@@ -346,7 +346,7 @@ def _by_signs(found: Comparison) -> Iterable[str]:
 
 def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Iterable[str]:
     changed = [each for each in found.changes if each.difference]
-    few = found.cases < LEAST_CASES  # so few that each is shown, also those that are equal
+    few = found.cases < LEAST_CASES  # show each case if there are so few, also equal ones
     names = _telling(found.changes)
     if not changed:
         yield "No case has another mean score in B than in A."
@@ -551,14 +551,14 @@ def _no_interval(count: int, options: Options) -> str:
     try:
         require_libraries()
     except MissingDependencyError as error:
-        if options.margin is not None:  # the loss can be compared with a margin only by an interval
+        if options.margin is not None:  # a loss can be compared with a margin only if there is an interval
             raise
         return str(error)
     return ""
 
 
 def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options) -> tuple[int, int]:
-    """Return in how many groups B is better, and in how many it is worse."""
+    """Return the number of groups in which B is better, and of those in which it is worse."""
     gains: defaultdict[int, float] = defaultdict(float)
     means = (side.means(keys, side.score) or [] for side in sides)
     for number, (a, b) in enumerate(zip(*means, strict=True)):
@@ -570,7 +570,7 @@ def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options
 def _measures(
     sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options, *, bare: bool
 ) -> list[Measure]:
-    """Return the figures; `bare`: without intervals."""
+    """Return the figures for both sides; `bare`: without intervals."""
     scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
     figures: list[tuple[str, list[list[float] | None]]] = [
         ("score", [side.means(keys, side.score) for side in sides]),

@@ -80,7 +80,7 @@ def read_course(trace: Path) -> Course | None:
             elif tag in _READ or issubclass(reader.kinds.get(tag, type(None)), EpisodeEnded):
                 _take(found, line.envelope())
     except (TraceError, OSError):
-        pass  # use the messages before the damage
+        pass  # use the messages before the damaged line
     return Course(**found)
 
 

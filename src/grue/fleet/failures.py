@@ -67,7 +67,7 @@ _MOST_TEXT = 160
 _MOST_VALUES = 3
 _MOST_VALUE = 40
 _VARIES = re.compile(
-    r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,200}`"  # what stands in quotes
+    r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,200}`"  # text in quotes
     r"|\b[0-9a-f]{8,}\b|\b0x[0-9a-f]+\b"  # ids
     r"|\d+(?:[.,]\d+)*",  # numbers
     re.IGNORECASE,

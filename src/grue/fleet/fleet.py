@@ -31,7 +31,8 @@ from grue.policies import Batching
 from grue.protocol.turn.prices import Price
 
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
-"""Gets the counts, the running episodes with the time of their start, and what requests have cost."""
+"""A function that gets the counts, the running episodes with their start times, and the cost of the
+requests."""
 
 
 @contextlib.contextmanager
@@ -293,7 +294,7 @@ class Fleet:
         """Return the work that the folder was made for; empty: unknown."""
         try:
             before = self.folder.read_manifest(Manifest)
-        except FleetError:  # the manifest is damaged, and is about to be written again
+        except FleetError:  # the manifest is damaged, and will be written again
             return ""
         return "" if before is None else before.work
 

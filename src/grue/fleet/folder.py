@@ -195,7 +195,7 @@ class EpisodeFolder:
                 attempt = self.path / f"attempt-{number}"
                 try:
                     attempt.mkdir(mode=0o700)
-                except FileExistsError:  # another driver was quicker
+                except FileExistsError:  # another driver has made this folder first
                     number += 1
                 else:
                     return attempt
@@ -453,7 +453,7 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
-    except OSError as error:  # some file systems sync files only
+    except OSError as error:  # some file systems can sync files only
         if error.errno not in (errno.EINVAL, *_NO_LINKS):
             raise
     finally:

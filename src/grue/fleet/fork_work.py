@@ -209,7 +209,7 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
         try:
             yield from _turns_of(path)
         except TraceError:
-            continue  # the file is not a trace, or was cut off
+            continue  # the file is not a trace, or was cut short
 
 
 def _turns_of(path: Path) -> list[TurnToFork]:

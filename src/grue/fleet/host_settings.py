@@ -90,7 +90,7 @@ def files_digest(folders: Sequence[Path]) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files and links of a folder, except those of runs and fleets."""
+    """Yield the files and links of a folder, without those of runs and fleets in it."""
     entries = sorted(folder.iterdir())
     left_out = not_of_the_workspace(str(folder), [entry.name for entry in entries])
     for entry in entries:

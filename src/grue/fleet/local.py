@@ -131,7 +131,7 @@ class LocalEngine:
                     self._end_all(self._failed)
                 self._hand_out()
                 self._wait()
-        except BaseException as error:  # report each job as lost, because the driver waits for it
+        except BaseException as error:  # report each job as lost, because the driver waits for all of them
             self._fail(f"The engine has failed: {type(error).__name__}: {error}.")
             raise
 
@@ -185,7 +185,7 @@ class LocalEngine:
         if self._woken in multiprocessing.connection.wait([self._woken, *channels, *ends], wait_s):
             self._woken.recv_bytes()
         for worker in list(self._workers):
-            if worker in self._workers:  # else looking at an earlier worker has ended all workers
+            if worker in self._workers:  # dropping an earlier worker in this loop may have ended all workers
                 self._look_at(worker)
 
     def _look_at(self, worker: "_Worker") -> None:
@@ -295,7 +295,7 @@ class _Worker:
         """End the worker with all processes of its group. Block until they are gone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()  # if the process has not made its own group yet
+        self.process.kill()  # in case the process has not made its own group yet
         self.process.join(_DEATH_S)
         self.channel.close()
 

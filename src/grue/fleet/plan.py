@@ -54,7 +54,7 @@ def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
         id_ = episode_id(work.name, sweep.version or work.version, case, digests.of(case, work.files))
         try:
             commit = folder.episode(id_).commit
-        except FleetError:  # `grue fleet retry` plays it again
+        except FleetError:  # `grue fleet retry` plays this episode again
             commit = None
         if commit is None:
             missing += 1

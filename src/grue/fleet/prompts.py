@@ -20,7 +20,7 @@ from grue.fleet.work import contains
 from grue.runtime.safe_text import printable
 
 Score: TypeAlias = Callable[[Any, Any], float]
-"""Gets the answer and what was expected, and returns a number; `True` is 1."""
+"""A function that gets the answer and what was expected, and returns a number; `True` counts as 1."""
 
 _MOST_CASES = 10
 _WIDEST = 32

@@ -231,7 +231,8 @@ def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
     written = b"".join(b"\n" + msgspec.json.encode(line) + b"\n" for line in lines)
     if not written:
         return
-    with contextlib.suppress(OSError):  # a read-only folder or a full disk: readers do without the index
+    # the folder is read-only or the disk is full: readers do without the index
+    with contextlib.suppress(OSError):
         descriptor = os.open(fleet / INDEX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             file.write(written)
@@ -245,5 +246,5 @@ def _in_order(version: str) -> list[tuple[int, str]]:
 
 
 def has_trace(result: Result, fleet: Path) -> bool:
-    """Whether the trace of an episode is still there."""
+    """Return whether the trace of an episode still exists."""
     return (result.run(fleet) / TRACE).is_file()

@@ -95,13 +95,13 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
 
 
 def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Path) -> RunResult:
-    """Go on with an interrupted attempt if that is possible; otherwise begin."""
+    """Resume an interrupted attempt if possible; otherwise begin."""
     agent = Orchestrator(config, folder=episode.folder)
     agent.scripted = case.offline
     if continue_interrupted(episode):
         try:
             return agent.resume()
-        except TraceError:  # the attempt was interrupted before it could be resumed
+        except TraceError:  # the attempt was interrupted too early to be resumed
             begin_again(episode)
             agent = Orchestrator(config, folder=episode.folder)
             agent.scripted = case.offline

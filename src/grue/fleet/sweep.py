@@ -122,7 +122,7 @@ def read_sweep(path: Path) -> Sweep:
         sweep = msgspec.convert(document, Sweep)
     except msgspec.ValidationError as error:
         raise FleetError(_wrong(path, text, str(error))) from error
-    except (FleetError, MCPConfigError) as error:  # from the check of a limit or a price
+    except (FleetError, MCPConfigError) as error:  # raised by the check of a limit or a price
         key = re.match(r"(?:Price\()?(\w+)", str(error))
         raise FleetError(f"{path}{_line(text, key[1] if key else '')}: {error}") from error
     _check(sweep, path, text)

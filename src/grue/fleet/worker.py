@@ -83,7 +83,7 @@ def _made(job: Task, *, last: bool) -> WorkerSaid:
         job.prepare()
         before = _marks()
         ended = job.make()
-    except BaseException as error:  # noqa: BLE001 - also what a signal handler of the work's raises here
+    except BaseException as error:  # noqa: BLE001 - also one of a signal handler of the work
         return WorkerSaid(error=text_of(error))
     try:
         return WorkerSaid(ended, fit=not last and _holds(before, _marks()))
@@ -92,7 +92,7 @@ def _made(job: Task, *, last: bool) -> WorkerSaid:
 
 
 class _Marks(Struct, frozen=True):
-    """The state of the process that one episode may leave changed for the next."""
+    """The parts of the process's state that one episode may leave changed for the next."""
 
     plain: list[object]
     descriptors: set[tuple[int, int, int]]
@@ -129,7 +129,7 @@ def _descriptors() -> set[tuple[int, int, int]]:
 
 
 def _holds(before: _Marks, now: _Marks) -> bool:
-    """Whether the worker's state is as it was before the episode, so that it can play another one.
+    """Return whether the worker's state is as before the episode, so that it can play another one.
 
     Descriptors that the episode has left open are ignored, because they only leak.
     """
@@ -149,7 +149,7 @@ def _begin(place: Place) -> None:
     try:
         link = BrokerLink(place.address, on_loss=_leave)
     except (ConnectionRefusedError, FileNotFoundError):
-        _leave()  # the driver was killed while this process started
+        _leave()  # the driver was killed while this process was starting
     set_request_gate(link if place.limits.on_requests else None)
     set_server_gate(link.servers if place.limits.servers.at_once is not None else None)
     _links.append(link)

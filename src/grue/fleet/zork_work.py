@@ -116,7 +116,7 @@ def _past(episode: Episode) -> GamePast | None:
         return None
     try:
         return read_past(episode.folder)
-    except MCPError:  # the attempt was interrupted before it could be resumed
+    except MCPError:  # the attempt was interrupted too early to be resumed
         begin_again(episode)
         return None
 

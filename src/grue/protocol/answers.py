@@ -93,7 +93,7 @@ _MOST_OBJECTS = 5
 def has_shape(schema: m.JsonObject, content: str) -> bool:
     """Return whether a text holds a JSON object with the schema's required members.
 
-    If none is required, it has to have any of the schema's members.
+    If the schema requires no member, the object has to have at least one of the schema's members.
 
     Args:
         schema: The schema of the answer. If it is not the schema of an object, the result is `True`.

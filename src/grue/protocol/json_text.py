@@ -68,7 +68,7 @@ def _decode(body: bytes) -> object:
     try:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        # Bytes that are not UTF-8 are an error: with replaced characters, a call would have other arguments.
+        # Bytes that are not UTF-8 are an error: replacing characters would change the arguments of a call.
         import json
 
         return _readable(json.loads(body.decode("utf-8-sig")))
@@ -156,7 +156,7 @@ def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> m.Jso
 
 
 def is_deep(value: object, depth: int = MAX_DEPTH) -> bool:
-    """Say whether a parsed JSON value is nested more than `depth` deep."""
+    """Return whether a parsed JSON value is nested more than `depth` deep."""
     level = [value]
     for _ in range(depth):
         level = [child for item in level for child in _children(item)]

@@ -188,7 +188,7 @@ class Mailbox(Generic[M]):
                 await self._room.wait()
 
     def _taken(self) -> None:
-        """Count a message that was taken out."""
+        """Note that a message was taken out, so that a sender can put one in."""
         self._held -= 1
         if self._room is not None:
             self._wake_senders()

@@ -169,7 +169,7 @@ def draft_beside(path: Path) -> Path:
 def drafted(
     path: Path, *, mode: int = 0o600, fsync: bool = False, dir_fd: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Open a file that must not exist yet; it is removed again if the block fails.
+    """Open a file that must not exist yet for writing; if the block fails, remove the file.
 
     Raises:
         OSError: It cannot be created or written.
@@ -207,7 +207,8 @@ class LineFile:
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            if stat.S_ISREG(os.fstat(self._fd).st_mode):  # a device or a pipe is not ours to change
+            # this file is a device or a pipe, which must not be changed
+            if stat.S_ISREG(os.fstat(self._fd).st_mode):
                 os.fchmod(self._fd, 0o600)
         except OSError as error:
             self.close()

@@ -41,9 +41,9 @@ def let_others_run() -> None:
 
 
 def steps(start: int, end: int, step: int = 0) -> Iterator[int]:
-    """Yield the positions where a step begins, every `step` or `STEP` from `start` to before `end`.
+    """Yield the positions at which a step begins: from `start` to before `end`, `step` (or `STEP`) apart.
 
-    Lets other threads run between two.
+    Other threads can run between two steps.
     """
     step = step or STEP
     yield from range(start, min(start + step, end), step)
@@ -169,7 +169,7 @@ class EventBuffer(LineBuffer):
     def feed(self, chunk: bytes) -> None:
         """Add a chunk."""
         super().feed(chunk)
-        # Only a chunk with the end of a line can complete a comment. A long one is so searched only once.
+        # Only a chunk with the end of a line can complete a comment. So a long comment is searched only once.
         if self._head is None and b"\n" in chunk:
             ignored = _IGNORED.match(self._received)
             if ignored is not None:

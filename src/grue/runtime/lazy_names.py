@@ -14,12 +14,13 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
         module: The module's `__name__`.
         file: Its `__file__`; the stub has the same name and ends in `.pyi`.
     """
-    with open(f"{file}i", encoding="utf-8") as stub:  # noqa: PTH123 - pathlib takes longer than all the rest
+    with open(f"{file}i", encoding="utf-8") as stub:  # noqa: PTH123 - importing pathlib would take longer than the rest
         lines = [line.split() for line in stub if line.startswith("from ")]
     homes = {words[3]: words[1] for words in lines}
 
     def find(name: str) -> object:
-        # Here, because a Ctrl-C during `import grue` cannot be handled: each import widens the gap.
+        # Here, because a Ctrl-C during `import grue` cannot be handled: each import at the top makes that
+        # time longer.
         import importlib
 
         if name not in homes:

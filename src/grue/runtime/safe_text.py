@@ -19,7 +19,7 @@ ELLIPSIS = "…"
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # operating system command: titles, links, clipboard
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequence: colours, cursor
-    r"|\x1b[ -/]*[0-~]"  # the short ones
+    r"|\x1b[ -/]*[0-~]"  # the short escape sequences
 )
 
 _ESCAPES = re.compile(
@@ -91,7 +91,7 @@ def well_formed(text: str) -> str:
     if text.isascii():
         return text
     try:
-        text.encode()  # finds the same errors as the line below at a tenth of the cost
+        text.encode()  # finds the same characters as the line below, at a tenth of the cost
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
@@ -177,5 +177,5 @@ def _visible(char: str) -> str:
 
 
 def fault_text(told: str) -> str:
-    """Return what a validator has said, without the words that pydantic puts before it."""
+    """Return a validator's message without the words that pydantic puts before it."""
     return told.removeprefix("Value error, ").removeprefix("Assertion failed, ")

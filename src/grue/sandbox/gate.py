@@ -51,7 +51,8 @@ _MOST_REFUSALS = 20
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
 _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
-"""IPv6 addresses whose last 32 bits are an IPv4 address, to which a translator passes them on."""
+"""Ranges of IPv6 addresses whose last 32 bits are an IPv4 address: a translator forwards them to that
+address."""
 
 
 class Refusal(Struct, frozen=True):
@@ -173,7 +174,7 @@ class Gate:
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
         # Locked, so that the listener is not closed meanwhile, and its number given away.
-        with self._changed, contextlib.suppress(OSError):  # the program is gone
+        with self._changed, contextlib.suppress(OSError):  # the program has ended
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
 
@@ -207,12 +208,12 @@ class Gate:
     def _listen(self, listener: int, key: int, pid: int, fd: int, backlog: int) -> int:
         with self._copy_of(listener, key, pid, fd) as own:
             if own.family != socket.AF_UNIX:
-                return errno.EACCES  # it would get a port of its own, even without `bind`
+                return errno.EACCES  # listening would give the socket a port of its own, even without `bind`
             own.listen(backlog)
             return 0
 
     def _hands_over(self, key: int, asked: "_Asked") -> bool:
-        """Have a thread of its own make a connection that may have to wait; return whether it does."""
+        """Return whether a connection that may have to wait was passed to a thread of its own."""
         leads_on = self._unix if asked.place is None else asked.place != ("127.0.0.1", self.port)
         waits = leads_on and os.get_blocking(asked.socket.fileno())
         with self._changed:
@@ -237,7 +238,7 @@ class Gate:
     def _connect(self, asked: "_Asked") -> int:
         own, raw = asked.socket.fileno(), asked.address
         if asked.family == socket.AF_UNSPEC:
-            return connect(own, raw)  # AF_UNSPEC: it dissolves the socket's connection
+            return connect(own, raw)  # AF_UNSPEC only ends the socket's connection.
         if asked.family == socket.AF_UNIX and self._unix:
             return _connect_to_path(own, raw, asked.pid)
         if asked.place is None:
@@ -285,7 +286,7 @@ class Gate:
                     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._proxy(client)
         except (OSError, ValueError):
-            pass  # one of the two has gone away, or was silent for too long
+            pass  # one of the two has closed its connection, or was silent for too long
         finally:
             with self._changed:
                 self._count -= 1
@@ -332,7 +333,7 @@ class Gate:
                     self._open.discard(remote)
 
     def _reach(self, client: socket.socket, host: str, port: int) -> socket.socket | None:
-        """Connect to a host that is listed; tell the client why not, and return `None`."""
+        """Connect to a host that is listed. For any other host tell the client why not, and return `None`."""
         if self._record:
             self._see(host, port)
         elif not self._allows(host, port):
@@ -379,7 +380,7 @@ class Gate:
         return any(each.covers(host, port) for each in self._hosts)
 
     def _may_be(self, host: str, address: str, port: int) -> bool:
-        """Return whether a listed host may be at this address: a public one, or one that is listed."""
+        """Return whether a listed host may be at this address: a public address, or one that is listed."""
         if self._record or not _is_private(address):
             return True
         return self._allows(address, port) or (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))

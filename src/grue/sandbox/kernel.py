@@ -198,7 +198,7 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
     syscall = _libc().syscall
     place = syscall(_OPENAT2, _AT_FDCWD, os.fsencode(rule.path), _NO_LINKS, _HOW_BYTES)
     if place < 0:
-        return  # it is gone, or nobody may see it: there is nothing to allow
+        return  # The path is gone, or this user may not see it, so there is nothing to allow.
     try:
         access = rule.access & handled
         while access:
@@ -206,9 +206,9 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
             if added == 0:
                 return
             if ctypes.get_errno() == errno.EINVAL and access & ~_OF_FILES:
-                access &= _OF_FILES  # it is a file, which has no rights of folders
+                access &= _OF_FILES  # The rule is for a file, and some rights exist for folders only.
                 continue
-            if ctypes.get_errno() != errno.EBADFD:  # a pipe or socket needs no rule
+            if ctypes.get_errno() != errno.EBADFD:  # A pipe or a socket needs no rule.
                 _must(added, "landlock_add_rule")
             return
     finally:
@@ -268,7 +268,7 @@ def descriptor_of(pidfd: int, number: int) -> int:
     """Return a copy of another process's file descriptor.
 
     Raises:
-        OSError: It has none of that number, or may not be looked at.
+        OSError: The process has no descriptor of that number, or this user may not access it.
     """
     found = _libc().syscall(_PIDFD_GETFD, pidfd, number, 0)
     if found < 0:

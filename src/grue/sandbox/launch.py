@@ -41,7 +41,7 @@ class SandboxWarning(RuntimeWarning):
 
 
 class Boxed:
-    """One start of a program in its box, and what has to be cleared away after its end. Made by `boxed`.
+    """One start of a program in its box, and what has to be removed after its end. Made by `boxed`.
 
     Attributes:
         env: The program's environment: as asked for, with the scratch folder as its temporary folder, and as
@@ -158,9 +158,10 @@ def _scratch_folder() -> str:
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder that a program has filled: with folders that it locked, or nested deeper than paths go.
+    """Remove a folder that a program has filled, perhaps with locked folders or too deeply for a path.
 
-    What is in an inner folder is moved to `folder` before, so nothing here is recursive, and no path is long.
+    The content of an inner folder is first moved to `folder`, so nothing here is recursive, and no path is
+    long.
     """
     os.chmod(folder, 0o700)  # noqa: PTH101 - as above
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -194,13 +195,13 @@ def _empty(folder: int, target: int, prefix: str, count: int) -> int:
 def _move(name: str, source: int, other: str, target: int) -> None:
     try:
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
-    except PermissionError:  # a folder that is moved is written, too
+    except PermissionError:  # moving a folder writes to that folder, too
         os.close(_unlocked(name, source))
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
 
 
 def _unlocked(name: str, folder: int) -> int:
-    """Let the owner into a folder, and open it. Links are not followed: they lead to files of others."""
+    """Give the owner access to a folder, and open it. Links, which may lead elsewhere, are not followed."""
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101
@@ -210,7 +211,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing; `start` makes what stands in for a `Boxed`. See `learning.py`."""
+    """A box that limits nothing and watches; `start` returns what replaces a `Boxed`. See `learning.py`."""
 
     start: Callable[..., Boxed]
 
@@ -341,7 +342,7 @@ class ConfinedThread(Generic[Started]):
         self._runs.acquire()
         try:
             start_new_thread(self._run, ())
-        except RuntimeError as full:  # the machine, or a limit of this user, has no further thread
+        except RuntimeError as full:  # no further thread can be started on this machine, or by this user
             self._runs.release()
             raise SandboxError(f"A box needs a thread of its own: {full}.") from full
         if serve is not None:
@@ -382,7 +383,8 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        with contextlib.suppress(SandboxError):  # the next start makes it itself, and reports that
+        # the next start makes the ruleset itself, and reports the error
+        with contextlib.suppress(SandboxError):
             self._afterwards()
 
 
@@ -393,7 +395,7 @@ def _thread_of_the_system() -> str:
 def _lower(pid: int, which: int, value: int) -> None:
     if sys.platform != "linux":
         return
-    with contextlib.suppress(ProcessLookupError):  # it has exited already
+    with contextlib.suppress(ProcessLookupError):  # the process has exited already
         hard = resource.prlimit(pid, which)[1]
         most = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.prlimit(pid, which, (most, most))

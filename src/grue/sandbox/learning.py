@@ -93,7 +93,7 @@ class Watch:
         return is_too_wide(folder) or any(_within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Put a folder in place of many files in it, or of a package's, unless that would open too much."""
+        """Replace many files by their folder or by their package, unless that would open too much."""
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
@@ -105,13 +105,13 @@ class Watch:
         return found
 
     def _reduced(self, paths: list[str]) -> list[str]:
-        """Leave out what is inside of another path, and folders that are too wide to be opened."""
+        """Leave out paths that are inside of another one, and folders that are too wide to be opened."""
         wanted = sorted({path for path in paths if not (os.path.isdir(path) and self._is_too_wide(path))})  # noqa: PTH112
         return [path for path in wanted if not any(path != each and _within(path, each) for each in wanted)]
 
 
 def watching(watch: Watch) -> Sandbox:
-    """Return a box for a program that limits nothing, and tells `watch` what the program does."""
+    """Return a box that limits nothing, and tells `watch` what the program does."""
     return Watching(start=functools.partial(Watched, watch))
 
 
@@ -174,7 +174,7 @@ class _WatchingGate(Gate):
                     return
                 with asked.socket:
                     if asked.place is None and asked.family != socket.AF_UNSPEC:
-                        self._watch.unix = True  # not of the network: it goes on
+                        self._watch.unix = True  # It is not a call about the network, so it goes on.
                     else:
                         error, flags = self._connect(asked), 0
             else:
@@ -190,7 +190,8 @@ class _WatchingGate(Gate):
         elif name in _CHANGES:
             for at in _CHANGES[name]:
                 path = _path(pid, arguments, at, is_at=name.endswith(("at", "at2")))
-                if not (name.startswith("mkdir") and os.path.lexists(path)):  # then it makes nothing
+                # mkdir of a folder that exists changes nothing
+                if not (name.startswith("mkdir") and os.path.lexists(path)):
                     self._changed_in(path)
         else:
             at = _STARTS[name]

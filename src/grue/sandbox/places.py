@@ -1,7 +1,7 @@
 """Which files a box opens: the system's, the program's own, and those of its description, as rules.
 
-It is worked out at each start, since links and folders change. A path in a folder which the program itself
-may write is compared with where it leads: at an earlier start the program could have put a link there.
+The rules are made anew at each start, since links and folders change. A path in a folder which the program
+itself may write is compared with where it leads: at an earlier start the program could have put a link there.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ def places_of(
     if box.preset == "files":
         written.insert(0, _workspace(cwd))
     for path in written:
-        if not os.path.exists(path):  # noqa: PTH110 - texts throughout: this runs before each start
+        if not os.path.exists(path):  # noqa: PTH110 - plain texts here: this runs before each start
             raise SandboxError(
                 f"The box lets the program write {path}, which does not exist.",
                 remedy="Create it, or leave it out.",
@@ -155,7 +155,7 @@ def real_once(path: str) -> str:
 
 
 def real_path(path: str) -> str:
-    """Return where a path leads, as `os.path.realpath` does, in a tenth of its time: the kernel knows."""
+    """Return where a path leads, as `os.path.realpath` does. Asking the kernel takes a tenth of the time."""
     if sys.platform != "linux":
         return os.path.realpath(path)
     try:
@@ -275,7 +275,7 @@ def _opened_trees() -> tuple[str, ...]:
 
 
 def _state_of_system() -> tuple[tuple[int, int], ...]:
-    """Return what changes when a file of the system is replaced, as package managers and resolvers do."""
+    """Return a value that changes when a package manager or a resolver replaces a file of the system."""
     found = []
     for folder in _system_folders():
         try:
@@ -384,7 +384,8 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
         real = real_path(path)
         found.append(real)
         if _is_interpreter(path) and _is_interpreter(real):
-            continue  # as in a virtual environment; an interpreter's folder holds no secret
+            # an interpreter may be elsewhere, as in a virtual environment; its folder holds no secret
+            continue
         for folder, base in bases:
             # The folder itself may be named through links; only what is in it is in the program's hands.
             if path != folder and _within(path, folder) and not _within(real, base):
@@ -396,7 +397,7 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
 
 
 def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[Rule]:
-    """Yield rules for all that a rule opens except the hidden paths: for the folders beside them.
+    """Yield rules for everything that a rule opens, except the hidden paths.
 
     Landlock only adds. A folder with a hidden path in it is not opened itself, but each thing in it; what is
     made there later stays closed.
@@ -443,7 +444,7 @@ def _head(path: str, most: int = 256) -> bytes:
         return b""
     try:
         return os.read(descriptor, most)
-    except OSError:  # a folder
+    except OSError:  # a folder, which cannot be read
         return b""
     finally:
         os.close(descriptor)

@@ -92,7 +92,7 @@ def reads_audit() -> bool:
 
 
 def _lines(log: str) -> Iterator[str]:
-    """Yield the last lines of a log file; all of the kernel's own log, which gives one record a read."""
+    """Yield the last lines of a log file, or all records of the kernel's own log, one a read."""
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -100,7 +100,8 @@ def _lines(log: str) -> Iterator[str]:
     try:
         if log.startswith("/dev/"):
             for _ in range(_MOST_RECORDS):
-                with contextlib.suppress(BrokenPipeError):  # overwritten meanwhile: the next read goes on
+                # A record was overwritten meanwhile; the next read goes on after it.
+                with contextlib.suppress(BrokenPipeError):
                     yield (
                         os.read(descriptor, _LONGEST_RECORD).decode("utf-8", "replace").replace("\\x5c", "\\")
                     )
@@ -108,7 +109,7 @@ def _lines(log: str) -> Iterator[str]:
         os.lseek(descriptor, max(0, os.fstat(descriptor).st_size - _MOST_LOG_BYTES), os.SEEK_SET)
         yield from os.read(descriptor, _MOST_LOG_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
-        return  # the end: no more records
+        return  # the end of the log
     finally:
         os.close(descriptor)
 
@@ -143,7 +144,7 @@ def _about_path(path: str, rules: tuple[Rule, ...], broken: Sequence[str], *, wr
     folder = real if real in broken else os.path.dirname(real)  # noqa: PTH120
     access = [rule.access for rule in rules if _covers(rule.path, real)]
     if any(each & WRITE_FILE for each in access):
-        return None  # the box opens it: the file's own permissions refuse it
+        return None  # the box opens this path, so the file's own permissions refuse it
     if folder in broken and not access:
         return (
             f"Its box does not open {path}: it hides something in {folder}, so it opens only what was there"

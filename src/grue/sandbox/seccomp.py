@@ -28,7 +28,7 @@ _IPPROTO_IPV6, _IPV6_2292PKTOPTIONS, _IPV6_RTHDR = 41, 6, 57
 _MSG_FASTOPEN = 0x20000000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FARTHEST = 255
-"""How many instructions a jump with a condition skips at most."""
+"""How many instructions a conditional jump can skip at most."""
 
 
 class Machine(Struct, frozen=True):
@@ -167,7 +167,7 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     calls = here.calls
     code = [
         _stmt(_LOAD, _ARCH),
-        # Another architecture has other numbers. A 32-bit program would pass all comparisons below.
+        # Another architecture has other numbers, so a 32-bit program would pass all comparisons below.
         _jump(_EQUAL, here.audit, 1, 0),
         _stmt(_RETURN, _KILL),
         _stmt(_LOAD, _NR),
@@ -244,14 +244,14 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
 
 
 def _sockets(wanted: Wanted) -> list[bytes]:
-    """Return the check of `socket(family, type, protocol)`: allow what is listed, refuse the rest."""
+    """Return the check of `socket(family, type, protocol)`: allow the listed sockets, refuse all others."""
     rows: list[tuple[int, int, int]] = []
     if wanted.unix_sockets:
         rows += [(_AF_UNIX, kind, 0) for kind in (_STREAM, _DGRAM, _SEQPACKET)]
     if wanted.network != "none":
         # Raw and packet sockets, MPTCP, SCTP, SMC, VSOCK and Bluetooth pass by Landlock's rules for TCP.
         rows += [(family, _STREAM, ip) for family in (_AF_INET, _AF_INET6) for ip in (0, _IPPROTO_TCP)]
-        rows += [(_AF_NETLINK, kind, 0) for kind in (_DGRAM, _RAW)]  # NETLINK_ROUTE: lists interfaces
+        rows += [(_AF_NETLINK, kind, 0) for kind in (_DGRAM, _RAW)]  # NETLINK_ROUTE lists the interfaces
     if wanted.network == "any":
         rows += [(family, _DGRAM, ip) for family in (_AF_INET, _AF_INET6) for ip in (0, _IPPROTO_UDP)]
     code: list[bytes] = []
@@ -343,7 +343,7 @@ def _limit_is_set() -> list[bytes]:
 
 
 def _low(argument: int) -> int:
-    return _ARGS + 8 * argument  # the lower half, as both processors are little-endian
+    return _ARGS + 8 * argument  # the lower half comes first, as both processors are little-endian
 
 
 def _stmt(code: int, value: int) -> bytes:

@@ -179,7 +179,7 @@ class FakeConnection:
         pass
 
     async def open(self, timeout_s: float) -> Listing:
-        """List the tools."""
+        """Begin a session and return the tools."""
         del timeout_s
         await anyio.lowlevel.checkpoint()
         return self._server.open()

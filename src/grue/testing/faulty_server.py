@@ -385,7 +385,7 @@ class FaultyServer:
 
 
 def _start_sleep(seconds: str, *, start_new_session: bool = False) -> None:
-    import subprocess  # here, because few starts need it
+    import subprocess  # imported here, because few starts need it
 
     subprocess.Popen(["sleep", seconds], stdin=subprocess.DEVNULL, start_new_session=start_new_session)
 

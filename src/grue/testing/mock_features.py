@@ -248,7 +248,7 @@ def _add_sampling_tool(server: MockServer) -> None:
     @server.tool(structured_output=False)
     def test_sampling(prompt: str, reply: Annotated[CreateMessageResult, Resolve(sample)]) -> str:
         """Ask the client's model."""
-        del prompt  # `sample` takes it, by its name
+        del prompt  # `sample` gets this argument, by its name
         return f"LLM response: {getattr(reply.content, 'text', reply.content)}"
 
 
@@ -259,7 +259,7 @@ def _add_form_tools(server: MockServer) -> None:
     @server.tool(structured_output=False)
     def test_elicitation(message: str, answer: Annotated[ElicitationResult[Answer], Resolve(ask)]) -> str:
         """Ask the user for a name and an address."""
-        del message  # `ask` takes it, by its name
+        del message  # `ask` gets this argument, by its name
         return f"User response: {_outcome(answer)}"
 
     def ask_with_defaults() -> Elicit[Defaults]:

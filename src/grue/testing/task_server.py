@@ -40,7 +40,7 @@ class TaskRefusal(Exception):  # noqa: N818 - named as what the server does
 
 
 class TaskServer:
-    """Answers requests; every task goes through `states`."""
+    """Answers requests. Every task goes through `states`."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options

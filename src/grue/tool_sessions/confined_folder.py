@@ -76,10 +76,10 @@ class ConfinedFolder:
         return text
 
     def write(self, path: str, text: str) -> int:
-        """Replace a file or create it, with the folders around it, and return its length in bytes.
+        """Replace a file, or create it with its parent folders, and return its length in bytes.
 
-        The text goes into a temporary file beside it, which then takes its name. So a reader, and a process
-        that is killed, sees the old text or the new one.
+        The text goes into a temporary file beside it, which then takes its name. So readers see the old text
+        or the new one, also if this process is killed.
 
         Raises:
             RefusedPath: As `read`; or the file cannot be written.
@@ -185,7 +185,7 @@ def _described(entry: "os.DirEntry[str]") -> str:
     name = printable(entry.name, _NAME_CHARS)
     try:
         status = entry.stat(follow_symlinks=False)
-    except OSError:  # it was removed meanwhile
+    except OSError:  # the file was removed meanwhile
         return name
     if stat.S_ISDIR(status.st_mode):
         return f"{name}/"

@@ -168,7 +168,7 @@ class HoldsTasks(Protocol):
 async def finish_task(
     connection: ToolConnection, tool: str, task: m.ToolTask, timeout_s: float
 ) -> m.ToolCallResult:
-    """Ask a connection for the result of a task; raises `ToolRefusedError` if it holds none."""
+    """Ask a connection for the result of a task; raises `ToolRefusedError` if it cannot be asked."""
     if isinstance(connection, HoldsTasks):
         return await connection.finish_task(tool, task, timeout_s)
     raise ToolRefusedError(f"{INTERRUPTED}: it cannot be asked for a result later", code=-32601)

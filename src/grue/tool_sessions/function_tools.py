@@ -58,7 +58,7 @@ _REF = "#/$defs/{name}"
 
 
 class _Omitted:
-    """Stands for an argument that pydantic reads and that was not given."""
+    """Takes the place of an argument that pydantic reads and that was not given."""
 
 
 _OMITTED = _Omitted()
@@ -240,7 +240,7 @@ def _default(value: object) -> object:
         return msgspec.field(default_factory=functools.partial(copy.deepcopy, value))
     try:
         msgspec.to_builtins(value)
-    except TypeError:  # JSON cannot express it: use it, but do not show it in the schema
+    except TypeError:  # JSON cannot express the default: it is used, but not shown in the schema
         return msgspec.field(default_factory=lambda: value)
     return value
 
@@ -334,12 +334,12 @@ class ToolContext:
             self._deliver(kind, shown)
         elif not self.cancelled:
             # The loop delivers these in order, and before the function's result, which takes the same way.
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._deliver, kind, shown)
 
     def _deliver(self, kind: NoticeKind, text: str) -> None:
         if self._over:
-            return  # a thread that was abandoned; the call has been answered
+            return  # The thread was abandoned, and the call has been answered.
         self._notices += 1
         if self._notices < _MAX_NOTICES:
             self._notify(kind, text)
@@ -399,8 +399,9 @@ _NAMES = re.compile(r"(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
 class Docs(Struct, frozen=True):
     """The parts of a docstring that become descriptions.
 
-    Attributes: description: The text before the first section. parameters: The description of each parameter
-    that has one, in one line.
+    Attributes:
+        description: The text before the first section.
+        parameters: The description of each parameter that has one, in one line.
     """
 
     description: str
@@ -467,7 +468,7 @@ def _google_items(block: list[str]) -> Iterator[tuple[str, str]]:
     name, texts = "", list[str]()
     for line in block:
         if line.strip() and _indent(line) < base:
-            break  # text after the section that no heading begins
+            break  # a line after the section, before any other heading
         item = _ITEM.fullmatch(line.strip()) if _indent(line) == base else None
         if item is None:
             texts.append(line)

@@ -92,7 +92,8 @@ class PydanticParameter:
         )
         own = {f"{prefix}{name}": definition for name, definition in schema.pop("$defs", {}).items()}
         if not self.required and not isinstance(self._default, FieldInfo):
-            with contextlib.suppress(PydanticSerializationError):  # such a default is used, but not shown
+            # JSON cannot express such a default: it is used, but not shown
+            with contextlib.suppress(PydanticSerializationError):
                 shown = self._adapter.dump_python(self._default, mode="json", warnings=False)
                 schema.setdefault("default", shown)
         return schema, own

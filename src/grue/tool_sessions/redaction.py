@@ -71,7 +71,7 @@ def _with_the_one_before(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _spans(before: str, arg: str) -> Iterator[_Span]:
-    """Yield where the secrets in an argument are, from left to right and without overlap."""
+    """Yield the positions of the secrets in an argument, from left to right and without overlap."""
     if before.startswith("-") and "=" not in before and looks_secret(before):
         yield _Span(before.lstrip("-"), 0, len(arg))
         return

@@ -214,7 +214,7 @@ def _start_of(text: str, line: int) -> int:
 
 
 def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
-    """Yield line number, offset in the line and text of each piece of a block that passes the quick test."""
+    """Yield line number, offset in the line, and text of each piece of a block that passes the quick test."""
     at, line = 0, 1
     while at < len(text):
         end = text.rfind("\n", at, at + _BLOCK) + 1 if at + _BLOCK < len(text) else len(text)
@@ -231,7 +231,7 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return a test of a piece of a line, and a quick one of a block of lines, which may pass too many.
+    """Return a test for a piece of a line, and a quick test for a block of lines that may let too many pass.
 
     Raises:
         CannotReadError: The pattern cannot be used.
@@ -270,7 +270,7 @@ def _around(piece: str, test: _Test) -> str:
     if len(piece) <= _SHOWN_OF_LINE:
         return piece
     low, high = 1, len(piece)
-    while low < high:  # the shortest beginning that matches ends with the match
+    while low < high:  # the shortest beginning of the piece that matches ends with the match
         middle = (low + high) // 2
         low, high = (low, middle) if test(piece[:middle]) else (middle + 1, high)
     start = max(0, min(low - _SHOWN_OF_LINE // 2, len(piece) - _SHOWN_OF_LINE))

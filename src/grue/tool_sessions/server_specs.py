@@ -222,7 +222,7 @@ _OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")
 
 
 HttpTransport: TypeAlias = Literal["auto", "http", "sse"]
-"""How a server by URL is spoken to."""
+"""How to speak to a server that is reached by URL."""
 
 
 def _as_text(value: object) -> object:
@@ -430,7 +430,7 @@ def is_boxed(box: Sandbox | None) -> bool:
     """Return whether a program with this box starts in one, and this machine enforces all of it."""
     if box is None:
         return False
-    from grue.sandbox.launch import is_enforced  # most programs have no boxes
+    from grue.sandbox.launch import is_enforced  # imported here, because most programs have no boxes
 
     return is_enforced(box)
 

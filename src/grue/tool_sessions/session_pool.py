@@ -52,7 +52,7 @@ _PREWARM_DELAY_S = 0.005
 host's thread is about to receive its result, or the turn's request to the model is about to be written."""
 
 Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
-"""Waits until a connection may start its process."""
+"""A function that waits until a connection may start its process."""
 
 
 class PooledConnection:

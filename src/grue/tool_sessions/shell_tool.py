@@ -151,7 +151,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         """
         connection = FunctionTools([_Commands(self, registry).tool()]).connect(server, before_calls)
         if self.sandbox is not None:
-            from grue.sandbox.launch import is_enforced, reach  # most programs have no boxes
+            # imported here, because most programs have no boxes
+            from grue.sandbox.launch import is_enforced, reach
 
             redactor = Redactor({**os.environ, **self.named_values()})
             box = redactor.text(plain_text(reach(self.sandbox)))

@@ -48,7 +48,7 @@ class TurnCounts:
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
         self._clocks: dict[int, PhaseClock] = {}
-        self._after: Counter[int] = Counter()  # by turn: calls that the host made itself after the turn
+        self._after: Counter[int] = Counter()  # the calls that the host made itself after each turn
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         """Count a message and the steps that begin or end with it."""
@@ -141,7 +141,7 @@ class ModelCounts:
                 self._durations.append(t - change.step.began.t)
 
     def drop(self, usage: m.Usage) -> None:
-        """Count a reply that was dropped."""
+        """Count a reply that was dropped, and its usage."""
         self._usage += usage
         self._dropped += 1
 

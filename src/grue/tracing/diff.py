@@ -49,7 +49,7 @@ IGNORED = frozenset(
 """Fields that differ from run to run, or that the episode's conditions hold too, such as the model."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
-"""Fields of messages that are ids."""
+"""Fields of messages that hold ids."""
 
 _MOST_MATCHED = 400
 """Most messages with the same cause that are matched by their content; the cost is quadratic."""
@@ -152,7 +152,7 @@ class _Tree:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
         self._parent: dict[int, int] = {}
-        self._origin: dict[int, tuple[int, int]] = {}  # the first cause, and how many causes follow it
+        self._origin: dict[int, tuple[int, int]] = {}  # the first cause, and how many causes lie between
         for envelope in turn_slice.envelopes:
             cause = envelope.cause if envelope.cause in self.by_seq else None
             # A damaged trace may have causes with later numbers. Following them could lead to a loop.
@@ -194,14 +194,14 @@ class _Tree:
 
 
 class _Pair(NamedTuple):
-    """Two messages that may differ, by their numbers; `None`: it is missing on that side."""
+    """Two messages that may differ, by their numbers; `None`: the message is missing on that side."""
 
     left: int | None
     right: int | None
 
 
 class _TurnDiff:
-    """Two accounts of one turn."""
+    """Two recordings of one turn, which are compared."""
 
     def __init__(self, left: TurnSlice, right: TurnSlice) -> None:
         self._turn = left.turn or right.turn
@@ -209,7 +209,7 @@ class _TurnDiff:
         self._right = _Tree(right)
         self._comparison = Comparison(ignored=IGNORED, ids=IDS)
         self._found: list[_Pair] = []
-        self._lefts: dict[int, int] = {}  # number of a left message, by the number of its right counterpart
+        self._lefts: dict[int, int] = {}  # the number of each left message, by that of its right counterpart
 
     def divergences(self) -> Iterator[Divergence]:
         """Yield all divergences, in the order of the left trace.

@@ -70,7 +70,7 @@ class LiveFeed:
         self._images = ImageTable(self._image_spool)
         self._feed = PageFeed(self._images)
         self._ends: list[int] = []
-        self._ended = False  # the reading thread has read the end of the episode
+        self._ended = False  # the reading thread has come to the end of the episode
         self._over = False  # the last piece for the pages has the end of the episode
         self._error = ""
         self._lock = threading.Lock()
@@ -255,7 +255,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Store the mark that a person gives the episode."""
-        self.close_connection = True  # else the unread rest of a refused request would be taken for the next
+        # otherwise the unread rest of a refused request would be taken for the next request
+        self.close_connection = True
         origin = self.headers.get("Origin", "").removeprefix("http://")
         if self.headers.get("Host", "") not in self.server.names or origin not in self.server.names:
             self._send(403, "text/plain", b"This server takes marks from its own page only.\n")

@@ -38,9 +38,9 @@ PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end
 
 _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3
-"""Shorter texts of facts are not looked for in the prompt."""
+"""Texts of facts with fewer characters than this are not looked for in the prompt."""
 _MOST_SHOWN = 20
-"""In how many facts of a turn the longest text is looked for in the prompt."""
+"""In this many facts of a turn, the longest text is looked for in the prompt."""
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):

@@ -180,4 +180,4 @@ class ImageTable:
 
 
 _SHORTEST = 100
-"""A shorter message holds no image."""
+"""A shorter message cannot hold an image."""

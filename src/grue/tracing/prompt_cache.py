@@ -310,7 +310,7 @@ class CachedPrompts:
                 else:
                     talk.encoded.rewrite(body.rewrite)
             except ValueError:
-                talk.whole = False  # it changes messages from before this trace
+                talk.whole = False  # the change is about messages from before this trace
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
         """Update the form by what the endpoint was found to accept. Ignore fields of later versions."""

@@ -279,7 +279,7 @@ class _Drive:
                 return "trace"
 
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
-        """Whether the command was not recorded, because the session's actor had ended already.
+        """Return whether the command was not recorded, because the session's actor had ended already.
 
         The agent then records the `SessionClosed` of the session itself.
         """
@@ -404,7 +404,7 @@ def _after(outcome: _Outcome) -> Settled:
         case m.SessionOpened():
             return Proven()
         case m.McpDisabled(reason=reason):
-            return Disabled(reason, until_s=0.0)  # `_open` decides by the recording whether to try again
+            return Disabled(reason, until_s=0.0)  # `_open` sees in the recording whether it was tried again
         case m.StartupFailed():
             return Untried()
 

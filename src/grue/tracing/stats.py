@@ -81,7 +81,7 @@ class PhaseClock:
     def __init__(self) -> None:
         # Integers add up exactly; the file has times in microseconds.
         self._microseconds = dict.fromkeys(PHASES, 0)
-        self._counted = 0  # the time until which everything is counted, in microseconds
+        self._counted = 0  # everything before this time is counted, in microseconds
         self._last = math.inf  # the time of the last envelope; the first one starts the clock
         self._open: dict[Hashable, StepKind] = {}
         self._phase: TimePhase = "host"

@@ -76,7 +76,7 @@ class TurnSplitter:
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                unfinished[0].overtaken = True  # only a batch resumes without an `EpisodeResumed`
+                unfinished[0].overtaken = True  # only a batch goes on without an `EpisodeResumed`
             while self.slices:
                 yield self.slices.popleft()
         elif turn and own is None:

@@ -25,17 +25,17 @@ class Question(Generic[A]):
         self._answered: Future[A] = Future()
 
     async def wait(self) -> A:
-        """Return the answer. Called in the turn's event loop."""
+        """Wait for the answer and return it. Called in the turn's event loop."""
         return await asyncio.wrap_future(self._answered)
 
     def answer(self, answer: A) -> None:
-        """Answer, from any thread."""
-        with contextlib.suppress(InvalidStateError):  # the turn was cancelled
+        """Give the answer, from any thread."""
+        with contextlib.suppress(InvalidStateError):  # the turn was cancelled, so nobody waits for the answer
             self._answered.set_result(answer)
 
 
 class CallsQuestion(Question[Sequence[ApprovalDecision]]):
-    """May these calls of a reply be made?"""
+    """Asks whether these calls of a reply may be made."""
 
     def __init__(self, calls: tuple[ApprovalQuestion, ...]) -> None:
         super().__init__()

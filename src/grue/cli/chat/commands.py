@@ -96,7 +96,7 @@ class ChatCommands:
         if not wanted:
             raise UnknownCommand("Write /save and the name of a new file: .md to read it, .jsonl to load it.")
         path = Path(wanted)
-        with suppress(RuntimeError):  # there is no home folder
+        with suppress(RuntimeError):  # this user has no home folder
             path = path.expanduser()
         self._talk.save(self._here / path)
         self._screen.show([Line(f"The conversation is in {shown_path(path)}.", GREEN)])

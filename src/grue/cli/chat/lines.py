@@ -26,7 +26,7 @@ _QUESTION_CHARS = 2000
 _DESCRIPTION_CHARS = 2000
 _SCHEMA_CHARS = 4000
 _READ_CHARS = 100_000
-"""Most characters of a result that are processed. A result may be megabytes, but only a line is shown."""
+"""Most characters of a result that are read. A result may be megabytes, but only one line is shown."""
 
 
 def started(event: ToolStarted) -> Line:
@@ -137,7 +137,7 @@ def notice(text: str) -> Line:
 
 
 def _parts(content: object) -> list[str]:
-    """Return the texts of a result's content, the media in it by their kind and size."""
+    """Return the texts of a result's content; an image or other media is described by its kind and size."""
     if content is None:
         return []
     if isinstance(content, str):

@@ -94,7 +94,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
 
 def _require_prompt_toolkit() -> None:
     try:
-        import grue.cli.chat.prompting  # noqa: F401 - here, so that it is known before anything is started
+        import grue.cli.chat.prompting  # noqa: F401 - here, so that a lack is noticed before the start
     except ImportError as error:
         raise MissingDependencyError(
             "A chat at a terminal needs prompt_toolkit: pip install 'prompt_toolkit>=3.0.50,<4'."

@@ -31,14 +31,14 @@ from grue.runtime.secrets.redaction import Redaction
 _WORD = re.compile(r"[\w.:/-]+$")
 _SHORTEST = 2
 _LOCAL_MODES = 3
-"""Index of the local modes in the list that `tcgetattr` returns."""
+"""Index of the terminal's local modes in the list that `tcgetattr` returns."""
 
 _USABLE = {
     0: termios.ICRNL,
     1: termios.OPOST,
     _LOCAL_MODES: termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN,
 }
-"""The modes that are on in a usable terminal, by their index in the list that `tcgetattr` returns."""
+"""The modes that are on in a usable terminal, by their index in that list."""
 
 _MAX_HISTORY_BYTES = 2**20
 _STYLE = Style.from_dict(

@@ -54,7 +54,7 @@ _TOLD = (
     m.FinalForced,
     m.McpDisabled,
 )
-"""Kinds of messages that a chat prints while a turn runs, such as a retry or a tool that has changed."""
+"""Kinds of messages that a chat shows while a turn runs, such as a retry or a tool that has changed."""
 
 
 def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:

@@ -144,7 +144,8 @@ class Conversation(Closing):
             TraceError: The trace cannot be read.
             ConversationError: The trace does not hold all of it, or a secret in it was redacted.
         """
-        from grue.engine.conversations import recorded_conversation  # few programs need it
+        # imported here, because few programs need it
+        from grue.engine.conversations import recorded_conversation
 
         resumed = recorded_conversation.resume_conversation(path, name)
         if isinstance(runner, RemembersServers):

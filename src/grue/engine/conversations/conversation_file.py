@@ -286,7 +286,7 @@ def _first_history(header: FileHeader) -> History:
     ledger = Ledger()
     ledger.length, ledger.digest = header.length, header.digest
     history = History(ledger, {*header.call_ids})
-    history.plain = True  # until a turn says otherwise
+    history.plain = True  # parked, until a turn says otherwise
     return history
 
 

@@ -95,7 +95,7 @@ class EarlierResults:
         return True
 
     def end(self, records: Iterable[m.ToolCallRecord]) -> None:
-        """Keep the results of the turn that began last, unless a trace records it."""
+        """Keep the results of the turn that began last, unless they are recorded in a trace."""
         if self._trace is not None:
             return
         with self._lock:
@@ -155,7 +155,7 @@ def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
 
 
 _LONG = 2**20
-"""From this many bytes on, a thread writes them: the event loop would be blocked for milliseconds."""
+"""A thread writes this many bytes or more, because the event loop would be blocked for milliseconds."""
 
 
 class TurnReport(Protocol):
@@ -510,7 +510,7 @@ class KeptConversation:
         """Return the conversation as text, in the format of its file.
 
         Raises:
-            ConversationBusy: A turn continues it.
+            ConversationBusy: A turn continues the conversation.
         """
         with self.held():
             header, lines = self._whole()
@@ -746,7 +746,7 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return the end of an open turn that is given up; `None`: its process was killed."""
+    """Return how an open turn ends when it is given up; `None`: its process was killed."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)
@@ -760,7 +760,7 @@ def is_parked_still(end: object) -> bool:
 def taken_up(
     file: ConversationFile, began: m.HistoryReference, replay: Callable[[History], None]
 ) -> tuple[History, list[bytes]]:
-    """Return the history up to a turn's end, and the lines of it that the file lacks.
+    """Return the history up to the end of a turn, and those of its lines that the file does not have yet.
 
     Args:
         file: The conversation's file.

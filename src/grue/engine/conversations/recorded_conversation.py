@@ -41,7 +41,7 @@ _Place: TypeAlias = tuple[int, str]
 
 
 class Talk(Struct):
-    """A conversation as far as the trace has been read.
+    """The part of a conversation that has been read from the trace so far.
 
     Attributes:
         tools: The tools that were offered last.
@@ -320,7 +320,7 @@ _Said: TypeAlias = (
 
 
 class RecordedTurn:
-    """The turn as the trace tells it, from its last `RunTurn` on; and its entries before that.
+    """A turn as the trace has it: the part from its last `RunTurn` on, and the entries before that.
 
     Attributes:
         run: The message that started this part; `begun` is its envelope.
@@ -452,7 +452,7 @@ class RecordedTurn:
             and asked is not None
             and asked.request > self._requests
         ):
-            # The event is in the trace, and the request that follows from it is not.
+            # The event is in the trace, but not the request that follows from it.
             return replace(where, new=asked.new)
         return where
 
@@ -603,7 +603,7 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
 
 
 def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
-    """Drop everything of a turn that is over except its end: a trace may hold thousands of turns."""
+    """Drop everything of a turn that is over except its end, because a trace may hold thousands of turns."""
     over = RecordedTurn(last, part.run, None)
     over.end = part.end
     return over

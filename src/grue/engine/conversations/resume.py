@@ -302,7 +302,7 @@ def _remembering(wiring: Wiring, resumed: ResumedTurn) -> Wiring:
 
 
 class _Rest(Spending):
-    """Counts the spending of a resumed turn, less the part that this process has counted already."""
+    """Counts what a resumed turn spends, without the part that this process has counted already."""
 
     def __init__(self, whole: Spending, counted: m.TurnParked | None) -> None:
         super().__init__()

@@ -232,7 +232,7 @@ class OwnedSession:
             self._owner.cancel()
         else:
             close = m.CloseSession(server=self._command.server)
-            with contextlib.suppress(MailboxClosed):  # then the session is ending already
+            with contextlib.suppress(MailboxClosed):  # the session is ending already
                 await self._actor.mailbox.send(close, sender=_ME)
         await asyncio.wait({self._owner})
 
@@ -279,7 +279,7 @@ class OwnedSession:
         return self._settled.result()
 
     def _definition(self, tool: str) -> m.ToolDefinition:
-        """Return a tool's definition. One that is neither listed nor served unlisted is refused later."""
+        """Return a tool's definition. A tool that is not listed and not served unlisted is refused later."""
         listed = next((each for each in self.tools if each.tool == tool), None)
         return unlisted_tool(self._command.server, tool) if listed is None else listed
 

@@ -126,7 +126,7 @@ class ServerSessions:
         async def connect(name: m.ServerName) -> None:
             try:
                 outcomes[name] = await self._connected(name, anew=True)
-            except BaseException as error:  # the task group would wrap it in an exception group
+            except BaseException as error:  # the task group would wrap the error in an exception group
                 if ends_the_task(error):
                     raise
                 crashes.append(error)
@@ -350,7 +350,8 @@ class ServerSessions:
         seen = state.attempts
         async with state.lock:
             if state.attempts > seen and state.outcome is not None:
-                return state.outcome  # of another caller's attempt, which this one waited for
+                # the error of another caller's attempt, for which this caller has waited
+                return state.outcome
             if state.session is not None and isinstance(state.outcome, m.SessionOpened):
                 if state.session.usable or not anew:
                     return state.outcome
@@ -400,7 +401,7 @@ class _ServerState:
 
 
 SessionWork: TypeAlias = Callable[[ServerSessions], Awaitable[T]]
-"""Something to do with sessions outside turns."""
+"""Work that uses sessions outside turns."""
 
 
 async def with_sessions(sources: SessionSources, work: SessionWork[T]) -> T:

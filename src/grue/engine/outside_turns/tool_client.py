@@ -236,7 +236,7 @@ class OwnCall(Struct, frozen=True, kw_only=True):
     question: ApprovalQuestion | None = None
 
     def decided(self, decision: ApprovalDecision | None) -> "OwnCall":
-        """Return the call as a person has decided about it; `None`: nobody has, and it is denied."""
+        """Return the call with a person's decision; without one (`None`) it is denied."""
         if decision is None:
             return replace(self, denied=_NO_ANSWER, question=None)
         found = judged(decision)

@@ -22,7 +22,8 @@ InvokeMcpTool: TypeAlias = Callable[[str, m.JsonObject], Any]
 """`invoke(name, arguments) -> result`, a plain or a coroutine function. The name is `SERVER.TOOL`."""
 
 McpTool: TypeAlias = m.ToolDefinition | Mapping[str, Any] | str
-"""A tool to list: a definition, one as MCP writes it (`name`, `description`, `inputSchema`), or a name."""
+"""A tool to list: a definition, a dict as MCP writes it (`name`, `description`, `inputSchema`), or only a
+name."""
 
 MCP = m.ServerName("mcp")
 PREFIX = f"{MCP}."

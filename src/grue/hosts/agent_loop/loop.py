@@ -71,11 +71,11 @@ FUNCTIONS = "tools"
 SHELL = "shell"
 
 Tools: TypeAlias = Mapping[str, ToolServer] | Iterable[Callable[..., Any] | ShellTool]
-"""Tools beside MCP: functions and a shell tool, or tool servers by name."""
+"""The tools beside MCP: functions and a shell tool, or tool servers by name."""
 
 
 Image: TypeAlias = str | PathLike[str] | bytes
-"""A path of a file, or its bytes."""
+"""An image: the path of a file, or its bytes."""
 
 
 def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
@@ -410,7 +410,7 @@ class AgentLoop:
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid.
         """
-        from grue.config.wiring import from_configuration  # it loads pydantic
+        from grue.config.wiring import from_configuration  # imported here, because it loads pydantic
 
         injected = options.get("invoke_mcp_tool") is not None
         configured = from_configuration(path, servers=not injected)

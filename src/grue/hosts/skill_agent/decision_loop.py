@@ -58,7 +58,7 @@ class StepRunner:
         started = StepStarted(turn=run.turn, number=action.step, action=action.type, target=action.target)
         run.note(started, run.turn)
         retries = run.config.retries if run.config.on_step_failure == "retry" and is_repeatable(tool) else 0
-        for attempt in range(1, retries + 2):  # noqa: B007 - it is used after the loop
+        for attempt in range(1, retries + 2):  # noqa: B007 - the variable is used after the loop
             result = self._call_tool(action, tool) if action.type == MCP_CALL else self._act(action)
             if result.status != "failed" or run.left_s <= 0:
                 break
@@ -160,13 +160,13 @@ class DecisionLoop:
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
-        # The text in which the model was last told which tools there are.
+        # The text that last told the model which tools there are.
         self._shown = conversation.system
         self._plan: ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
-        # The reply to the last request of the killed process, if that process planned no actions from it.
+        # The reply to the last request of a killed process that has not planned actions from the reply.
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:
@@ -262,7 +262,7 @@ class DecisionLoop:
         done = [each for each in run.results if each.turn == plan.turn]
         todo = plan.actions[len(done) :]
         for action, result in zip(plan.actions, done, strict=False):
-            if _has_finished(result):  # the process was killed before the end was recorded
+            if _has_finished(result):  # the process was killed before it recorded the end
                 return self._finished(action, result, todo)
         judged = self._judge.judge(todo, plan.actions[: len(done)])
         if run.asked is not None:
@@ -319,5 +319,5 @@ def _has_finished(result: StepExecutionResult) -> bool:
 
 
 def _ignore(delta: m.TextDelta) -> None:
-    """Take a piece of a reply. The views of a run read it from the trace."""
+    """Ignore a piece of a reply, because the views of a run read it from the trace."""
     del delta

@@ -147,7 +147,7 @@ class McpManager:
                 raise MCPError("This McpManager is connected already. Call close_all() first.")
             if not servers:
                 return []
-            from grue.config.yaml_tables import servers_of_entries  # it loads pydantic
+            from grue.config.yaml_tables import servers_of_entries  # imported here, because it loads pydantic
 
             self._connected = self._connect(servers_of_entries(servers))
             return self.tools

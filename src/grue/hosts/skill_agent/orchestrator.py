@@ -291,7 +291,7 @@ def _note_unmatched(run: Run) -> None:
     own = [kind.definition().name for kind in run.registry.types.values()]
     patterns = [pattern for rule in run.config.policy.rules for pattern in rule.tools]
     if run.manager is None and run.config.servers:
-        return  # a pattern may be about a server that could not be connected
+        return  # the pattern may be about a server that could not be connected
     for pattern in unmatched_patterns(patterns, (*own, *(tool.name for tool in listed.values()))):
         text = f"the tool policy has {pattern!r}, which matches no tool"
         run.note(m.ServerNoted(server=m.ServerName(AGENT), kind="bad_tool", text=text))
@@ -304,7 +304,7 @@ def _disconnect(run: Run) -> None:
     error, servers = "", run.manager.servers
     try:
         run.manager.close_all()
-    except Exception as failed:  # noqa: BLE001 - the run has a result by now, which must not be lost
+    except Exception as failed:  # noqa: BLE001 - the run already has a result, which must not be lost
         error = error_text(failed)
     run.note(McpServersDisconnected(servers=servers, error=error))
 

@@ -266,7 +266,7 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                self.mcp_manager.kill_leftovers()  # the turn's event loop has ended
+                self.mcp_manager.kill_leftovers()  # the turn's event loop has ended by now
             self._wait_for_langfuse()
         return self._result(outcome)
 
@@ -438,4 +438,4 @@ def _sampling_of(config: GameConfiguration, **given: float | None) -> Sampling:
 
 
 def _unheard(delta: m.TextDelta) -> None:
-    """Do nothing: the observers of the trace get the text."""
+    """Do nothing with a piece of a reply: the observers of the trace get the text."""

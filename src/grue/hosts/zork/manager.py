@@ -198,7 +198,8 @@ class MCPManager:
             raise MCPError(
                 f"A session with MCP server '{self.server_name}' is open already: disconnect it first."
             )
-        self._registry.kill_leftovers(loop_running=True)  # from an event loop that ended without a disconnect
+        # a session of an event loop that ended without a disconnect
+        self._registry.kill_leftovers(loop_running=True)
         self._sessions += 1
         self._startup_failure = None
         limit_s = self._startup_limit_s() if turn is None else turn.startup_timeout_s

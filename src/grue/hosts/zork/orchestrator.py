@@ -427,7 +427,7 @@ class ZorkOrchestratorV2:
         try:
             while self._process_turn():
                 pass
-        except KeyboardInterrupt:  # between two turns; within a turn, the turn has recorded the end
+        except KeyboardInterrupt:  # Ctrl-C between two turns. Within a turn, the turn has recorded the end.
             self._ends("interrupted", "interrupted by Ctrl-C")
             raise
         return self.result()
@@ -686,12 +686,12 @@ class ZorkOrchestratorV2:
             score=seen.score,
             max_score=seen.max_score,
         )
-        if self.game_state.turn == self._end.turns > 0:  # otherwise this state is recorded already
+        if self.game_state.turn == self._end.turns > 0:  # otherwise this state has been recorded already
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)
 
     def _count(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Add up what turns cost, including failed turns; an observer of the recorder."""
+        """Add the cost of a turn to the sum, also of a failed turn; an observer of the recorder."""
         del line
         end = envelope.body
         if isinstance(end, m.TurnCompleted | m.TurnFailed):

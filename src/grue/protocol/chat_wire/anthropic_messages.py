@@ -75,7 +75,8 @@ _ADDS_TO = {
     "thinking": frozenset({"thinking_delta", "signature_delta"}),
     "tool_use": frozenset({"input_json_delta"}),
 }
-"""Deltas of the blocks that are read; others may have deltas of their own."""
+"""The kinds of deltas that the blocks which are read consist of. Other blocks may have deltas of their
+own."""
 
 _BLOCK_KINDS = frozenset(_ADDS_TO)
 _KINDS = frozenset(
@@ -90,7 +91,7 @@ _KINDS = frozenset(
     }
 )
 _KEPT = ("stop_reason", "stop_sequence", "stop_details")
-"""Members of the message that only the end of its stream has."""
+"""Members of the message that only the last events of its stream bring."""
 
 _EVENT = frozenset({"type", "message", "content_block", "delta", "error", "usage", "index"})
 _BLOCK = frozenset({"type", "text", "thinking", "signature", "name", "input", "data"})
@@ -495,7 +496,8 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
                 # and checks their signature.
                 kept.append(block)
             case _:
-                continue  # a kind that is not in our requests would be refused when it is sent back
+                # A block of a kind that is not in our requests would be refused when it is sent back.
+                continue
     said = "".join(text_of(block) for block in blocks if block.get("type") == "text")
     stop = as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None

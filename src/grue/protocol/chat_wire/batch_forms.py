@@ -33,10 +33,10 @@ class BatchState(Struct, frozen=True, kw_only=True):
         state: `running`; `ended`: its results can be read; `refused`: no request of it was asked.
         key: The key in its metadata; empty: it has none.
         created_at: When it was made, as the provider writes it.
-        total: How many requests it has; `None`: that is not said.
+        total: How many requests it has; `None`: the provider does not say.
         results: Ids or paths of the files with its results.
         why: What the provider says about a batch that was refused or that ended early.
-        left: What became of requests that the results do not have.
+        left: What happened to the requests that are not among the results.
     """
 
     id: str
@@ -56,7 +56,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         item: The request's id.
         status: HTTP status of its reply; `None`: there was none.
         body: The reply.
-        kind: How it failed without a reply.
+        kind: How the request failed, if there was no reply.
         reason: Why.
         message: What the provider says about it.
     """
@@ -251,7 +251,7 @@ BatchForm: TypeAlias = OpenAIBatches | AnthropicBatches
 
 
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
-    """Read a page of a provider's list of batches. Return them, and the id after which it goes on, or ''.
+    """Read a page of a provider's list of batches. Return them, and the id for the next page, or ''.
 
     Raises:
         ValueError: It cannot be read.

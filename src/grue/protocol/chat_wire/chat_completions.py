@@ -280,7 +280,7 @@ def _refusal_part(content: object) -> str | None:
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     """Read the tokens of a reply, as vLLM and llama.cpp report them; `None` if not all of them can be read.
 
-    The ids are those that the model wrote. The text does not give them: other tokens can spell the same.
+    The ids cannot be derived from the text, because different tokens can spell the same text.
     """
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
@@ -324,10 +324,11 @@ _THOUGHTS = ("reasoning_content", "reasoning")
 _TEXTS = ("content", "refusal", *_THOUGHTS)
 
 _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
-"""Members of chunks that belong to the completion; the last of each counts."""
+"""Members of chunks that belong to the whole completion; the last value of each counts."""
 
 _LARGE_WEIGHT = 16 * 2**10
-"""From this weight on, a member counts each time it comes. Endpoints repeat only smaller ones, as `usage`."""
+"""A member that weighs at least this much counts each time it comes, because endpoints repeat only smaller
+ones, such as `usage`."""
 
 _MOST_READ = 64 * 2**20
 """Most characters of arguments that are read, some of them repeatedly, to see whether a call is complete."""
@@ -344,7 +345,7 @@ class _Call(Struct):
     """A call whose pieces are coming in.
 
     Attributes:
-        index: As the stream has it; `None`: it has none.
+        index: Its index in the stream; `None`: the stream gives none.
         whole: Arguments that came as an object and not as text.
         closed: Its arguments were complete when the next call began.
         chunk: The number of the chunk that brought its last piece.
@@ -463,7 +464,7 @@ class ChatAssembler:
             return
         delta = _member(choice.get("delta") or {}, "delta")
         if not (delta or self._texts or self._calls):
-            # A gateway that does not stream sends the whole message as its one chunk.
+            # A gateway that does not stream sends the whole message in its only chunk.
             delta = _member(choice.get("message") or {}, "message")
         intact(delta, _DELTA)
         self._finish = choice.get("finish_reason") or self._finish
@@ -573,10 +574,10 @@ class _Calls:
         return other if other is not None and other.index == index else None
 
     def _is_another(self, known: _Call, call_id: str, name: str, arguments: object) -> bool:
-        """Return whether a piece with a name begins a call of its own, though its index is that of `known`.
+        """Return whether a piece with a name begins another call, although it has the index of `known`.
 
         Raises:
-            DamagedStream: It cannot: `known` lacks the end of its arguments.
+            DamagedStream: It would begin another call, but the arguments of `known` are not complete.
         """
         if call_id and call_id == known.id:
             same = name == known.name or not known.written.strip()
@@ -594,7 +595,8 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # A stream may have a name and a brace in every piece, so the reading is bounded as a whole.
+        # A stream may have a name and a brace in every piece, so the reading of all pieces together is
+        # bounded.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")
@@ -605,7 +607,7 @@ class _Calls:
         if not isinstance(name, str):
             raise DamagedStream("adds to a tool call that has not begun")
         before = self._calls[-1].index if self._calls else None
-        # The first may have any number: some gateways count the text before it.
+        # The first call may have any index: some gateways count the text before it.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"begins tool call {index} after tool call {before}")
         if len(self._calls) >= MAX_CALLS:

@@ -57,7 +57,7 @@ from grue.runtime.large_data import STEP
 from grue.runtime.safe_text import printable, well_formed
 
 MARK = b',"cache_control":' + to_json(EPHEMERAL)
-"""A cache marker within an encoded message."""
+"""A cache marker as an encoded message contains it."""
 
 
 class EncodedMessages:
@@ -73,7 +73,7 @@ class EncodedMessages:
     def __init__(self, room: int) -> None:
         self.room = room
         self.size = 0
-        # What stands before, between and after the marked messages.
+        # The parts before, between and after the marked messages.
         self._between: list[list[bytes]] = [[]]
         self._marked: list[bytes] = []
 
@@ -171,7 +171,7 @@ def _as_before(tool: m.ToolDefinition, before: m.ToolDefinition | None) -> m.Too
 
 
 def _in_valid_text(reply: Reply, profile: WireProfile) -> Reply:
-    """Return the reply without lone surrogates, and with its marked thoughts where thoughts belong."""
+    """Return the reply without lone surrogates. Thoughts that are marked in its text become its reasoning."""
     content, refusal, reasoning = (
         text if text is None else well_formed(text)
         for text in (reply.content, reply.refusal, reply.reasoning)
@@ -188,7 +188,7 @@ def _in_valid_text(reply: Reply, profile: WireProfile) -> Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return a reply's echo, unless its format repeats the text in it."""
+    """Return a reply's echo; an empty one if its format repeats the reply's text in it."""
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 
@@ -564,5 +564,6 @@ class EncodedConversation:
         last = said.items[-1] if said.items else None
         if not isinstance(last, m.UserText):
             return (*said.items, words)
-        # One message, because the templates of some local models take no two messages of the user.
+        # Put both into one message, because the templates of some local models refuse two user messages in a
+        # row.
         return (*said.items[:-1], msgspec.structs.replace(last, text=f"{last.text}\n\n{words.text}"))

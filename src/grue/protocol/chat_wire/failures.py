@@ -33,10 +33,10 @@ RETRYABLE = frozenset({408, 424, 425, 429, 498, 500, 502, 503, 504, 520, 521, 52
 424 is that of a model that failed behind its server, 498 Groq's for a tier without capacity."""
 
 _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 451})
-"""Statuses of errors whose text decides what they mean. 200: an error object without a status."""
+"""Statuses of errors whose text decides what they mean. An error object without a status counts as 200."""
 
 DOCTOR_CHECKS = " `grue doctor` checks it."
-"""The last sentence of an advice. `grue doctor` itself leaves it out."""
+"""The last sentence of advice. `grue doctor` itself leaves it out."""
 
 
 def says(pattern: str, words: str) -> re.Match[str] | None:
@@ -54,7 +54,7 @@ def _words(*alternatives: str) -> str:
 
 _URL = re.compile(r"https?://\S+")
 _LITELLM = re.compile(r"\b(?:litellm\.)?RateLimitError:?|\bthrottling_error\b")
-"""What LiteLLM puts around each 429 of a provider, also around one for used-up credit."""
+"""The text that LiteLLM puts around each 429 of a provider, also around one for used-up credit."""
 
 _MONEY = _words(
     r"insufficient[_ ](?:account[_ ])?(?:quota|credit|fund|balance)|credit balance|credit limit",
@@ -132,7 +132,7 @@ _GARBLED = _words(
     r"\b(?:tool_use_failed|json_validate_failed|output_parse_failed|MALFORMED_FUNCTION_CALL)\b",
     r"failed to parse input at pos",
 )
-"""The model's own output was invalid, so another one may be valid."""
+"""Signs that the model's own output was invalid. A retry may give a valid one."""
 
 _BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
     ("reply", _GARBLED),
@@ -226,8 +226,8 @@ def _fragment(url: re.Match[str]) -> str:
 
 def _of_limit(text: str, asked_s: float | None) -> FailureReason:
     """Tell a limit of time from one of money. Where both are spoken of, the clearer words count."""
-    # Two limits of time that speak of money: OpenRouter's of a day says that credits would raise it, and
-    # DashScope calls its limit of tokens a quota.
+    # Two refusals mention money and are about a rate: OpenRouter's daily limit says that credits would raise
+    # it, and DashScope calls its limit of tokens a quota.
     if says(_MONEY, text) and "-per-day" not in text and "#token-limit" not in text:
         return "credit"
     if says(_BUSY, text):
@@ -261,7 +261,7 @@ def _of_failing(status: int, text: str) -> FailureReason:
 
 def _of_status(status: int, text: str) -> FailureReason:
     match status:
-        # 409: something is locked, for a moment.
+        # A 409 means that something is locked for a moment.
         case 200 | 409:
             return "overloaded"
         case 404 if says(r"\bmodel\b", text):
@@ -426,7 +426,7 @@ _SAID_BESIDE = ("message", "detail", "msg", "error_msg", "errors")
 _SAID_IN = (
     "message", "detail", "Message", "msg", "status_msg", "error_msg", "description", "title", "code", "type"
 )  # fmt: skip
-"""Where error objects have their text, the best one first."""
+"""Where error objects have their text, the most useful place first."""
 
 
 def error_words(error: object) -> str:
@@ -665,7 +665,7 @@ _MORE_THAN_A_MINUTE = r"request too large for"
 """A request that is longer than the limit of tokens in a minute: waiting is useless, it has to be shorter."""
 
 _RATE = r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait"
-"""Limits of tokens in a time. Refusals for these use the words above too, but here waiting helps."""
+"""Limits of tokens in a time. Refusals for these limits use the words above too, but waiting helps."""
 
 _SIZE = r"([1-9][\d,]{1,9})"
 _WINDOW = (
@@ -691,7 +691,7 @@ _WINDOW = (
     rf"|limit:? {_SIZE}"
 )
 _MESSAGES = rf"\b{_SIZE} (?:in the messages|of text input|in the prompt|tokens from the input messages)"
-"""The prompt's size, which follows a size that includes the reply."""
+"""The prompt's size, in texts that name a size including the reply before it."""
 
 _PROMPT = (
     rf"resulted in {_SIZE}"

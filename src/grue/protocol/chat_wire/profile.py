@@ -15,7 +15,7 @@ from msgspec import Struct
 from grue.policies import MediaKind
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model should think before it answers."""
+"""How much the model is to think before it answers."""
 
 TextToolCalls = Literal["ask", "run", "keep"]
 """What happens if a model writes a tool call as text. `ask`: it is asked to make a real call. `run`: the call

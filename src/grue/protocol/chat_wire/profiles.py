@@ -227,14 +227,15 @@ def _for_model(profile: WireProfile, model: str) -> WireProfile:
     if profile in (OPENAI, OPENAI_CHAT) and _REASONING.search(model):
         profile = replace(profile, system_role="developer", sampling=frozenset({"max_tokens"}))
     if _NO_INSTRUCTIONS.search(model):
-        return replace(profile, system_role="user")  # also behind a gateway
+        return replace(profile, system_role="user")  # this also holds for such a model behind a gateway
     if profile == OPENAI and _UNREASONING.search(model):
         return replace(profile, reasoning="none")
     return profile
 
 
 Adaptation: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
-"""Returns the adapted profile, or `None` if the text gives no reason to change it."""
+"""The type of an adaptation. It returns the adapted profile, or `None` if the text gives no reason to change
+it."""
 
 _BLAMES_CONTENT = frozenset({400, 413, 415, 422})
 _SPEAKS_OF_FORM = frozenset({400, 404, 415, 422, 500})
@@ -402,7 +403,7 @@ def _sampling(profile: WireProfile, words: str) -> WireProfile | None:
         return None
     named = [name for name in sorted(profile.sampling - {"stop"}) if re.search(rf"\b{name}\b", words)]
     named += ["stop"] if "stop" in profile.sampling and says(_STOP, words) else []
-    # "temperature and top_p cannot both be specified": the last of those named is let go.
+    # In "temperature and top_p cannot both be specified", leave out the one that is named last.
     return replace(profile, sampling=profile.sampling - {named[-1]}) if named else None
 
 
@@ -497,7 +498,7 @@ def find_model(models: dict[str, ListedModel], model: str) -> ListedModel | None
 
 
 class ToolSupportPolicy(Protocol):
-    """The setting that is read here; `GameConfiguration` has it."""
+    """An object with the setting that is read here, such as `GameConfiguration`."""
 
     mcp_force_tool_support: bool
 

@@ -81,7 +81,7 @@ _ENDINGS = {
     "response.incomplete": "incomplete",
     "response.failed": "failed",
 }
-"""The events that end a reply, and the status that the response has then."""
+"""The events that end a reply, each with the status of the response after it."""
 
 _KINDS = frozenset({*_TEXTS, *_ENDINGS, _ARGUMENTS, _ALL_ARGUMENTS, _ADDED, _DONE, "error"})
 _EVENT = frozenset(
@@ -93,7 +93,7 @@ _TYPES = frozenset({"message", "function_call", "reasoning", "output_text", "ref
 _PART = frozenset({"type", "text", "refusal"})
 _CALL = "function_call"
 _MOST_COMPARED = 100
-"""How many calls are compared by name and arguments, where their ids do not tell them apart."""
+"""Up to this many calls are compared by name and arguments if their ids do not distinguish them."""
 
 
 class _CallEvents(Struct):
@@ -139,7 +139,7 @@ class _CallEvents(Struct):
 
 
 class ResponsesAssembler:
-    """Passes on the text of each event, and keeps the last event, which holds the whole response."""
+    """Returns the text of each event, and keeps the last event, which holds the whole response."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -333,7 +333,7 @@ def _ids(item: m.JsonObject) -> frozenset[str]:
 
 
 def _differs(one: m.JsonObject, other: m.JsonObject) -> bool:
-    """Return whether two items have ids, and different ones."""
+    """Return whether both items have ids, and the ids differ."""
     ids = (one.get("call_id") or one.get("id"), other.get("call_id") or other.get("id"))
     return None not in ids and ids[0] != ids[1]
 

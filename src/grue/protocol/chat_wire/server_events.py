@@ -139,7 +139,7 @@ class EventLines:
 
     def _line(self) -> bytes | None:
         end = _END_OF_LINE.search(self._rest, self._searched)
-        # After a CR at the very end, a line feed may follow with the next bytes.
+        # If a CR is the last byte so far, a line feed may follow with the next bytes.
         if end is None or (end[0] == b"\r" and end.end() == len(self._rest)):
             self._searched = len(self._rest) if end is None else end.start()
             return None

@@ -86,7 +86,7 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
 
 def _nullable(schema: m.JsonObject) -> m.JsonObject:
     kind = schema.get("type")
-    # `null` beside the type would not be among the values of an `enum` or a `const`: these get a union.
+    # `null` beside the type would not be among the values of an `enum` or a `const`, so these become a union.
     if isinstance(kind, str) and "enum" not in schema and "const" not in schema:
         return schema if kind == "null" else {**schema, "type": [kind, "null"]}
     if isinstance(kind, list) and "enum" not in schema and "const" not in schema:

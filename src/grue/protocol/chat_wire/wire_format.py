@@ -78,8 +78,8 @@ class Reply(Struct, frozen=True, kw_only=True):
         stopped: Why the endpoint stopped it before its end, if not for its length; empty if it did not. The
             text is what there was by then, and calls are left out.
         written: The tool calls that are written in its text, unless grue has turned them into `tool_calls`.
-        echo: Fields that the provider requires back in the assistant's message; each format has its own.
-        prompt_tokens: The size of the prompt, without those of earlier tries that `usage` includes.
+        echo: Fields that the assistant's message has to have in later requests; each format has its own.
+        prompt_tokens: The size of this reply's prompt. `usage` also includes the prompts of earlier tries.
         facts: What the endpoint says about the reply.
         tokens: The tokens that the model wrote, if the endpoint says which.
     """
@@ -449,7 +449,7 @@ class EncodedItems(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """The tool that the model has to call; `name` is a wire name, and is set only if `mode` is `named`."""
+    """Which tool the model has to call. `name`, a wire name, is set only if `mode` is `named`."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
@@ -538,7 +538,7 @@ class WireFormat(Protocol):
     """Whether a request can ask for a JSON object of any shape."""
 
     echoes_text: bool
-    """Whether the echo of a reply repeats its text."""
+    """Whether the echo of a reply (what is sent back with it) repeats the reply's text."""
 
     results_carry_media: bool
     """Whether tool messages can contain images and files; if not, a user message (`Shown`) has them."""
@@ -637,7 +637,7 @@ def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[s
 
 
 def _is_blank(text: str) -> bool:
-    return not text or text.isspace()  # `strip` would copy the text, which may be megabytes
+    return not text or text.isspace()  # `strip` would copy the text, which may be megabytes long
 
 
 def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition:

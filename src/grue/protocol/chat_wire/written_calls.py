@@ -22,7 +22,7 @@ from grue import messages as m
 from grue.protocol.json_text import strict_value, to_json
 
 MAX_CHARS = 2 * 2**20
-"""Longest text that is searched for calls."""
+"""Longest text in which calls are looked for."""
 
 _MOST_CALLS = 100
 
@@ -69,10 +69,10 @@ _FORMS = (
 )
 _MARKS = rf"^[ \t]*(?:{_FORMS}|(?P<recipient>to=[\w.\-/]{{1,200}} ?<\|channel\|>))"
 _SIGNS = ("<", "[", "`")
-"""Each mark has one of them. Most texts have none, and are not searched for marks."""
+"""Each mark contains one of these characters. Most texts have none, and are not searched for marks."""
 
 _FIRST_CHARS = re.compile(r"[<\[\]]")
-"""What a mark directly behind a text begins with. A search for these alone is much quicker."""
+"""The beginnings of marks that may follow a text directly. A search for these alone is much quicker."""
 
 _NO_TEXT = frozenset(" \t\n\r`'\"([")
 _MOST_LOOKED_AT = 10_000
@@ -124,11 +124,11 @@ class Written(Struct, frozen=True):
 Part: TypeAlias = Literal["content", "reasoning"]
 
 _Found: TypeAlias = tuple[list[WrittenCall], int]
-"""Calls, and where the text goes on after them."""
+"""Calls, and the position at which the text goes on after them."""
 
 
 class _Unreadable(Exception):  # noqa: N818 - never leaves this module
-    """A call is not whole, or not strictly of its form."""
+    """A call is not whole, or is not strictly of its form."""
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
@@ -165,7 +165,7 @@ def _is_attached(char: str) -> bool:
 
 
 class ThoughtSplitter:
-    """Does for a text that arrives in pieces what `split_thoughts` does for a whole one, as far as it can.
+    """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
 
     If the prompt has begun the thoughts, the text is shown as it comes: only the mark at their end tells.
     """
@@ -301,7 +301,8 @@ def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # A mark before this one may be of another call. Then the calls read here would be only a part.
+    # A mark before this one may belong to another call. Then the calls read here would be only a part of all
+    # calls.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
@@ -524,7 +525,7 @@ def _objects(text: str) -> list[WrittenCall]:
     try:
         value = strict_value(text)
     except ValueError:
-        lines = text.splitlines()  # one call a line
+        lines = text.splitlines()  # the text has one call a line
         if not all(line.startswith("{") and line.endswith("}") for line in lines):
             raise _Unreadable from None
         try:

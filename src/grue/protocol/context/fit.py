@@ -57,7 +57,8 @@ _SMALL = 48
 """A result of at most this many tokens is about as long as its stub, so it is never cleared."""
 
 _SLACK = 8
-"""If a count and an estimate differ by a larger factor, the parts counted before are wrong, too."""
+"""If a count and an estimate differ by a larger factor, the earlier counts of parts are taken to be wrong,
+too."""
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
@@ -185,10 +186,11 @@ def _attachment_tokens(attachment: m.Attachment) -> int:
 
 
 def _learned(bytes_per_token: float, factor: float) -> float:
-    """Return the better estimate, where a text had `factor` times as many tokens as expected.
+    """Return a better estimate, after a text had `factor` times as many tokens as expected.
 
-    A text that has more corrects the estimate at once, a text that has fewer by half: an estimate that is too
-    low leads to a refused request, one that is too high only clears early.
+    If the text had more tokens, the estimate is corrected in full, because too low an estimate leads to a
+    refused request. If it had fewer, the estimate is corrected by half: too high an estimate only clears
+    early.
     """
     wanted = bytes_per_token / factor
     if factor < 1:
@@ -206,7 +208,7 @@ def _merged(items: list[ContextItem], current: int) -> tuple[tuple[ContextItem, 
 
 
 def _merge(items: Iterable[ContextItem]) -> list[ContextItem]:
-    """Merge neighbours that stay; the ledger then has about as many items as there are results to clear."""
+    """Merge neighbours that cannot be cleared; about as many items remain as there are results to clear."""
     merged: list[ContextItem] = []
     for item in items:
         kept = item
@@ -230,7 +232,7 @@ _WORTH_A_SUMMARY = 0.1
 """The share of the window that a summary has to be able to free."""
 
 _STUB_CHARS = 1000
-"""A limit for the text of a stub. Every stub is shorter."""
+"""Every stub is shorter than this."""
 
 _SHORTEST_RESULT = 64
 """Fewest tokens that a cut result keeps."""
@@ -414,7 +416,7 @@ def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, flo
 
 
 def _share(sizes: Sequence[int], most: int) -> int:
-    """Return the size to cut each item to, so that all together are at most `most`."""
+    """Return the size to which each item is cut, so that all together have at most `most`."""
     left = most
     for done, size in enumerate(sizes):
         share = left // (len(sizes) - done)

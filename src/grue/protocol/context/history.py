@@ -30,7 +30,7 @@ from grue.protocol.tools import results as tool_results
 LEFT_OUT = "[Earlier parts of the conversation were left out here, because it was too long for the model.]"
 
 _MAX_CHARS = 1000
-"""A limit for the answer to a call that was not made; no such answer is as long."""
+"""Every answer to a call that was not made is shorter than this."""
 
 
 class Ledger:
@@ -218,7 +218,7 @@ class History:
             self.call_ids.update(call.call_id for call in entry.tool_calls)
 
     def change(self, change: m.Cleared | m.Shortened | m.Summarised) -> None:
-        """Make the history shorter."""
+        """Make the history shorter, as the change says."""
         match change:
             case m.Cleared():
                 self.clear(change)

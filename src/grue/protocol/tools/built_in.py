@@ -124,7 +124,7 @@ def with_tool(tools: tuple[m.ToolDefinition, ...], tool: m.ToolDefinition) -> tu
 
 
 def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
-    """Return whether a built-in tool is among these."""
+    """Return whether a built-in tool is among these tools."""
     return any(is_built_in(each) and each.tool == tool.tool for each in tools)
 
 

@@ -203,12 +203,12 @@ def read_calls(
 
 
 def _meant(name: str, listed: Mapping[str, m.ToolDefinition]) -> str:
-    """Return a question that names the tools which a wrong name may stand for; empty: there are none."""
+    """Return a question that names the tools that a wrong name may stand for; empty: there are none."""
     name = name[:_LONGEST_NAME].lower()
     bare = tool_results.NAME_SEPARATORS.split(name)[-1]
     near = [each for each, tool in listed.items() if bare and bare in (tool.tool.lower(), each.lower())]
     if not near:
-        import difflib  # few names need it
+        import difflib  # imported here, because few wrong names need it
 
         near = difflib.get_close_matches(name, listed, n=1, cutoff=_ALIKE)
     return f". Did you mean {' or '.join(near[:_MOST_MEANT])}?" if near else ""
@@ -405,13 +405,13 @@ class BatchArrived(Struct, frozen=True):
 
 
 CallSettled: TypeAlias = m.ToolReturned | m.ToolTimedOut | m.ServerDied | m.ToolSkipped
-"""What follows from `MakeCall`. It is `ToolSkipped` if the call is refused before it is sent."""
+"""The event that follows `MakeCall`. It is `ToolSkipped` if the call is refused before it is sent."""
 
 BatchEvent: TypeAlias = BatchArrived | CallSettled
 
 
 class ReadChangedTools(Struct, frozen=True):
-    """Report the server's tools if they have changed since they were last listed."""
+    """Command: report the server's tools if they have changed since they were last listed."""
 
 
 class MakeCall(Struct, frozen=True):

@@ -53,7 +53,7 @@ _VALUE = "\0"
 """Stands for the value in the validator's messages. They escape control characters."""
 
 Check: TypeAlias = Callable[[object], str | None]
-"""Returns the first fault of a value, or `None`. Raises `NotCheckedError` for a value that is too large."""
+"""Return why a schema refuses a value; `None` if it accepts the value or cannot be used."""
 
 _DIALECTS = {
     "http://json-schema.org/draft-06/schema": "Draft6Validator",
@@ -61,7 +61,7 @@ _DIALECTS = {
     "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
 }
 _OUTSIDE: dict[str, Any] = {}
-"""The schemas that a schema may refer to by a URL: none."""
+"""The schemas that a schema may refer to by a URL. There are none, so such a reference is refused."""
 _TOO_OLD = ("http://json-schema.org/draft-03/schema", "http://json-schema.org/draft-04/schema")
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -72,7 +72,7 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", *
 
 _DATA = frozenset(("const", "enum", "default", "examples"))
 _MOST_STEPS_TO_DEFAULT = 3
-"""How many references and combinations are followed to a property's default."""
+"""How many references and combinations are followed when a property's default is looked for."""
 
 _UNFORESEEN = frozenset(("unevaluatedItems", "unevaluatedProperties"))
 
@@ -145,7 +145,7 @@ def _check_of(written: bytes) -> Check:
     compiled = functools.cache(functools.partial(_compiled, own, name))
     is_plain = _is_plain(schema)
     if not is_plain:
-        compiled()  # here, so that a schema that is not valid is refused
+        compiled()  # compiled here, so that a schema that is not valid is refused
     has_patterns, has_branches = b"attern" in written, b"Of" in written
 
     def check(value: object) -> str | None:
@@ -222,7 +222,7 @@ def _fault_text(error: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a short value as JSON; of a longer one only its size, because part of it would tell nothing."""
+    """Return a short value as JSON, or the size of a longer one, because a part of it would tell nothing."""
     text = msgspec.json.encode(value).decode()
     if len(text) <= _QUOTED_CHARS:
         return text
@@ -413,7 +413,7 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
         others[int].append((_schemas(rest), frozenset(items)))
         others[int].append((_schemas(part.get("contains")), frozenset()))
         keys += _schemas(part.get("propertyNames"))
-    for kind, name in ((str, ""), (int, -1)):  # the place of a member, or an item, that no part names
+    for kind, name in ((str, ""), (int, -1)):  # the parts for members or items that no part names
         others[kind] = [(schemas, own) for schemas, own in others[kind] if schemas]
         named.setdefault(name, [])
     if len(named) * max(map(len, others.values())) > _MOST_WORK:

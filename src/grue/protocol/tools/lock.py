@@ -65,7 +65,7 @@ class ToolLock(Struct, frozen=True):
 
 
 class ToolDrift(Struct, frozen=True):
-    """One tool that is not as it was approved; `parts` says what of it has changed."""
+    """A tool that is not as it was approved; `parts` names the parts of it that have changed."""
 
     tool: str
     change: ToolChange

@@ -138,7 +138,7 @@ def definition_digest(tool: m.ToolDefinition) -> str:
     parts = (tool.name, tool.description, tool.input_schema, tool.output_schema, tool.annotations)
     try:
         key = msgspec.json.encode(parts)
-    except (UnicodeEncodeError, TypeError):  # half a surrogate pair
+    except (UnicodeEncodeError, TypeError):  # half a surrogate pair cannot be encoded
         return digest(msgspec.to_builtins(parts))
     # A turn and its session both ask for the digest of each tool that is called.
     if (known := _digests.get(key)) is not None:
@@ -317,7 +317,7 @@ def sound(decision: ApprovalDecision) -> ApprovalDecision:
         try:
             arguments = msgspec.json.decode(msgspec.json.encode(decision.arguments))
             return replace(decision, reason=reason, arguments=arguments)
-        except (TypeError, ValueError, RecursionError):  # it is no JSON
+        except (TypeError, ValueError, RecursionError):  # it is not JSON
             pass
     return replace(decision, verdict="deny", reason=UNUSABLE_DECISION, arguments=None)
 
@@ -335,7 +335,7 @@ def own_copies(questions: Iterable[ApprovalQuestion]) -> tuple[ApprovalQuestion,
 
 
 def is_about(decision: ApprovalDecision, asked: ApprovalQuestion | ApprovalDecision) -> bool:
-    """Return whether a decision is about this question, or about the question of another decision.
+    """Return whether a decision is about the call of this question, or of another decision.
 
     Tool, arguments and definition have to be the same.
     """

@@ -71,7 +71,7 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], MediaKind, str], ...] = (
     (re.compile(rb"ID3|\xff[\xfb\xf3\xf2]"), "audio", "audio/mpeg"),
     (re.compile(rb"%PDF-"), "file", "application/pdf"),
 )
-"""How the files begin that models take."""
+"""The first bytes of the files that models accept."""
 
 _EXPECTED = {
     "image": "it is not a PNG, JPEG, GIF or WebP image",
@@ -231,11 +231,11 @@ NOT_AS_DECIDED = (
 )
 NOT_STARTED = "not called: the server '{server}' did not start: {reason}"
 NAME_SEPARATORS = re.compile(r"[./:]|__")
-"""What models write between the name of a server and that of its tool."""
+"""The separators that models write between the name of a server and that of its tool."""
 NOT_USED = "The server '{server}' could not be used: {reason}"
 SKIPPED_TOO_LATE = "Skipped: no more tools may be called; give the final answer"
 INTERRUPTED = "interrupted; it may have taken effect"
-"""Answers a call that was sent, in a turn that ended before the result arrived."""
+"""The answer to a call that was sent, in a turn that ended before the result arrived."""
 NOT_CALLED = "not called: the turn ended before"
 
 
@@ -291,7 +291,7 @@ def call_failed(cause: str) -> m.ToolCallResult:
 def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
     """Return whether a JSON value has at most `most` nested values, so that walking through it is quick."""
     found = [value]
-    for part in found:  # the list grows while it is walked through
+    for part in found:  # the list grows while the loop walks through it
         if isinstance(part, str):
             if len(part) > _SMALL_CHARS:
                 return False
@@ -377,7 +377,7 @@ def raw_text(result: m.ToolCallResult) -> str:
 
 
 class Told(NamedTuple):
-    """A result for the conversation: text, attachments, and the length of the text if it was cut, or 0."""
+    """A result as text for the conversation. `whole_chars`: the length before it was cut; 0: it is whole."""
 
     text: str
     attachments: tuple[m.Attachment, ...]
@@ -478,7 +478,7 @@ def whole_text(result: m.ToolCallResult) -> str:
 
 
 def _laid_out(content: object) -> str:
-    """Return the lines of a content: of JSON, also in a text that has few lines, one for each value."""
+    """Return content in lines: JSON, also that in a text with few lines, gets a line for each value."""
     if isinstance(content, list) and content and _readable(content, None) is not content:
         texts = (block.get("text") if block.get("type") == "text" else block for block in content)
         return "\n".join(map(_laid_out, texts))
@@ -560,7 +560,7 @@ def without_middle(text: str, kept: int) -> str:
 
 
 def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
-    """Return an object's JSON text; each member in turn is cut to the room that the ones before it left."""
+    """Return an object's JSON text. Each member is cut to the room that the members before it have left."""
     if len(whole) <= max_chars:
         return whole
     cut: m.JsonObject = {}

@@ -130,7 +130,7 @@ def status_message(answer: m.JsonObject) -> str:
 
 
 def is_unknown(code: int) -> bool:
-    """Return whether this error to a question about a task means that the server does not know it."""
+    """Return whether a server's error to a question about a task means that it does not know the task."""
     return code in _UNKNOWN_TASK
 
 

@@ -70,7 +70,7 @@ def _send(turn: Turn, phase: Phase, new: tuple[m.ConversationItem, ...], notes: 
 
 
 def _mode(turn: Turn, phase: Phase) -> tuple[Turn, m.OfferTools | m.RequireAnswer]:
-    """Return the mode of a request: an answer, or the tools, which are listed again if they have changed."""
+    """Return the mode of a request: requiring an answer, or offering tools (listed if they have changed)."""
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
     mode = m.OfferTools(turn.offered if turn.relisted else None, _stated(turn))
@@ -169,7 +169,7 @@ _WINDOW = 128_000
 
 
 class Fitted(Struct, frozen=True, kw_only=True):
-    """A turn in which the next request fits; see `context.fit.Fit`."""
+    """A turn whose next request fits into the window, and what has to change; see `context.fit.Fit`."""
 
     turn: Turn
     new: tuple[m.ConversationItem, ...]
@@ -192,7 +192,7 @@ def begun(run: m.RunTurn) -> Turn:
 
 
 def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
-    """Count a reply: its cost, its size, and the size of the prompt that it answers."""
+    """Add a reply to the turn: its cost, its size, and the size of the prompt that it answers."""
     turn = turn.count(reply.usage)
     if turn.ledger is None:
         return turn
@@ -207,7 +207,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
 
 
 def searching(turn: Turn) -> Turn:
-    """Return the turn before it offers tools. If there are too many, it offers a search from now on."""
+    """Return the turn as it offers tools. If there are too many, it offers a search from now on."""
     search = turn.run.tool_search
     if search is None or turn.searching or not _are_many(turn, search):
         return turn
@@ -341,7 +341,7 @@ Said = TypeVar("Said", bound=m.ConversationItem)
 
 
 def _with_handle(turn: Turn, item: Said, cut: Collection[m.CallId], named: Mapping[str, str]) -> Said:
-    """Return a result; if it was cut, name its handle again, which may have been in the part left out."""
+    """Return a result with its handle named again, because the part that was cut out may have named it."""
     if not isinstance(item, m.ToolMessage) or item.call_id not in cut:
         return item
     if not _has_handle(turn, named.get(item.call_id, "")) or is_referred(item.content, item.call_id):

@@ -55,15 +55,16 @@ from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-"""Names that the wire formats use for the token limit of a reply, for a limit set by `extra_body`."""
+"""Fields that the wire formats use for the token limit of a reply. `extra_body` may set one of them."""
 
 
 _MOST_ENDLESS = 2
-"""How many replies may go on until their time limit. After two, a further one seldom ends in time."""
+"""How many replies may run into their time limit before the request fails. A further one seldom ends in
+time."""
 
 
 _LEAST_OF_LIMIT = 4
-"""The limit of a reply is not lowered to less than a fourth of it."""
+"""The limit of a reply is lowered to a fourth of it at the least."""
 
 
 class Unsent(Struct, frozen=True):

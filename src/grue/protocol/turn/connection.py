@@ -162,7 +162,7 @@ def connection_step(
 
 
 def is_given_up(state: ConnectionState, policy: FailurePolicy, at_s: float) -> bool:
-    """Return whether a server is disabled, and it is not yet time to try it again."""
+    """Return whether a server is disabled, and the time to try it again has not come."""
     if not isinstance(state, Disabled):
         return False
     return policy.retry_disabled_s is None or state.until_s is None or at_s < state.until_s

@@ -124,7 +124,7 @@ def answers_at_end(
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return the progress of a turn that has no reply to go on with."""
+    """Return the progress, for `TurnParked`, of a turn that has no reply to go on with."""
     return m.TurnParked(
         turn=turn.run.turn,
         iterations=turn.iterations,

@@ -104,7 +104,7 @@ def postponed(
 
 
 def closed_to_wait(state: states.Waiting, server: m.ServerName) -> states.Transition:
-    """Note that the session of `server` is closed; after the last one only files are left."""
+    """Note that the session of `server` is closed. After the last one the turn needs no process."""
     state = replace(state, pending=states.without(state.pending, server))
     return state, () if state.pending else (_waits(state),)
 
@@ -138,7 +138,7 @@ def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCo
     if isinstance(after, _NOT_ALL_REPORTED):
         return False
     if isinstance(before, states.AwaitingTools) and isinstance(after, states.AwaitingTools):
-        return False  # other calls of the reply may be under way
+        return False  # other calls of the reply may be under way then
     return any(isinstance(command, _ACTS) for command in commands)
 
 

@@ -197,7 +197,7 @@ def _with_all_tools(state: AwaitingSessions, resumed: m.Resumption | None) -> Tr
 
 
 _NAMED = 3
-"""How many tools a reason names."""
+"""How many tools are named in a reason."""
 
 
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
@@ -369,7 +369,7 @@ def _drop(turn: Turn, reason: str) -> m.DropCompletion:
 
 
 def _is_kept(call: m.ToolCall, offered: Iterable[m.ToolDefinition], turn: Turn) -> bool:
-    """Return whether a call means what it would mean if the listed tools had been offered."""
+    """Return whether a call names the same definition among the offered tools and among the listed ones."""
     before = {tool.name: tool for tool in offered}
     now = {tool.name: tool for tool in turn.callable}
     name = named_call(call).name if turn.searching else call.name

@@ -70,7 +70,7 @@ class Remaining(Struct, Generic[T], frozen=True):
         return len(self.items) - self.taken
 
     def __contains__(self, item: object) -> bool:
-        return any(other == item for other in self)  # nearly always the first one
+        return any(other == item for other in self)  # the item is nearly always the first one
 
     @property
     def first(self) -> T:
@@ -198,7 +198,7 @@ class Turn(Struct, frozen=True, kw_only=True):
         """The tools as a request offers them.
 
         Servers may list their tools in another order each time, and a prompt is read from a cache only as far
-        as its bytes are the same. So the order is that of the names.
+        as its bytes are the same. So they are sorted by name.
         """
         search = self.run.tool_search if self.searching else None
         shown = self.tools

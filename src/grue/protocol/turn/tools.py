@@ -144,7 +144,7 @@ def _send_runs(state: AwaitingTools, notes: tuple[CallNote, ...] = ()) -> Transi
 
 
 def _due(state: AwaitingTools) -> tuple[AwaitingTools, tuple[CallNote, ...]]:
-    """Take out the notes whose place has come: as many calls are settled as stand before theirs."""
+    """Take out the notes that are due: as many calls are settled as come before them."""
     noted, due = state.noted, list[CallNote]()
     while noted and noted.first.settled <= len(state.settled):
         due.append(noted.first.note)
@@ -367,7 +367,7 @@ def _noted(
 
 
 def _is_outdated(each: JudgedCall, definitions: Mapping[str, str]) -> bool:
-    """Return whether the tool has changed since the call was decided on, and no person is asked about it."""
+    """Return whether the tool has changed since the call was decided on, and nobody is asked about it now."""
     if each.terms.verdict == "ask" or each.valid.task is not None:
         return False
     made_for = definitions.get(each.valid.tool.name)
@@ -494,7 +494,7 @@ def _send(turn: Turn, reply: JudgedReply, decisions: Decisions, notes: tuple[m.T
 
 
 def _decided(each: JudgedCall, decision: ApprovalDecision | None) -> JudgedCall | _Denied:
-    if decision is None:  # nobody was asked
+    if decision is None:  # nobody was asked about this call
         return each
     found = judged(decision)
     if found.denied:
@@ -554,7 +554,7 @@ def _no_answer(reply: m.CompletionReceived, reason: str) -> m.NoAnswer:
 
 
 def _why_not(reply: m.CompletionReceived) -> str:
-    """Return why the text of a reply is not an answer; empty: it may be one, if there is a text."""
+    """Return why the text of a reply is not an answer; empty: it may be one."""
     if reply.stopped:
         return STOPPED.format(why=reply.stopped)
     if reply.written is not None:

@@ -46,7 +46,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
 
     Args:
         call: A `StopIteration` that it raises becomes a `RuntimeError`, because a coroutine cannot raise it.
-        limiter: How many calls run at once; `None`: anyio's limiter of this event loop.
+        limiter: Limits how many calls run at once; `None`: anyio's limiter of this event loop.
 
     Raises:
         RuntimeError: The system has no threads left.
@@ -71,7 +71,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
         except StopIteration as error:
             raised = RuntimeError("the call raised StopIteration")
             raised.__cause__ = error
-        except BaseException as error:  # noqa: BLE001 - the awaiting task raises it
+        except BaseException as error:  # noqa: BLE001 - raised by the awaiting task
             raised = error
         try:
             loop.call_soon_threadsafe(settle, value, raised)
@@ -144,7 +144,7 @@ async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
 
 
 STRETCH_S = 0.005
-"""Longest time in seconds without a pause."""
+"""Longest time in seconds that a loop works without a pause."""
 
 
 class Pace:
@@ -154,13 +154,13 @@ class Pace:
         self._due = 0.0
 
     async def pause(self) -> None:
-        """Let other tasks run if the time is up. A cancellation is raised here."""
+        """Let other tasks run if the last pause was too long ago. A cancellation is raised here."""
         if time.monotonic() >= self._due:
             await anyio.lowlevel.checkpoint()
             self.paused()
 
     async def pause_shielded(self) -> None:
-        """Let other tasks run if the time is up, without taking a cancellation.
+        """Do the same as `pause`, but raise no cancellation.
 
         Once the caller is cancelled there is no pause: the tasks that were cancelled with it would end during
         the pause, and would not receive what the caller still has to send them.
@@ -170,7 +170,7 @@ class Pace:
             self.paused()
 
     def paused(self) -> None:
-        """Restart the time, because the caller has just awaited something."""
+        """Start a new stretch, because the caller has just awaited something."""
         self._due = time.monotonic() + STRETCH_S
 
 

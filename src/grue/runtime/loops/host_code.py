@@ -28,7 +28,8 @@ def host_code(whose: str = "a callback of the host") -> Iterator[None]:
     """Run a callback of the host. Its exceptions are wrapped in `HostCodeFailed`, except a cancellation.
 
     Args:
-        whose: What to call the callback in the error that the host gets; empty: the code says it itself.
+        whose: What to call the callback in the error that the host gets; empty: the error's own text names
+            it.
     """
     try:
         yield
@@ -41,7 +42,8 @@ def host_code(whose: str = "a callback of the host") -> Iterator[None]:
 def blame(error: BaseException, whose: str) -> None:
     """Note whose code has raised an exception, unless that is known already."""
     if whose and not raised_by(error):
-        with contextlib.suppress(AttributeError, TypeError):  # a class of the host's may refuse attributes
+        # a class of the host's own may not allow attributes
+        with contextlib.suppress(AttributeError, TypeError):
             error._raised_by = whose  # type: ignore[attr-defined]  # noqa: SLF001 - a mark of ours
 
 
@@ -72,7 +74,7 @@ def ends_the_task(error: BaseException) -> bool:
         return False
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # no event loop runs
+    except RuntimeError:  # no event loop runs in this thread
         return True
     if task is None:
         return True

@@ -80,7 +80,7 @@ INTERRUPT_GRACE_S = 3.0
 """How long a Ctrl-C waits for the loop in the other thread to clean up."""
 
 _NOTICE_S = 0.05
-"""How often a waiting thread looks for a Ctrl-C that was deferred or that an event loop has taken."""
+"""How often a waiting thread looks for a Ctrl-C that was deferred, or that an event loop has swallowed."""
 
 
 class WorkInterrupted(KeyboardInterrupt):
@@ -376,10 +376,10 @@ def refuse_reentry() -> None:
         MCPError: The caller is in such a handler.
     """
     if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread runs handlers
+        return  # signal handlers run in the main thread only
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and is_ours(frame):
-        frame = frame.f_back  # skip the frames of the call that checks
+        frame = frame.f_back  # skip the frames of this function and its callers in grue
     begun = frame
     # Reading a frame's locals keeps their values alive, so first look for a frame that may be interrupted.
     while frame is not None and not (is_ours(frame) or _is_import(frame)):

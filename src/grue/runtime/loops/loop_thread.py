@@ -152,7 +152,7 @@ class Call(Future[T]):
 
     def __init__(self, loop_thread: LoopThread) -> None:
         super().__init__()
-        self.set_running_or_notify_cancel()  # only the loop may settle it
+        self.set_running_or_notify_cancel()  # so that only the loop can settle it
         self.loop_thread = loop_thread
         self.submitted_at = time.monotonic()
         self.ended_at: float | None = None
@@ -219,7 +219,7 @@ class Call(Future[T]):
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> None:
         """Run `function` in the loop and keep its result or exception."""
-        _current_loop_thread.set(self.loop_thread.thread)  # for this call's task only
+        _current_loop_thread.set(self.loop_thread.thread)  # set for this call's task only
         try:
             result = await self._work.run(function)
         except anyio.get_cancelled_exc_class():
@@ -307,7 +307,7 @@ class EpisodeLoop:
         """
         self.loop_thread.refuse_forked()
         call: Call[T] = Call(self.loop_thread)
-        context = context_of("asyncio")  # the caller's may be trio
+        context = context_of("asyncio")  # the caller's library may be trio
         with self._lock:
             if self._ending:
                 raise MCPError(self.loop_thread.error_texts.closed) from self._failure
@@ -350,7 +350,7 @@ class EpisodeLoop:
         try:
             run_loop(lambda: self._work.run(self._serve))
         except WorkInterrupted:
-            pass  # `end` was called
+            pass  # somebody has called `end`
         except BaseException as error:  # noqa: BLE001 - raised by the constructor, or by later calls
             self._failure = single(error)
         finally:
@@ -400,7 +400,8 @@ _running_loops: set[EpisodeLoop] = set()
 
 def _close_all() -> None:
     loops = list(_running_loops)
-    # The interpreter is exiting. A Ctrl-C makes that faster; there is nothing else left to interrupt.
+    # Called while the interpreter exits. A Ctrl-C then only makes the exit faster, because nothing else is
+    # left to interrupt.
     with contextlib.suppress(KeyboardInterrupt), defer_interrupts():
         for loop in loops:
             loop.end()

@@ -216,7 +216,7 @@ def threads_are_greenlets() -> bool:
 
 
 class _SharedLoop:
-    """The loop that all greenlets share, and `users`, the number of its callers, which `_lock` guards."""
+    """The loop that all greenlets share. `users` is the number of its callers; `_lock` guards it."""
 
     def __init__(self) -> None:
         self.users = 0

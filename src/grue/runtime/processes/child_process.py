@@ -325,7 +325,8 @@ class ChildProcess:
     def _close_descriptors(self) -> None:
         group = self._group
         self._read_rest()
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits on them
+        # the event loop is closed, so nothing waits on the descriptors
+        with contextlib.suppress(RuntimeError):
             for fd in (group.stdin, group.stdout, group.stderr, group.watch.descriptor()):
                 if fd is not None and fd >= 0:
                     anyio.notify_closing(fd)
@@ -410,7 +411,7 @@ class ServerProcess(ChildProcess):
             text = rest if newline else text[len(text) // 4 :]
         kept = text[max(0, len(text) - limit) :]
         if len(kept) < len(text) and "\n" in kept:
-            kept = kept.partition("\n")[2]  # the first line is incomplete
+            kept = kept.partition("\n")[2]  # the first line that is kept is incomplete
         return kept.strip()
 
     def _readers(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
@@ -553,7 +554,8 @@ class Command(ChildProcess):
         # with SIGTERM.
         self._asked_to_exit = True
         if stdin:
-            with contextlib.suppress(anyio.BrokenResourceError):  # it does not read its input, which is fine
+            # the command does not read its input, which is fine
+            with contextlib.suppress(anyio.BrokenResourceError):
                 self.send(stdin)
         self.end_input()
         await self._over.wait()

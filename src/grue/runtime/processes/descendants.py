@@ -42,7 +42,8 @@ _FEWEST_MARKS = 10**6
 
 _FEW_IDS = 64
 _IDS_PER_S = 20_000
-"""No system assigns more process and thread ids a second than this. It tells when ids may wrap around."""
+"""No system assigns more process and thread ids a second. So the age of a process tells whether ids may have
+wrapped around."""
 
 
 class HostMark:
@@ -113,7 +114,7 @@ class Descendants:
             # Most ids belong to other programs, so check the mark before opening a pidfd, and again after.
             if pid == self._pid or _mark_of(pid) != self._mark:
                 continue
-            with suppress(OSError):  # it has exited, or this is a thread's id
+            with suppress(OSError):  # the process has exited, or this is the id of a thread
                 pidfd = os.pidfd_open(pid)
                 if _mark_of(pid) == self._mark and not _exited(pidfd, 0):
                     found.append(pidfd)
@@ -125,7 +126,7 @@ class Descendants:
 def unmark(pid: int) -> None:
     """Remove the mark that a child inherited from this process, if this process is part of a server."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
-        _set_mark(pid, _BASE - 1)  # it cannot be raised again
+        _set_mark(pid, _BASE - 1)  # a hard limit cannot be raised again
 
 
 def _can_mark() -> bool:
@@ -240,7 +241,7 @@ def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:
     for pid in _listed_in_proc():
         if pid in besides:
             continue
-        with suppress(OSError):  # it has exited since the folder was listed
+        with suppress(OSError):  # the process has exited since the folder was listed
             # The second field is the program's name in parentheses. The name may contain spaces and
             # parentheses itself, so read only what follows the last closing one.
             state, parent, group = _stat(pid).rpartition(b")")[2].split(None, 3)[:3]

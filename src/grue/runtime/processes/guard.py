@@ -121,11 +121,11 @@ class HostGuard:
     def forget(self) -> None:
         """In a forked child, drop the parent's guard: the servers are the parent's."""
         shell, self._shell = self._shell, None
-        self._lock = threading.Lock()  # another thread may have held the old one at the fork
+        self._lock = threading.Lock()  # another thread may have held the old lock at the fork
         self._groups = set()
         if shell is not None and shell.stdin is not None:
             shell.stdin.close()
-            shell.returncode = 0  # not our child: keeps Popen from waiting for it
+            shell.returncode = 0  # the process is not our child, so keep Popen from waiting for it
 
     def _send(self, line: str) -> None:
         if self._ensure_running():
@@ -179,8 +179,8 @@ def _start_shell() -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         bufsize=0,
-        cwd="/",  # it may live long, and must not pin a directory
-        env={"PATH": os.environ.get("PATH", os.defpath)},  # nor keep the host's secrets
+        cwd="/",  # The guard may live long, and must not keep a directory in use.
+        env={"PATH": os.environ.get("PATH", os.defpath)},  # the guard must not have the host's secrets
         start_new_session=True,
     )
     unmark(shell.pid)  # if the host is part of a server itself, the guard must not be killed with that server

@@ -98,7 +98,7 @@ class ExitWatch:
         return None if self._source is None or self._source.closed else self._source.fileno()
 
     def close(self) -> None:
-        """Close the descriptor; safe to repeat."""
+        """Close the descriptor. A second call does nothing."""
         if self._source is not None:
             self._source.close()
 
@@ -107,7 +107,7 @@ def _open_source(pid: int) -> _Source | None:
     if sys.platform == "linux":
         try:
             return io.FileIO(os.pidfd_open(pid))
-        except OSError:  # a kernel before 5.3, or a sandbox that does not let it through
+        except OSError:  # the kernel is older than 5.3, or a sandbox forbids the call
             return None
     else:
         events = select.kqueue()
@@ -125,7 +125,7 @@ def _poll_exit(pid: int, deadline: float) -> bool:
         try:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
                 return True
-        except ChildProcessError:  # the host ignores SIGCHLD: the kernel has reaped it
+        except ChildProcessError:  # the host ignores SIGCHLD, so the kernel has reaped the process
             return True
         if time.monotonic() >= deadline:
             return False
@@ -171,7 +171,7 @@ class ProcessGroup:
         self._leader = leader
         self._boxed = boxed
         self._registry = registry
-        self._lock = threading.RLock()  # a signal handler may run in a thread that holds it
+        self._lock = threading.RLock()  # reentrant: a signal handler may run in a thread that holds the lock
         self._exit: ServerExit | None = None
         self.pid = leader.pid
         self._descendants = Descendants(leader.pid)
@@ -249,7 +249,7 @@ class ProcessGroup:
 
     def _signal(self, number: int) -> None:
         if self._leader.returncode is not None:
-            return  # reaped: the id may belong to another group by now
+            return  # the leader was reaped, so its id may belong to another group by now
         # Darwin raises EPERM if a zombie is all that is left of the group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
@@ -403,7 +403,8 @@ def _await_empty(pgid: int) -> None:
 def _has_members(pgid: int) -> bool:
     try:
         os.killpg(pgid, 0)
-    except (ProcessLookupError, PermissionError):  # Darwin raises the latter for zombies
+    # On Darwin the second error means that only zombies are left.
+    except (ProcessLookupError, PermissionError):
         return False
     # Orphaned zombies count as members until init reaps them. Some containers have no init that does, so on
     # Linux only live members count.
@@ -433,7 +434,7 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
         path = os.path.join(base, command)  # noqa: PTH118
         found = path if os.path.isfile(path) and os.access(path, os.X_OK) else None  # noqa: PTH113
     else:
-        import shutil  # 3 ms, and a path needs no search
+        import shutil  # the search takes 3 ms, and a path needs none
 
         found = shutil.which(command, path=env.get("PATH", os.environ.get("PATH", os.defpath)))
     if found is None:

@@ -99,7 +99,7 @@ _MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
 
 
 def in_strings_and_numbers(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in strings, and for a span in a number the whole number."""
+    """Yield the spans in strings. For a span inside a number, yield the whole number."""
     last = -1
     for found in _in_tokens(written, spans):
         if found.start > last:
@@ -122,7 +122,7 @@ def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 def in_prose(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in values that are more than one word. A single word may be an enumeration's value."""
+    """Yield the spans in values of more than one word: a single word may be a value of an enumeration."""
     for found in in_string_values(written, spans):
         start, end = written.rfind(b'"', 0, found.start) + 1, _end_of_text(written, found.end)
         if not _WORD.fullmatch(written, start, end):
@@ -140,7 +140,7 @@ def _end_of_text(written: bytes, at: int) -> int:
 
 
 def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in strings unchanged, and those in numbers as the whole number."""
+    """Yield the spans in strings as they are. For a span inside a number, yield the whole number."""
     tokens = _TOKEN.finditer(written)
     token: re.Match[bytes] | None = None
     for found in spans:
@@ -154,7 +154,7 @@ def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
             if token is None:
                 break
         if token is None or token.start() > found.start:
-            continue  # the span is in `true`, `false` or `null`
+            continue  # the span is in `true`, `false` or `null`, which cannot be replaced
         if written.startswith(b'"', token.start()):
             yield found
         else:
@@ -194,7 +194,7 @@ _LETTERS = bytes(ord("a") if chr(byte).isalnum() and byte < 128 else ord(" ") fo
 
 
 _LONG_PROBE = 16
-"""Length of a run of letters and digits that ordinary text rarely has."""
+"""A run of letters and digits of this length is rare in ordinary text."""
 
 
 class _SecretIndex(NamedTuple):
@@ -639,7 +639,7 @@ class _BeginningMatcher:
             self._states = states
 
     def _advance(self, states: "dict[_State, int]", state: "_State", length: int) -> None:
-        """Add the states that follow after one more character. At the end of a form there are none."""
+        """Add to `states` those that follow after one more character; none at the end of a form."""
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:

@@ -152,7 +152,7 @@ class LineQueue:
         """Write the collected lines. Return whether to go on."""
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
-        # Clearing loses nothing: `flush` and `close` queue their entry before they set the event.
+        # No entry is lost by clearing the event: `flush` and `close` queue their entry before they set it.
         self._hurry.clear()
         try:
             while True:
@@ -183,7 +183,7 @@ class LineQueue:
 
 
 _Entry: TypeAlias = bytes | threading.Event | None
-"""A line, the event of a waiting `flush`, or the end."""
+"""What is in the queue: a line, the event of a waiting `flush`, or the end."""
 
 _OPEN: "weakref.WeakSet[LineQueue]" = weakref.WeakSet()
 

@@ -94,7 +94,8 @@ class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
 
 
 REFERENCE_START = b'{"$payload":'
-"""First bytes of a `PayloadReference`. A message never begins with them, because its tag comes first."""
+"""The first bytes of a `PayloadReference`. No message begins with them, because a message begins with its
+tag."""
 
 
 _TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')

@@ -76,7 +76,7 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
     @property
     def tag(self) -> str:
-        """The tag of the body's type; empty if it does not come first in the body, as no grue writes it."""
+        """The tag of the body's type; empty if the body does not begin with it, as each body by grue does."""
         body = self.line.body
         tag = tag_at_start(body)
         if not tag and bytes(memoryview(cast("Any", body))[: len(REFERENCE_START)]) == REFERENCE_START:

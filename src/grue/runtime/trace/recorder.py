@@ -254,7 +254,7 @@ class Recorder:
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
         """Call a function with each message of its kind, secrets included, after the message is recorded.
 
-        Unlike an observer it costs nothing for other messages: they need not be encoded for it.
+        Unlike an observer, it costs nothing for messages of other kinds, which need not be encoded for it.
         """
         self._watched = watched
 
@@ -341,7 +341,8 @@ class Recorder:
             return body, self._encoder.encode(body)
         except UnicodeEncodeError:
             plain = _valid(msgspec.to_builtins(body))
-        with contextlib.suppress(msgspec.ValidationError):  # the type may require one of the replaced texts
+        # the message's type may require one of the replaced texts
+        with contextlib.suppress(msgspec.ValidationError):
             body = msgspec.convert(plain, type(body))
         return body, self._encoder.encode(plain)
 
@@ -404,7 +405,7 @@ def _line(envelope: Envelope[Any], body: bytes) -> TraceLine:
 
 
 class _Text:
-    """A text that arrives in pieces, and its last piece."""
+    """A text that arrives in pieces, with its last piece."""
 
     def __init__(self, pieces: TextPieces, last: Envelope[Any]) -> None:
         self.pieces = pieces

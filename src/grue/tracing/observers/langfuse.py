@@ -320,7 +320,7 @@ class _LangfuseSink(SpanSink):
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
     """Return a function for the context in which observations get the session's id and the trace's name."""
-    if find_spec("langfuse") is None:  # the client is a stand-in, for example in a test
+    if find_spec("langfuse") is None:  # the client is not Langfuse's own, for example in a test
         return nullcontext
     from langfuse import propagate_attributes
 

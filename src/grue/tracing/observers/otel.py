@@ -116,7 +116,7 @@ class OtelObserver(Outbox):
     def _around_call(self, message: int) -> Iterator[None]:
         from opentelemetry import context, trace
 
-        if self.closed or self._process != os.getpid():  # the span of this call will not be written
+        if self.closed or self._process != os.getpid():  # the span of this call will not be exported
             yield
             return
         span = trace.NonRecordingSpan(self._sink.context_of(message))

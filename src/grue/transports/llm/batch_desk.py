@@ -155,7 +155,7 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=self._list_of(record.number))
 
     async def _found(self, record: Submission) -> BatchState | None:
-        """Return the batch that an earlier process, or a request without a reply, has made of a file."""
+        """Return the batch of a file that was made by an earlier process, or by a request without a reply."""
         known = {each.batch_id for each in self._folder.submissions.values()}
         async for batch in self._batches(record.begun_at - _SKEW_S):
             if isinstance(self._form, OpenAIBatches):
@@ -335,7 +335,7 @@ class BatchDesk:
 
 
 class _Patience:
-    """Waits longer after each failure in a row, until it has been too long."""
+    """Waits after failures, longer after each failure in a row, and gives up after a total time."""
 
     def __init__(
         self, endpoint: LlmEndpoint, patience_s: float, sleep: Callable[[float], Awaitable[object]]
@@ -346,10 +346,10 @@ class _Patience:
         self._tries = 0
 
     async def after(self, fault: Fault) -> None:
-        """Wait after a failure.
+        """Wait after a failure, or give up.
 
         Raises:
-            BatchRefused: It has been too long.
+            BatchRefused: The failures have lasted for `Batching.patience_s`.
         """
         if time.monotonic() > self._until:
             raise BatchRefused(self._endpoint.describe(fault))
@@ -380,7 +380,7 @@ def _results(draft: Path, rest: Iterator[Result]) -> Iterator[Result]:
 
 
 def _made_at(batch: BatchState) -> float:
-    """Return when a batch was made, in seconds since the epoch. What cannot be read counts as now."""
+    """Return when a batch was made, in seconds since the epoch. A time that cannot be read counts as now."""
     try:
         return float(batch.created_at)
     except ValueError:

@@ -177,7 +177,7 @@ class BatchFolder(Closing):
         return item in self._wanted
 
     def want(self, item: str, path: str, body: bytes) -> None:
-        """Store a request. It is in the file when this returns, also if the process is killed then."""
+        """Store a request. It is in the file when this returns, even if the process is killed then."""
         line = self.form.line(item, path, body)
         full = self._count >= self._most_items or self._size + len(line) > self.form.most_bytes
         if self._open < 0 or (full and self._count):
@@ -223,7 +223,7 @@ class BatchFolder(Closing):
         self.submissions.pop(submission.number, None)
 
     def items_in(self, number: int) -> frozenset[str]:
-        """Return the ids of the requests of a file."""
+        """Return the ids of the requests in a file."""
         return frozenset(item for item, file in self._wanted.items() if file == number)
 
     def settle(self, submission: Submission, results: Iterable[Result]) -> list[str]:

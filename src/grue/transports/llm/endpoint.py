@@ -530,7 +530,7 @@ class LlmEndpoint:
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
 
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
-        """Return the endpoint of the chain to ask after those that could not be; `None`: there is none.
+        """Return the endpoint of the chain to ask next, after others have failed; `None`: there is none.
 
         Args:
             tried: The endpoints that the request has been sent to.
@@ -554,13 +554,13 @@ class LlmEndpoint:
         return price.in_batches if price is not None and current_room() is not None else price
 
     def counts_cost(self) -> bool | None:
-        """Return whether the cost of all replies of the chain is known. `None`: the first reply says it."""
+        """Return whether the cost of all replies of the chain is known. `None`: the first reply shows it."""
         counted = [each.reports_cost for each in self.chain]
         return None if None in counted and False not in counted else all(counted)
 
     @property
     def reports_cost(self) -> bool | None:
-        """Whether the cost of this endpoint's replies is known. `None`: the first reply says it."""
+        """Whether the cost of this endpoint's replies is known. `None`: only the first reply will show it."""
         if self.price is not None:
             return True
         return {"always": True, "never": False, "unknown": None}[self.profile.reports_cost]

@@ -54,7 +54,7 @@ MAX_STAGES = 2
 """Most times that a body may be compressed: once by the server and once by a proxy before it."""
 
 ACCEPTED = "gzip, deflate"
-"""The value of the `Accept-Encoding` header."""
+"""The value of the `Accept-Encoding` header that is sent."""
 
 _GZIP = 16 + zlib.MAX_WBITS
 _WINDOWS = {"gzip": (_GZIP,), "x-gzip": (_GZIP,), "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS)}
@@ -259,7 +259,7 @@ class Connection:
             async def trace(event: str, info: dict[str, Any]) -> None:
                 # httpx limits each step of a connect: names, TLS, a proxy. This limit is for all of them.
                 if event == "http11.send_request_headers.started":
-                    if info["request"].method != b"CONNECT":  # which is for the proxy
+                    if info["request"].method != b"CONNECT":  # this value is for the proxy only
                         connecting.deadline = math.inf
                         opened.clear()
                         if on_sent is None:
@@ -274,7 +274,7 @@ class Connection:
                 return HttpReply(await self._transport.handle_async_request(request))
             except httpx.HTTPError as error:
                 raise exchange_error(error) from error
-            except UnicodeError as error:  # of a host's name, which httpx does not translate
+            except UnicodeError as error:  # the error of a host's name, which httpx does not translate
                 raise ExchangeError("unreachable", str(error)) from error
             finally:
                 # httpcore forgets a socket whose TLS is cancelled.
@@ -359,7 +359,7 @@ class HttpReply:
             await stream.aclose()
 
     async def _silent(self, stream: Any) -> bool:
-        """Return whether nothing has come behind the reply.
+        """Return whether no bytes have arrived after the end of the reply.
 
         Such bytes can be in h11, in TLS, or in the event loop, which reads up to 256 KiB at once while httpx
         asks for 64 KiB. Those that are still in the socket are seen by httpx before the next request.
@@ -381,7 +381,7 @@ class HttpReply:
 
 
 _H11 = operator.attrgetter("stream._httpcore_stream._stream._connection._h11_state")
-"""The protocol's state behind a response. Neither httpx nor httpcore shows it otherwise."""
+"""The protocol's state of a response. Neither httpx nor httpcore has a public way to read it."""
 
 
 def exchange_error(error: httpx.HTTPError) -> ExchangeError:
@@ -850,7 +850,7 @@ async def _next(chunks: AsyncIterator[bytes], limit_s: float | None) -> bytes | 
 
 
 async def _used_up(chunks: AsyncIterator[bytes]) -> None:
-    """Read the rest of the body if it is there already. Otherwise the connection could not be reused."""
+    """Read the rest of the body if it has arrived already. Otherwise the connection cannot be reused."""
     with contextlib.suppress(ExchangeError, EncodingError), anyio.move_on_after(_USE_UP_TIMEOUT_S):
         async for _ in chunks:
             pass

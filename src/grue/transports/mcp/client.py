@@ -109,7 +109,8 @@ _PARTS = "grue.transports.mcp.session_parts"
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
 _MAX_NOTICES = 500
-"""Most notices of one kind during one request. A flood of them would fill the trace and delay the turn."""
+"""Most notices of one kind that are recorded during one request. A flood of them would fill the trace and
+delay the turn."""
 _METHOD_NOT_FOUND = -32601
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
@@ -404,7 +405,7 @@ class McpClient:
             raise ToolRefusedError(text, code=error.code, details=details) from error
 
     async def _read(self, tool: str, answer: m.JsonObject) -> m.ToolCallResult:
-        """Convert a result and check it against the tool's output schema."""
+        """Convert a result into a `ToolCallResult`, and check it against the tool's output schema."""
         if is_kept_as_text(answer):
             self._notify("too_large", f"{tool}: a result with very many values is kept as its JSON text")
         result = await _off_loop(from_mcp, answer)

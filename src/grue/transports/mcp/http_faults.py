@@ -102,7 +102,7 @@ def _credentials(challenge: str) -> str:
 
 
 def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
-    """Return the fault of an address that takes neither transport.
+    """Return the fault of an address that accepts neither of the two transports.
 
     Args:
         declined: Why it refused Streamable HTTP; `None` if that was not tried.

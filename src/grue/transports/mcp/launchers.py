@@ -156,7 +156,7 @@ def missing_npx_package(server: StdioServer) -> str | None:
     if asked is None or not _REGISTRY_NAME.fullmatch(asked.package):
         return None
     name, command = _without_version(asked.package), asked.program or asked.package
-    # A program of this name is enough for npx, whatever package it is from.
+    # npx looks for a program of this name only, whatever package it is from.
     for modules in itertools.chain(_project_folders(server), _npm_folders(server, asked), _global(server)):
         if (modules / name / "package.json").is_file():
             return None
@@ -328,7 +328,7 @@ ASK_S = 1.0
 """Time limit for `node --version`."""
 
 ASK_AFTER_TIMEOUT_S = 0.3
-"""The same after the server has used up its start-up limit. Node takes about 30 ms."""
+"""The time limit after the server has used up its start-up limit. Node takes about 30 ms."""
 
 _COMPARATOR = re.compile(r"(?P<sign>[<>=^~]*)\s*v?(?P<version>\d+(?:\.(?:\d+|[xX*])){0,2})")
 
@@ -430,7 +430,7 @@ def _engines(file: Path) -> str | None:
 async def _installed(server: StdioServer, registry: ProcessRegistry, limit_s: float) -> Version | None:
     """Return the version of the Node that runs the server."""
     own = server.command if PurePath(server.command).name == "node" else "node"
-    import shutil  # 3 ms, and most servers need no Node
+    import shutil  # the check takes 3 ms, and most servers need no Node
 
     node = shutil.which(own, path=server.environment().get("PATH"))
     if node is None:

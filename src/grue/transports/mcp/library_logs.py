@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 LOGGERS = (
     "anyio.streams.tls",
-    "client",  # of the SDK's session
+    "client",  # the logger of the SDK's session
     "httpcore2.connection",
     "httpcore2.http11",
     "httpcore2.http2",
@@ -62,5 +62,5 @@ class _ToReceiver(logging.Filter):
         return receive is None
 
 
-for _name in LOGGERS:  # a logger's filter does not see what the loggers below it are given
+for _name in LOGGERS:  # a logger's filter does not see the records of the loggers below it
     logging.getLogger(_name).addFilter(_ToReceiver())

@@ -130,7 +130,7 @@ _MODERN = "2026-07-28"
 _SESSION_ID = "mcp-session-id"
 _ASK_S = 20.0
 LOGIN_S = 300.0
-"""How long a login waits for the person."""
+"""How long a login waits until the person has finished in the browser."""
 
 
 class LoginRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
@@ -169,7 +169,7 @@ def log_in(
                     raise OAuthFlowError(came["error_description"] or came["error"])
                 return AuthorizationCodeResult(code=came["code"] or "", state=came["state"], iss=came["iss"])
 
-            with library_logs_to(drop):  # addresses with secrets in them
+            with library_logs_to(drop):  # these records hold addresses with secrets
                 return anyio.run(_log_in, server, Person(loopback.uri, show, returned), scope)
     except OSError as error:
         raise LoginRefused(
@@ -181,7 +181,8 @@ def log_in(
 
 async def _log_in(server: HttpServer, person: Person, scope: str | None) -> TokenRecord:
     store = token_store(server)
-    await call_in_daemon_thread(store.load)  # first, so that nobody logs in where the tokens cannot be kept
+    # checked first, so that nobody logs in whose tokens could not be kept
+    await call_in_daemon_thread(store.load)
     refusal = await _refusal(server)
     authorizer = Authorizer(server, store, lambda _name, _value: None)
     return await authorizer.login(refusal, person, scope)

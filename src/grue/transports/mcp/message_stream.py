@@ -94,5 +94,5 @@ def encode_message(message: types.JSONRPCMessage) -> bytes:
     """Return a message as one line of JSON, without its newline. Never raises."""
     try:
         return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-    except ValueError:  # a lone surrogate in the arguments, which JSON can hold in escaped form
+    except ValueError:  # A lone surrogate in the arguments; JSON can hold it in escaped form.
         return json.dumps(message.model_dump(by_alias=True, exclude_unset=True)).encode()

@@ -171,7 +171,7 @@ def _fields(content: bytes) -> list[tuple[str, object]]:
 
 
 def _life(seconds: object) -> object:
-    """Return the life of a token in seconds, at most ten years; a value of another kind as it is."""
+    """Return the lifetime of a token in seconds, at most ten years. Other values stay as they are."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | str):
         return seconds
     try:
@@ -298,14 +298,15 @@ class Authorizer:
         async with self._lock, self.store.locked():
             stored = await call_in_daemon_thread(self.store.load)
             if stored is not None and stored.access_token not in ("", used):
-                return self._use(stored)  # another process, or another request, has renewed it meanwhile
+                # another process, or another request, has renewed the token meanwhile
+                return self._use(stored)
             too_small = refusal is not None and refusal.status_code == httpx2.codes.FORBIDDEN
             if stored is not None and stored.refresh_token and not too_small:
                 refreshed = await self._refreshed(stored)
                 if refreshed:
                     return refreshed
             if refusal is None:
-                return used  # the server has the last word on whether it has ended
+                return used  # only the server decides whether the token has ended
             if self._auth.grant == "identity_assertion":
                 return await self._asserted(refusal)
             if self._auth.grant == "client_credentials":
@@ -387,7 +388,7 @@ class Authorizer:
         return await self._stored(record)
 
     async def _stored(self, record: TokenRecord) -> TokenRecord:
-        self._use(record)  # first, so that the tokens are hidden before anything can show them
+        self._use(record)  # called first, so that the tokens are redacted before anything can show them
         await self._saved(record)
         return record
 

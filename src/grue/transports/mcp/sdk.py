@@ -60,16 +60,17 @@ from grue.transports.mcp.message_stream import MessageStream, is_closed
 __all__ = ["Link", "SdkError", "Welcome", "is_closed"]
 
 _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
-"""How servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some check the headers first and find
-that those of their revision are missing: a handshake does not send them."""
+"""How servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some of them check the headers first
+and report that the headers of their revision are missing, which a handshake does not send."""
 _NEWEST = "2026-07-28"
 _DISCOVERY_S = 5.0
-"""How long a server may take to answer in the revision that it last spoke; it may speak another one now."""
+"""How long a server may take to answer in the revision that it spoke last. By now it may speak another
+one."""
 _MAX_INPUT_ROUNDS = 10
 """How often a request is repeated with the input that its server asked for."""
 
 _MAX_CONCURRENT = 8
-"""How many requests of a server are served at the same time; further ones are declined."""
+"""How many requests of a server are served at the same time; others are declined."""
 
 _TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is the most at the same time"
 
@@ -131,7 +132,7 @@ class Link:
         self._param_headers = ParamHeaders(notify)
 
     async def __aenter__(self) -> Self:
-        with library_logs_to(self._library_logged):  # in the tasks that are started here too
+        with library_logs_to(self._library_logged):  # also in the tasks that are started here
             await self._session.__aenter__()
             await self._subscriptions.__aenter__()
         return self
@@ -244,7 +245,7 @@ class Link:
                 raise
             instructions = (await self._session.discover()).instructions
         except RuntimeError as unusable:
-            if not str(unusable).endswith(_NEWEST):  # it agrees to a revision that has no handshake
+            if not str(unusable).endswith(_NEWEST):  # the server agreed to a revision that has no handshake
                 raise
             instructions = (await self._session.discover()).instructions
         else:
@@ -331,7 +332,7 @@ class Link:
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
         if not lost or self._has_called:
             return False
-        self._has_called = True  # once is enough
+        self._has_called = True  # trying once is enough
         self.stream.leave_session()
         try:
             await self._session.discover()
@@ -375,10 +376,10 @@ class Link:
         return more
 
     async def respond(self, questions: object) -> dict[str, Any]:
-        """Return the answers to what a server wants to know, by the names of its requests.
+        """Return the answers to a server's requests for input, by the names of these requests.
 
         Raises:
-            SdkError: It wants something that is not offered, or that cannot be read.
+            SdkError: The server asks for something that is not offered, or a request cannot be read.
         """
         try:
             wanted = types.InputRequiredResult.model_validate(
@@ -620,7 +621,7 @@ class ParamHeaders:
     def _accepts(self, tool: object) -> bool:
         name = tool.get("name") if isinstance(tool, dict) else None
         if not isinstance(tool, dict) or not isinstance(name, str):
-            return True  # `read_tools` reports it
+            return True  # `read_tools` reports the malformed tool
         schema = tool.get("inputSchema")
         fault = find_invalid_x_mcp_header(schema)
         if fault is not None:

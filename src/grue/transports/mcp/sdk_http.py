@@ -346,7 +346,7 @@ class HttpStream(MessageStream):
     def logged(self, record: logging.LogRecord) -> None:
         """Receive a log record that a library wrote for this stream."""
         if record.exc_info:
-            return  # the exception arrives as an item of the stream as well
+            return  # the exception also arrives as an item of the stream
         text = record.getMessage()
         self.notify("noise", text)
         if text.startswith(_OTHER_ORIGIN_LOGGED):
@@ -408,7 +408,7 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        self._finished.set()  # what the transport raises while it ends is the cause
+        self._finished.set()  # an exception of the transport while it ends is the cause
 
     async def _send_all(self, write: Any) -> None:
         if self.declined is not None and self._first is not None:
@@ -626,7 +626,7 @@ def _is_compressed(response: httpx2.Response) -> bool:
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     """Return the body, or `None` if it is longer than `limit` bytes."""
     if _is_compressed(response):
-        return b""  # the body of an error; its status is enough
+        return b""  # the body of an error is not needed: its status is enough
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk

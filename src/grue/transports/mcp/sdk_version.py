@@ -35,14 +35,14 @@ def _version_by_folder() -> str:
     `importlib.metadata` finds the same folder, but its import takes longer than all the rest of this check.
     """
     for place in sys.path:
-        with contextlib.suppress(OSError):  # a place that this user may not look at
+        with contextlib.suppress(OSError):  # this user may not look at this place
             for folder in Path(place).glob("mcp-*.dist-info"):
                 return folder.name.removeprefix("mcp-").removesuffix(".dist-info")
     return ""
 
 
 def _version_by_metadata() -> str:
-    """Return the version of a package that was installed in another way; empty: it is not installed."""
+    """Return the version of a package that has no such folder; empty: it is not installed."""
     import importlib.metadata
 
     try:

@@ -186,7 +186,7 @@ LOST = f"{INTERRUPTED}: its server no longer knows the task"
 
 
 class Asks(Protocol):
-    """Sends a request to the server; raises `ToolRefusedError` and `ServerFailed`."""
+    """Sends a request to the server. Raises `ToolRefusedError` and `ServerFailed`."""
 
     def __call__(self, method: str, params: m.JsonObject) -> Awaitable[m.JsonObject]:
         """Return the raw result."""

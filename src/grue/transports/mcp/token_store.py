@@ -86,7 +86,8 @@ _LOCK_POLL_S = 0.02
 _LOCK_WAIT_S = 30.0
 _LAST_S = 253_402_214_400.0  # the end of the year 9999
 _EARLY_S = 30.0
-"""A token is renewed this long before it expires, so that a request does not meet its end on the way."""
+"""A token is renewed this long before it expires, so that it does not expire while a request is on its
+way."""
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
@@ -194,7 +195,7 @@ class TokenStore:
         lock = os.open(self.file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             with anyio.move_on_after(_LOCK_WAIT_S):
-                while not _taken(lock):  # noqa: ASYNC110 - another process has it
+                while not _taken(lock):  # noqa: ASYNC110 - another process holds the lock
                     await anyio.sleep(_LOCK_POLL_S)
             yield
         finally:

@@ -36,7 +36,7 @@ _MOST_COLUMNS: Final = 255
 
 
 class Screen:
-    """Which window is written to, and where the cursor of the upper one stands, from answer to answer."""
+    """The screen: keeps which window is written to, and the cursor of the upper window, between answers."""
 
     def __init__(self) -> None:
         self._upper = False

@@ -110,7 +110,7 @@ def within_reach(state: State) -> list[str]:
         return [*carried, *by_feel, *(["grue"] if state.room in SCENERY["grue"].rooms else [])]
     reach = [name for name, thing in SCENERY.items() if state.room in thing.rooms]
     reach += carried + things_at(state, state.room)
-    for container in CONTAINERS:  # the desk precedes the teapot, which may stand in the desk
+    for container in CONTAINERS:  # the desk comes before the teapot, which may stand in the desk
         if container in reach and f"{container}_open" in state.flags:
             reach += things_at(state, container)
     return reach

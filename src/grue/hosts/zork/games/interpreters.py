@@ -203,7 +203,8 @@ def prints_styled_words(program: str) -> bool:
 
 @cache
 def _try(program: str, changed: int) -> bool:
-    del changed  # part of the cache's key: an upgrade of the package is noticed
+    # The time of the file is part of the cache's key, so that an upgrade of the package is noticed.
+    del changed
     with tempfile.TemporaryDirectory(prefix="grue-game-") as folder:
         story = Path(folder) / "styles.z5"
         story.write_bytes(styled_story())
