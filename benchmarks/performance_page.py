@@ -165,9 +165,9 @@ def _bars(sections: Sequence[Sequence[Entry]], missing: Sequence[str]) -> str:
     day = min(entry["at"] for entry in entries)[:10]
     below = [
         f"Measured on {day} on one machine: {_machine(newest)} Each row was measured with what it is "
-        "compared with, sides in turn; the rows one after the other. The load is the machine's average of a "
-        "minute when the measurement of the row began. Several figures are those of several runs, and the "
-        "bar is met if each of them meets it."
+        "compared with, the sides by turns. The rows were measured one after the other. The load is the "
+        "machine's average of a minute when the measurement of the row began. Several figures are those "
+        "of several runs, and the bar is met if each of them meets it."
     ]
     if any(entry["source"] != newest["source"] for entry in entries):
         below.append("Rows with a * were measured before the code was changed for the last time.")

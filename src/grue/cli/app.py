@@ -204,7 +204,9 @@ def add(
     kind: Annotated[
         Literal["npm", "pypi", "oci", "mcpb", "remote"] | None,
         typer.Option(
-            "--use", help="Which of the ways that the source names.", show_default="the first that works here"
+            "--use",
+            help="Which of the source's packages, or its address.",
+            show_default="the first that works here",
         ),
     ] = None,
     sha256: Annotated[str | None, typer.Option(help="SHA-256 of the bundle; any other is refused.")] = None,
@@ -277,7 +279,7 @@ def chat(
     ] = False,
     learn: Annotated[
         str | None,
-        typer.Option(metavar="SERVER", help="Run this server without a box, and print the one it needs."),
+        typer.Option(metavar="SERVER", help="Run this server without a box, and print the box it needs."),
     ] = None,
 ) -> None:
     """Chat with an agent that has MCP tools. In a pipe: a line in, an answer out."""
@@ -310,7 +312,7 @@ def chat(
 def run(
     context: typer.Context,
     agent: Annotated[
-        str | None, typer.Argument(metavar="AGENT.yaml", help="The agent.", show_default="agent.yaml")
+        str | None, typer.Argument(metavar="AGENT.yaml", help="The agent's file.", show_default="agent.yaml")
     ] = None,
     task: Annotated[
         str | None, typer.Argument(metavar="TASK", help="The task.", show_default="the agent's own")
@@ -495,7 +497,9 @@ def call(
     ] = None,
     arg: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="One argument, read as its type in the schema; repeatable."),
+        typer.Option(
+            metavar="NAME=VALUE", help="One argument, of the type in the tool's schema; repeatable."
+        ),
     ] = None,
     mcp_config: _McpConfig = None,
     timeout: Annotated[

@@ -136,7 +136,9 @@ def table(
     by: Annotated[
         str | None,
         typer.Option(
-            metavar="SETTING,...", help="A row for each value of these.", show_default="what makes few rows"
+            metavar="SETTING,...",
+            help="A row for each value of these settings.",
+            show_default="what makes few rows",
         ),
     ] = None,
     every: Annotated[
@@ -157,7 +159,7 @@ _Cell = Annotated[
     str,
     typer.Argument(
         metavar="DIR[:SETTING=VALUE,...]",
-        help="A fleet's folder, or the episodes in it that have these settings.",
+        help="A: a fleet's folder, or the episodes in it that have these settings.",
     ),
 ]
 
@@ -168,7 +170,7 @@ def compare(
     b: Annotated[
         str,
         typer.Argument(
-            metavar="[DIR][:SETTING=VALUE,...]", help="The other one; without DIR: in the same folder."
+            metavar="[DIR][:SETTING=VALUE,...]", help="B: the same; without DIR: in the folder of A."
         ),
     ],
     score: Annotated[
@@ -245,7 +247,7 @@ def score(
             raise typer.Exit(FAILED)
 
 
-_Score = Annotated[str, typer.Option("--score", metavar="NAME", help="The score that says who passes.")]
+_Score = Annotated[str, typer.Option("--score", metavar="NAME", help="The score that decides what passes.")]
 _Pass = Annotated[
     float | None,
     typer.Option("--pass", metavar="SCORE", help="The least score that passes.", show_default="1"),
@@ -280,7 +282,7 @@ def report(
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="A cell for each value of these.",
+            help="A cell for each value of these settings.",
             show_default="those with few values",
         ),
     ] = None,

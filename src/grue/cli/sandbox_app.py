@@ -9,7 +9,7 @@ from grue.cli import take_interrupts
 from grue.cli.plain_errors import FAILED, Commands, plain_errors
 
 sandbox_app = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Show, try and learn what a server may reach."
+    cls=Commands, no_args_is_help=True, help="Show or try what a server may reach, or learn what it needs."
 )
 
 _McpConfig = Annotated[

@@ -120,7 +120,7 @@ def trace_cache(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     width: _Width = None,
 ) -> None:
-    """Show how much of each prompt a provider could read from its cache, and what changed the rest.
+    """Show how much of each prompt a provider could read from its cache, and what ended it.
 
     Compares each prompt with those before it, byte by byte, and names the first difference and the message
     that caused it. Whether the provider did read it from its cache is in the column `billed`.
@@ -218,7 +218,7 @@ def trace_query(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Ask episodes in SQL: the tables episodes, turns, calls and requests. Needs the extra `export`."""
+    """Query episodes in SQL: the tables episodes, turns, calls and requests. Needs the extra `export`."""
     with plain_errors():
         from grue.cli.fleet_export import print_query
         from grue.cli.runs import RUNS
