@@ -80,9 +80,15 @@ def ours():
     with_frame_of_grue(lambda: (began.set(), put_off()))
 
 def pydantic():
-    with_frame_of_grue(waits_in_pydantic)
+    with_frame_of_grue(waits_in("pydantic.main"))
 
-def waits_in_pydantic():
+def ssl():
+    with_frame_of_grue(waits_in("ssl"))
+
+def waits_in(name):
+    return type(put_off)(waits.__code__, {**globals(), "__name__": name})
+
+def waits():
     sys.modules["slow"] = slow  # no import is under way
     began.set()
     while not os.access("go", os.F_OK): time.sleep(0.001)  # both compiled: no other frame is above this one
@@ -90,7 +96,6 @@ def waits_in_pydantic():
 
 slow = type(sys)("slow")
 slow.begun = True
-waits_in_pydantic = type(put_off)(waits_in_pydantic.__code__, {**globals(), "__name__": "pydantic.main"})
 
 # A call by grue of a function of others.
 names = {"__name__": "grue.somewhere"}
@@ -125,6 +130,7 @@ Path("go").touch()
         ("ours", "_OURS_WITHIN_S", "3"),
         ("module", "_OTHERS_WITHIN_S", "7"),
         ("pydantic", "_OTHERS_WITHIN_S", "7"),
+        ("ssl", "_OTHERS_WITHIN_S", "7"),
         ("others", "_NONE", "7"),
         ("others", "_OTHERS_WITHIN_S", "3"),
     ],
@@ -149,3 +155,51 @@ print("again")
     command = [sys.executable, "-c", program, "others", "_OTHERS_WITHIN_S", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
     assert done.stdout == "3\nagain\n", done.stderr[-3000:]
+
+
+BUSY = """
+import os, sys, time
+
+def passes():  # as on a busy machine: time passes between the last look at the other threads and the fork
+    until = time.monotonic() + 0.02
+    while time.monotonic() < until: pass
+
+os.register_at_fork(before=passes)
+import threading
+from grue.runtime import loading
+
+works, over = [], []
+
+def work():
+    works.append(True)
+    until = time.thread_time() + 0.03
+    while time.thread_time() < until: pass
+    works.clear()
+
+def now_and_then(work):
+    while not over:
+        time.sleep(0.0001)
+        work()
+
+in_pydantic = type(work)(work.__code__, {**globals(), "__name__": "pydantic.main"})
+in_grue = type(work)(now_and_then.__code__, {**globals(), "__name__": "grue.somewhere"})
+thread = threading.Thread(target=in_grue, args=(in_pydantic,))
+thread.start()
+while not works: pass
+usual_s = sys.getswitchinterval()
+found = []
+for _ in range(10):
+    child = os.fork()
+    if not child:
+        os._exit(3 if works else 7 if sys.getswitchinterval() == usual_s else 9)
+    found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+over.append(True)
+thread.join()
+print(*found, sys.getswitchinterval() == usual_s)
+"""
+
+
+def test_nothing_begins_between_the_wait_and_the_fork(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BUSY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
+    assert done.stdout == f"{'7 ' * 10}True\n", done.stderr[-3000:]

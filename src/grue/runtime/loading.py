@@ -1,14 +1,14 @@
 """Import modules that import many others.
 
-A fork waits for the imports that grue has under way in other threads, and for its calls of pydantic.
-Otherwise the child would have half of a module, and a lock that nobody ever frees: its first turn would fail,
-or wait for ever, whatever its time limit.
+A fork waits for the imports that grue has under way in other threads, and for its calls of pydantic and
+OpenSSL. Otherwise the child would have half of a module, or a lock that nobody ever frees: its first turn
+would fail, or wait for ever, whatever its time limit.
 """
 
-import concurrent.futures.thread  # noqa: F401 - see _wait_for_imports
+import concurrent.futures.thread  # noqa: F401 - see _wait_for_others
 import contextlib
 import importlib
-import logging  # noqa: F401 - see _wait_for_imports
+import logging  # noqa: F401 - see _wait_for_others
 import os
 import sys
 import threading
@@ -82,49 +82,79 @@ _outlasted: set[int] = set()
 """Threads whose imports took longer than `_OTHERS_WITHIN_S`. Later forks do not wait for them again."""
 
 
-def _wait_for_imports() -> None:
+_SWITCH_S = 0.2
+"""How long Python lets the thread that forks go on before another thread gets its turn; usually 5 ms."""
+
+_usual_switch_s: float | None = None
+"""What that time was; `None`: no fork has changed it."""
+
+
+def _wait_for_others() -> None:
     # The hook that was registered last runs first. Those of logging and of the thread pools take locks that
     # an import may need. So their modules are imported, and their hooks registered, before this one.
+    global _usual_switch_s
+    if not _work_elsewhere():
+        return
+    # Between the last look at the other threads and the fork, none of them may begin anything. On a busy
+    # machine the usual time passes even within these few lines.
+    if _usual_switch_s is None:
+        _usual_switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
-    while imports := _imports_elsewhere():
+    while True:
+        time.sleep(0.001)  # whoever waits for a turn under the usual time gets it now
+        work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
+        if not work:
+            return
         waited = time.monotonic() - began
         if waited > _OTHERS_WITHIN_S:
-            _outlasted.update(thread for thread, whose in imports.items() if whose == "others")
+            _outlasted.update(thread for thread, whose in work.items() if whose == "others")
         if waited > _OURS_WITHIN_S:
             return
-        time.sleep(0.001)
 
 
-def _imports_elsewhere() -> dict[int, str]:
-    """Return which other threads import something, and for whom: "ours" or "others"."""
+def _let_others_go_on() -> None:
+    global _usual_switch_s
+    if _usual_switch_s is not None:
+        sys.setswitchinterval(_usual_switch_s)
+        _usual_switch_s = None
+
+
+def _work_elsewhere() -> dict[int, str]:
+    """Return which other threads run grue or import something, and what `_work_in` says of each."""
     frames = sys._current_frames()  # noqa: SLF001 - the documented name
     del frames[threading.get_ident()]
-    found = {thread: _import_in(frame) for thread, frame in frames.items()}
+    found = {thread: _work_in(frame) for thread, frame in frames.items()}
     return {
         thread: whose
         for thread, whose in found.items()
-        if whose == "ours" or (whose and thread not in _outlasted)
+        if whose and not (whose == "others" and thread in _outlasted)
     }
 
 
-def _import_in(frame: FrameType | None) -> str:
-    """Return for whom a thread imports something, if it does.
+def _work_in(frame: FrameType | None) -> str:
+    """Return for whose work in a thread a fork has to wait: "ours" or "others".
+
+    "idle": the thread runs grue, and nothing that a fork waits for. "": it does not run grue either.
 
     "ours" is an import of a module of grue, and each one that began within a call of grue: also those that
     httpx and anyio put off until they are used. A thread that looks up a host for an event loop imports a
     codec and has no frame of grue, so it is one of the "others".
 
-    A call of pydantic by grue counts as one of "ours". The compiled part of pydantic sets itself up at its
-    first use, and holds locks of its own meanwhile.
+    A call of pydantic or OpenSSL by grue counts as one of "ours". Their compiled parts set themselves up at
+    their first use, and hold locks of their own meanwhile; OpenSSL lets other threads run then.
     """
-    inner, importing = "", False
-    compiled = frame is not None and _package(frame) == "pydantic"
+    inner, importing, runs_grue = "", False, False
+    compiled = frame is not None and _package(frame) in ("pydantic", "ssl")
     while frame is not None:
         kind = _kind(frame)
         if (kind == "ours" and (importing or compiled)) or (kind == "import" and inner == "ours"):
             return "ours"
+        runs_grue = runs_grue or kind == "ours"
         inner, importing, frame = kind, importing or kind == "import", frame.f_back
-    return "others" if importing else ""
+    if importing:
+        return "others"
+    return "idle" if runs_grue else ""
 
 
 def _kind(frame: FrameType) -> str:
@@ -141,10 +171,15 @@ def _package(frame: FrameType) -> str:
 def _forget_other_threads() -> None:
     """In a forked child, the threads that held the lock do not exist."""
     global _one_at_a_time
+    _let_others_go_on()
     _one_at_a_time = threading.Lock()
     _under_way.clear()
     _outlasted.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait_for_imports, after_in_child=_forget_other_threads)
+    os.register_at_fork(
+        before=_wait_for_others,
+        after_in_parent=_let_others_go_on,
+        after_in_child=_forget_other_threads,
+    )
