@@ -1,4 +1,4 @@
-"""What a user sets, as plain data: limits, policies and rules; and the closed sets of words.
+"""The settings of users as plain data (limits, policies, rules), and the closed sets of words.
 
 `messages.py` carries them; nothing here decides. `grue` lists the classes that programs make.
 """
@@ -29,7 +29,7 @@ ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "di
 """
 
 Ending: TypeAlias = Literal[ProcessEnding, "handed_over"]
-"""How a turn's session ended its server: a `ProcessEnding`, or `handed_over` to the session pool.
+"""How a server ended at the end of a turn's session: a `ProcessEnding`, or `handed_over` to the session pool.
 
 The pool keeps a server that was handed over, or ends it after the turn; the trace's `ServerEnded` says how.
 """
@@ -65,7 +65,8 @@ SettlementKind: TypeAlias = Literal[
 FailureKind: TypeAlias = Literal[
     "refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"
 ]
-"""How a completion request failed, which decides whether it is sent again; `FailureReason` says why."""
+"""How a completion request failed. This decides whether the request is sent again; `FailureReason` says why
+it failed."""
 
 FailureReason: TypeAlias = Literal[
     "key",

@@ -127,7 +127,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def progress(self) -> TurnProgress:
-        """How far the turn has come. May be read from any thread, since states are immutable."""
+        """How far the turn has come. May be read from any thread, because states are immutable."""
         seen, before = self._state, self._before
         if not isinstance(seen, Finished):
             return progress_of(seen)

@@ -45,7 +45,8 @@ from grue.tracing.facts import EpisodeResumed
 from grue.tracing.message_words import DIM, YELLOW
 
 _LEFT_OUT = ("settings", "conditions")
-"""Fields with the episode's options, which the reader of these lines already knows. Changes are printed."""
+"""Fields that are left out, because whoever reads these lines has chosen the options. Changes of them are
+printed."""
 
 
 class JsonLines:

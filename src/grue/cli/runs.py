@@ -17,7 +17,7 @@ from grue.tracing.overview import Overview
 from grue.tracing.reading import TRACE_FILE, open_episode
 
 RUNS = Path("runs")
-"""Where `grue play` and `Runner(trace="runs")` put run folders."""
+"""The folder in which `grue play` and `Runner(trace="runs")` put run folders."""
 
 FORK = "-fork"
 """The suffix of the names of run folders that `grue fork` makes."""

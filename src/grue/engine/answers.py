@@ -172,7 +172,8 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
     schema = bare if was_wrapped else form.schema
 
     def convert(found: object) -> object:
-        from grue.protocol.tools.json_schema import fault_of  # it brings the validator
+        # imported here, because it imports the validator
+        from grue.protocol.tools.json_schema import fault_of
 
         fault = fault_of(schema, found)
         if fault is not None:

@@ -429,7 +429,8 @@ class TurnHandle(Generic[R]):
 
     def progress(self) -> TurnProgress:
         """Return the turn's progress. After its end this is `done`, with its final counts."""
-        over = self._call.done()  # before the progress is read: after the end it no longer changes
+        # measured before the progress is read, which no longer changes after the end
+        over = self._call.done()
         seen = self._progress.progress
         until = time.monotonic() if self._call.ended_at is None else self._call.ended_at
         return replace(seen, doing="done" if over else seen.doing, elapsed_s=until - self._started)

@@ -254,7 +254,7 @@ def _output_in(attempt: Path) -> Iterator[None]:
     file = io.TextIOWrapper(io.BufferedWriter(_Bounded(path, "w")), encoding="utf-8", errors="replace")
     with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         yield
-    with contextlib.suppress(OSError, ValueError):  # the work may have closed it, or removed its folder
+    with contextlib.suppress(OSError, ValueError):  # the work may have closed the file, or removed its folder
         file.close()
     with contextlib.suppress(OSError):
         if path.stat().st_size == 0:

@@ -5,9 +5,9 @@
 
 The work is somebody else's code and cannot be stopped in its middle. So an attempt that has to wait is ended,
 and the episode is played again from its beginning when its replies have arrived. Requests that have a reply
-on file get it at once; the first new request waits for the next batch. So the work has to ask the same again.
-If it does not ask for the reply that arrived last, the episode has failed. Tools are called again, as in any
-attempt.
+on file get it at once; the first new request waits for the next batch. So the work has to make the same
+requests again. If it does not make the one whose reply arrived last, the episode has failed. Tools are called
+again, as in any attempt.
 
     DIR/ab/ID/requests.jsonl   the requests of the episode
     DIR/ab/ID/replies.jsonl    their replies

@@ -85,7 +85,7 @@ class Cell(Struct, frozen=True):
 
     Attributes:
         fleet: Its folder.
-        wanted: The settings, by name; values that are not text as JSON.
+        wanted: The settings, by name. A value that is not text is written as JSON.
     """
 
     fleet: Path

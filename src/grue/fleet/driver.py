@@ -68,7 +68,7 @@ class Tally(Struct):
         unpaid: Episodes that ended early because the budget refused a request.
         running: Episodes under way; those that wait for a worker are not.
         waiting: Episodes that wait for a batch.
-        others: Episodes in the folder that are not in the sweep.
+        others: Episodes in the folder that do not belong to the sweep.
         scores: Number and sum of the scores, by name.
         spent: The cost of the requests of the episodes with a commit.
         kinds: Number of failed attempts of this run, by kind.

@@ -121,7 +121,8 @@ class _SampleReader:
         self._talks = talks
         self._origin = origin
         self._asked: dict[int, _Request] = {}
-        self._kept: dict[int, m.AssistantReply] = {}  # by `id()`, which is safe: the history keeps them alive
+        # The keys are `id()`s, which is safe because the history keeps the objects alive.
+        self._kept: dict[int, m.AssistantReply] = {}
         self._users: set[str] = set()
         self._returned: set[m.CallId] = set()
 

@@ -1,4 +1,4 @@
-"""`Fleet`: run a work for many cases, on this machine or on a Ray cluster."""
+"""`Fleet`: run a work, which is a function, for many cases, on this machine or on a Ray cluster."""
 
 import contextlib
 import hashlib

@@ -191,7 +191,7 @@ class LocalEngine:
     def _look_at(self, worker: "_Worker") -> None:
         alive = worker.process.is_alive()
         try:
-            self._hear(worker)  # also the last report of a dead worker
+            self._hear(worker)  # this also reads the last report of a dead worker
         except (ValueError, RecursionError) as error:
             self._drop(worker, Lost("died", f"its worker process has said nonsense: {error}"))
             return

@@ -125,7 +125,7 @@ def results(fleet: Path) -> Iterator[Result]:
 
 
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
-    """Return those of `found` that are in the latest sweep of the folder, and how many others were left out.
+    """Return the episodes of `found` in the folder's latest sweep, and how many others were left out.
 
     If none is in the latest sweep, the caller wants earlier episodes on purpose, so all are returned.
     """

@@ -198,7 +198,7 @@ def _schema_check(schema: str) -> Any:
         kind.check_schema(written)
     except jsonschema.SchemaError as error:
         raise ValueError(f"it is no JSON Schema: {error.message}") from error
-    return kind(written, registry=referencing.Registry())  # an empty one: nothing is fetched
+    return kind(written, registry=referencing.Registry())  # an empty registry, so that nothing is fetched
 
 
 def _fits(schema: str, answer: str) -> Given:

@@ -25,7 +25,7 @@ from msgspec import Struct
 from grue.errors import MissingDependencyError
 
 LEAST_CASES = 15
-"""With fewer cases (or groups of them) no interval would contain the true value as often as it claims."""
+"""With fewer cases (or groups of them), no interval would contain the true value as often as it claims."""
 
 LEVEL = 0.95
 SELDOM = 1 - LEVEL

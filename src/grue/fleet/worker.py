@@ -50,7 +50,7 @@ class WorkerSaid(Struct, frozen=True, omit_defaults=True):
 
 
 class Place(Struct, frozen=True):
-    """Where workers work: the broker's address, the limits, `sys.path` and the working directory."""
+    """What all workers share: the broker's address, the limits, `sys.path` and the working directory."""
 
     address: str
     limits: Limits

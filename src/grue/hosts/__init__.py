@@ -1,7 +1,7 @@
 """Host programs that drive an agent, each built on the public API of grue.
 
-To add a host, put its package beside the others, and add a row to `BUNDLED` and a command to `cli/app.py`. It
-needs a work in `grue.fleet` only if fleets are to play it.
+To add a host, put its package beside the others, and add a row to `BUNDLED` and a command to `cli/app.py`.
+Only if fleets are to play it, it needs a module in `grue.fleet`.
 """
 
 from collections.abc import Mapping

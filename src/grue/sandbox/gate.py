@@ -199,7 +199,8 @@ class Gate:
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)
-            os.set_blocking(own, blocks)  # a default timeout that the host has set must not apply
+            # a default timeout that the host has set must not apply to this socket
+            os.set_blocking(own, blocks)
             return found
         except OSError:
             os.close(own)

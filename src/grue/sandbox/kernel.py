@@ -109,7 +109,7 @@ def coverage() -> Coverage:
 
 
 class Rule(Struct, frozen=True):
-    """What may be done with a file, or with everything in a folder: a sum of the constants of this module.
+    """The allowed access to a file, or to everything in a folder: a sum of constants of this module.
 
     `path` is without links. If one is in it by the time it is opened, the rule opens nothing.
     """

@@ -127,9 +127,9 @@ def own_folders(
 ) -> tuple[str, ...]:
     """Return the files and folders that a program consists of: its installation, and its script's.
 
-    `chain` is the program's file, what it links to, and its interpreters.
-    Never a home folder, the root, or a folder that contains one of them: then only the file itself is opened.
-    What stands in a file below `written`, which the program may have changed, opens no folder elsewhere.
+    `chain` is the program's file, what it links to, and its interpreters. A home folder, the root, or a
+    folder that contains one of them is never opened: then only the file itself is. The program may have
+    changed the files below `written`, so their content opens no folder elsewhere.
     """
     found: list[str] = []
     for path in chain:

@@ -468,7 +468,7 @@ def _google_items(block: list[str]) -> Iterator[tuple[str, str]]:
     name, texts = "", list[str]()
     for line in block:
         if line.strip() and _indent(line) < base:
-            break  # a line after the section, before any other heading
+            break  # the section has ended, although no heading follows
         item = _ITEM.fullmatch(line.strip()) if _indent(line) == base else None
         if item is None:
             texts.append(line)

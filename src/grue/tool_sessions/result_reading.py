@@ -2,8 +2,8 @@
 
 A result may be megabytes of hostile text, and a model writes the arguments. So everything is bounded: the
 length of an answer by the caller's limit, a search by time. Patterns are run by the linear-time engine that
-checks schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no back references. Read in
-a worker thread: a result of 10 MB takes some tens of milliseconds.
+checks schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no back references. Call it
+in a worker thread, because a result of 10 MB takes some tens of milliseconds.
 """
 
 import functools

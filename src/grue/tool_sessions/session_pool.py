@@ -187,8 +187,8 @@ _STILL_THERE_S = 2.0
 _GENERATIONS = 3
 
 Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
-"""Where a turn's session comes from: opened in the turn, after the turn before it, beside the turn before
-it, or kept from earlier turns."""
+"""When a turn's session is opened: in the turn, after the turn before it, beside the turn before it, or in an
+earlier turn from which it was kept."""
 
 
 class SessionPool:

@@ -279,7 +279,7 @@ class OwnedSession:
         return self._settled.result()
 
     def _definition(self, tool: str) -> m.ToolDefinition:
-        """Return a tool's definition. A tool that is not listed and not served unlisted is refused later."""
+        """Return a tool's definition. If the server does not serve the tool, the call is refused later."""
         listed = next((each for each in self.tools if each.tool == tool), None)
         return unlisted_tool(self._command.server, tool) if listed is None else listed
 

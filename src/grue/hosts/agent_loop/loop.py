@@ -194,7 +194,7 @@ class _SharedClient:
         return self.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
 
     def forget(self) -> None:
-        """Drop the client in a forked process: the client's event loop exists only in the parent."""
+        """Drop the client in a forked process, because its event loop exists only in the parent."""
         server = self._server
         self.__init__()  # type: ignore[misc]  # a thread of the parent may have held the lock, too
         self._server = server

@@ -110,7 +110,7 @@ class Session:
     """The state of one client's session: the protocol version and the recorded thoughts."""
 
     def __init__(self) -> None:
-        self.version: str | None = None  # None until initialize is answered
+        self.version: str | None = None  # `None` until `initialize` is answered
         self.thoughts = 0
         self.numbers: set[int] = set()
         self.branches: list[str] = []

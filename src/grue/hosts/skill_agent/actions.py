@@ -26,7 +26,7 @@ OTHER_AGENTS = {
     "Skill": "agent.use_skill",
     "Write": "agent.write_file",
 }
-"""The action that does the same as a tool of another agent, by the tool's name in `allowed-tools`."""
+"""The action that corresponds to a tool of other agents, by the tool's name in `allowed-tools`."""
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class ActionContext(Struct, frozen=True, kw_only=True):
 
 
 class McpCall(Struct):
-    """Parameters of `mcp_call`. A missing name is a failed step, not an unusable reply."""
+    """Parameters of `mcp_call`. A missing name makes the step fail; the reply is still usable."""
 
     tool_name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)

@@ -148,7 +148,7 @@ class Judge(Struct, kw_only=True):
 def _judged(action: PlannedAction, tool: m.ToolDefinition | None, call: OwnCall | None) -> JudgedAction:
     if call is None:
         return JudgedAction(action, tool)
-    if call.arguments != _arguments(action):  # a person has changed them
+    if call.arguments != _arguments(action):  # a person has changed the arguments
         changed = call.arguments
         params = {**action.params, "arguments": changed} if action.type == MCP_CALL else changed
         action = replace(action, params=params)

@@ -134,7 +134,8 @@ def is_repeatable(tool: m.ToolDefinition | None) -> bool:
 
     The server's annotation is trusted here: a server that lies about it could do the same harm in one call.
     """
-    return hints_of(None if tool is None else tool.annotations).idempotent  # also set for read-only tools
+    # this is also set for read-only tools
+    return hints_of(None if tool is None else tool.annotations).idempotent
 
 
 def _since(began: float) -> float:

@@ -60,7 +60,7 @@ class EventFact(Fact, frozen=True, kw_only=True):
 
 
 class _TurnFact(Fact, frozen=True, kw_only=True):
-    """Base of the facts about the actions of a turn, which are carried out after it."""
+    """Base of the facts about a turn's actions, which are carried out after the turn."""
 
     between_turns: ClassVar[bool] = True
 

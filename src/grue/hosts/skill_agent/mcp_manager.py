@@ -194,7 +194,7 @@ class McpManager:
             result = connected.client.call(
                 _full_name(tool), arguments, limit_s, check=True, turn=turn, definition=definition or tool
             )
-        except ToolNotFound:  # the server has removed the tool since it listed its tools
+        except ToolNotFound:  # the server no longer has the tool that it listed
             return _unknown(tool_name, self._listed_again(connected), self._absent)
         except MCPToolCallError as failed:
             if isinstance(failed, ToolChanged):

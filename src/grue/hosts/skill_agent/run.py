@@ -20,7 +20,7 @@ class Run(Struct, kw_only=True):
     """One run.
 
     Attributes:
-        began: When it began, in monotonic seconds; earlier if it was resumed.
+        began: When it began, in monotonic seconds; set back by the earlier part's duration if it was resumed.
         folder: The run folder; `None`: nothing is written.
         manager: The connected servers; `None`: there are none.
         stream: Whether replies are streamed.

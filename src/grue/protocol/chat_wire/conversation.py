@@ -140,7 +140,7 @@ _MOST_COUNTED = 100_000
 """If the texts have more bytes, the tools are too small a part for a count to show whether it has them."""
 
 _TELLING_TOOLS = 200
-"""Fewest bytes of encoded tools by which a count can tell whether it includes them."""
+"""If the encoded tools have fewer bytes than this, a token count cannot show whether it includes them."""
 
 
 class Prompt(NamedTuple):

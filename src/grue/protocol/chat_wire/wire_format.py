@@ -197,9 +197,9 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 
     Args:
         calls: The calls, in order.
-        given: The last call's arguments as they came. A text shows whether it is whole. A blank text may be
-            one whose arguments did not arrive. An object was put together by a gateway, which may have added
-            what was missing.
+        given: The last call's arguments as they came. A text shows whether it is whole, unless it is blank:
+            then the arguments may not have arrived. An object was put together by a gateway, which may have
+            added what was missing.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)
@@ -523,7 +523,7 @@ class WireFormat(Protocol):
     """The path of the request, after the base URL. A base URL that ends in it selects the format."""
 
     profile: WireProfile
-    """What an unknown endpoint of this format is taken to accept."""
+    """The profile of an unknown endpoint of this format."""
 
     provider: str
     """The provider whose format it is, as OpenTelemetry spells it; also the provider of unknown hosts."""

@@ -274,7 +274,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        whole["maxProperties"] = 0  # the validator's message names no argument otherwise
+        whole["maxProperties"] = 0  # otherwise the validator's message would not name the argument
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):
         del whole["pattern"]
@@ -397,7 +397,7 @@ def _applied(
 
 
 def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
-    """Return the parts that apply to each member, item and name of a value, if `applied` apply to it."""
+    """Return the parts for the members, items and names of a value to which the parts `applied` apply."""
     named: dict[object, list[m.JsonObject]] = defaultdict(list)
     others: dict[type, list[tuple[list[m.JsonObject], frozenset[object]]]] = {str: [], int: []}
     keys: list[m.JsonObject] = []

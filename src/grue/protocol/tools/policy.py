@@ -281,7 +281,7 @@ Decisions = Mapping[m.CallId, ApprovalDecision]
 
 
 class Judged(Struct, frozen=True):
-    """What follows from a decision.
+    """The consequence of a decision for its call.
 
     Attributes:
         denied: Why the call is not made; empty if it is made.

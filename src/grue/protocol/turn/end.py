@@ -37,7 +37,7 @@ _ASKED = (AwaitingCompletion, Presuming, AwaitingDrop)
 def fail(
     turn: Turn, failure: m.TurnFailure, notes: tuple[m.TurnNote, ...] = (), *, unread: bool = False
 ) -> Transition:
-    """End the turn without an answer; `unread` says that a reply is on its way, which nobody will read."""
+    """End the turn without an answer. `unread`: a reply is on its way, and nobody will read it."""
     end = m.TurnFailed(
         turn=turn.run.turn,
         failure=failure,

@@ -79,7 +79,7 @@ from grue.protocol.turn.states import (
 )
 
 _LOOK_AHEAD = 32
-"""How many unsent calls are searched for one whose server is idle."""
+"""How many unsent calls are looked at to find one whose server is idle."""
 
 
 def start_calls(

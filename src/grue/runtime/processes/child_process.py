@@ -62,7 +62,7 @@ class Program(Protocol):
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """What it may do; `None`: what the host may."""
+        """What the program may do; `None`: everything that the host may."""
         ...
 
     def environment(self) -> dict[str, str]:

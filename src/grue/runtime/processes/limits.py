@@ -1,4 +1,4 @@
-"""What a child process may take, and how one has ended, as data."""
+"""The limits of a child process, and how one has ended, as data."""
 
 from typing import Self
 

@@ -36,7 +36,7 @@ from grue.runtime.trace.format import TraceLine
 
 
 class Backlog:
-    """A queue of calls for one thread. Call `add` from one thread at a time; the rest is thread-safe.
+    """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
     The thread starts with the first call and ends when the queue is empty. The interpreter waits for that at
     exit. In a forked child the queue is empty: the calls belong to the parent.

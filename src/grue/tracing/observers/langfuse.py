@@ -188,7 +188,8 @@ class _LangfuseSink(SpanSink):
         if observation is None:
             return
         if isinstance(event.subject, m.RunTurn):
-            self._ended_turn = {event.span: observation}  # a host may record its own calls in it later
+            # kept open, because a host may record its own calls in it later
+            self._ended_turn = {event.span: observation}
         observation.update(**self._ending(event.outcome), **self._judged(event.verdict))
         observation.end(end_time=nanoseconds(event.at))
 

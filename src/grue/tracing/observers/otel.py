@@ -216,7 +216,8 @@ class _OtelSink(SpanSink):
         if span is None:
             return
         if isinstance(event.subject, m.RunTurn):
-            self._ended_turn = {event.span: span}  # a host may record its own calls in it later
+            # kept open, because a host may record its own calls in it later
+            self._ended_turn = {event.span: span}
         attributes = present(self._say.ending(event))
         span.set_attributes(attributes)
         named_late = attributes.get("gen_ai.request.model")

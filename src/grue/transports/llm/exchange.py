@@ -350,8 +350,8 @@ class HttpReply:
     async def close(self) -> None:
         """Give the connection back for another request, or close it if it cannot be used again.
 
-        httpx closes it if the reply was not read to its end. But h11 keeps what it has received behind the
-        reply, and httpx would take that for the reply to the next request.
+        httpx closes it if the reply was not read to its end. But h11 keeps bytes that arrived after the end
+        of the reply, and httpx would take them for the reply to the next request.
         """
         await self._response.aclose()
         stream = self._response.extensions.get("network_stream")

@@ -169,7 +169,7 @@ def log_in(
                     raise OAuthFlowError(came["error_description"] or came["error"])
                 return AuthorizationCodeResult(code=came["code"] or "", state=came["state"], iss=came["iss"])
 
-            with library_logs_to(drop):  # these records hold addresses with secrets
+            with library_logs_to(drop):  # because these records hold addresses with secrets
                 return anyio.run(_log_in, server, Person(loopback.uri, show, returned), scope)
     except OSError as error:
         raise LoginRefused(

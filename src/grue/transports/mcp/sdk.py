@@ -281,7 +281,7 @@ class Link:
 
     @property
     def task_form(self) -> TaskForm | None:
-        """How this server's tasks work, by its revision and abilities; `None`: it has none."""
+        """The form of this server's tasks, by its revision and abilities; `None`: it has no tasks."""
         if self._session.protocol_version in MODERN_PROTOCOL_VERSIONS:
             return "extension"
         offered = self._session.server_capabilities

@@ -408,7 +408,7 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        self._finished.set()  # an exception of the transport while it ends is the cause
+        self._finished.set()  # if the transport raises while it ends, that exception is the cause
 
     async def _send_all(self, write: Any) -> None:
         if self.declined is not None and self._first is not None:

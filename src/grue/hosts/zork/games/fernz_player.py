@@ -94,7 +94,7 @@ class Screen:
 
 
 _MOST_MEMORY: Final = 1 << 30  # bytes of address space
-_MOST_STEPS: Final = 50_000_000  # the host's time limit is reached before that
+_MOST_STEPS: Final = 50_000_000  # the host's own time limit is reached before this one
 _INFOCOM: Final = 3
 
 

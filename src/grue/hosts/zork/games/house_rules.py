@@ -511,7 +511,7 @@ IMPLIED: Final[dict[str, Words]] = {
 
 
 def play_verb(turn: Turn) -> str:
-    """Find the rule for a phrase and the thing to act on, and apply the rule.
+    """Find the rule for a phrase, and the thing to act on, and apply the rule to it.
 
     Raises:
         RefusalError: The command is impossible, or was not understood; the text says which.

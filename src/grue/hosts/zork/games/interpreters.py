@@ -46,7 +46,7 @@ from grue.hosts.zork.games.story_text import WIDTH
 
 _LONGEST_LINE: Final = 180  # characters; the interpreter's buffer has 200
 _HEIGHT: Final = 99  # rows; the interpreter counts changed rows in a table of 100
-_MOST_BYTES: Final = 1 << 22  # in one answer
+_MOST_BYTES: Final = 1 << 22  # the most characters in one answer
 _EXIT_S: Final = 2.0
 _QUOTED: Final = 400  # characters of its last output in an error
 _UNSAFE: Final = re.compile(r"[\\\x00-\x1f\x7f]+")
@@ -191,7 +191,7 @@ _WORDS: Final = ("bold", "underlined")
 def prints_styled_words(program: str) -> bool:
     """Return whether `program`, which takes dfrotz's options, prints bold and underlined words.
 
-    A program that cannot be started or does not end counts as one that does not. The answer is kept until the
+    If a program cannot be started or does not end, the result is `False`. The answer is kept until the
     program's file changes.
     """
     try:
@@ -278,7 +278,7 @@ def fernz() -> Interpreter:
     )
 
 
-DEBIAN_GAMES: Final = "/usr/games"  # where Debian keeps games, and rarely on PATH
+DEBIAN_GAMES: Final = "/usr/games"  # Debian keeps games here, and the folder is rarely on the PATH
 
 
 def find_dfrotz() -> Path:
