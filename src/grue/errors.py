@@ -56,7 +56,7 @@ class MCPConfigError(MCPError):
 
     @classmethod
     def of_value(cls, owner: str, keys: tuple[int | str, ...], text: str) -> Self:
-        """Return the error that a value of `owner`, such as `ContextPolicy`, is wrong."""
+        """Return the error for a wrong value of `owner`, such as `ContextPolicy`."""
         return cls(f"{owner}: {text}", problems=[cls.Problem(keys, text)])
 
 
@@ -72,7 +72,7 @@ class SandboxError(MCPError):
 
     Attributes:
         problem: What is wrong, in a sentence.
-        remedy: What to do, in a sentence; may be empty.
+        remedy: What the user can do, in a sentence; may be empty.
     """
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:

@@ -43,7 +43,7 @@ class OwnKeywords(StructMeta):
 
 
 def own_keywords(init: Callable[P, None]) -> Callable[P, None]:
-    """Decorate the `__init__` of another class, so that it refuses keywords as `OwnKeywords` does."""
+    """Return a decorator for the `__init__` of another class: it refuses keywords as `OwnKeywords` does."""
     owner, names = init.__qualname__.partition(".")[0], tuple(signature(init).parameters)[1:]
     _OWNERS[owner] = names
 

@@ -146,8 +146,8 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True):
         output_schema: JSON Schema of the structured result, if the server declares one.
         full_name: The canonical name, if it is not `{server}.{tool}`. Connections of the host's own may
             name their tools differently.
-        annotations: What the server says about the tool's behaviour; untrusted. `None`: nothing.
-        trusted: The annotations can be believed, because the tool lock holds this definition. Never set by a
+        annotations: The server's statements about the tool's behaviour; untrusted. `None`: there are none.
+        trusted: The annotations can be trusted, because the tool lock holds this definition. Never set by a
             server.
         boxed: Its server runs in a box that this machine enforces whole. Set by the host, never by a server.
     """
@@ -424,8 +424,8 @@ class Said(Struct, frozen=True, tag="said", omit_defaults=True):
 
     Attributes:
         answer: The schema that the request asked for, if it asked for one.
-        beside_tools: The request offered tools, so its prompt states the schema, even if the endpoint accepts
-            schemas.
+        beside_tools: The request offered tools. Then its prompt states the schema, even if the endpoint
+            accepts schemas.
     """
 
     items: tuple[ConversationItem, ...]
@@ -472,7 +472,7 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
         cause: One sentence.
         exit_status: The process's status, if it exited by itself.
         signal: The signal that killed it, such as `SIGKILL`.
-        elapsed_s: From the start of the spawn.
+        elapsed_s: Seconds since the spawn began.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
         remedy: What to do.
         needs_login: Whether only a person's login at the server helps.
@@ -662,8 +662,8 @@ class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         id: The endpoint's id of the completion.
-        service_tier: The service tier that answered, at OpenAI.
-        system_fingerprint: The version of the provider's system, at OpenAI.
+        service_tier: The service tier that answered (OpenAI).
+        system_fingerprint: The version of the provider's system (OpenAI).
         first_chunk_s: For a streamed reply, the time from the request to its first event.
     """
 
@@ -767,8 +767,8 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
             it has no answers yet, is left out.
         clears: If the request is too long for the model, the agent clears parts of the history. So the LLM
             actor reports the overflow at once, and does not try the request in other forms.
-        presumed: It offers tools that no server has listed yet in this turn, so it may be followed by a
-            `DropCompletion` before it is answered.
+        presumed: The request offers tools that no server has listed yet in this turn. So a `DropCompletion`
+            may follow before it is answered.
     """
 
     conversation: ConversationId
@@ -874,8 +874,8 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
     The one answer to `DropCompletion`. A reply that was on its way to the agent arrives before it.
 
     Attributes:
-        usage: What the request has cost, as far as no `CompletionReceived` has reported it. For a request
-            that was cancelled: an estimate of its prompt, and as many tokens as the reply might have had.
+        usage: The cost of the request, unless a `CompletionReceived` has reported it. For a cancelled request
+            it is an estimate: the tokens of its prompt, and the most tokens that the reply might have had.
     """
 
     request: int
@@ -1086,8 +1086,8 @@ class SessionOpened(Message, frozen=True, kw_only=True):
         pid: The server's process, if it has one.
         serves_unlisted: Whether tools that are not in the list can be called too.
         address: The URL of an MCP server over HTTP, without secrets; empty for others.
-        box: In words what the server's process can reach in its box, and what of the box is not enforced;
-                empty: it has no box, or is not a process that grue has started.
+        box: A text about what the server's process can reach in its box, and what of the box is not enforced;
+            empty: it has no box, or is not a process that grue has started.
 
     Source: R6.8, P8
     """
@@ -1109,8 +1109,8 @@ class McpDisabled(Message, frozen=True, kw_only=True):
     Attributes:
         newly: This turn disabled it. Otherwise an earlier turn did.
         last_words: The last line that it wrote to stderr when it was given up; empty: none.
-        retry_s: How long after this failure grue does not connect to it; `None`: until the episode ends, or
-            no connect was tried. Old traces lack this field and `last_words`.
+        retry_s: For how many seconds grue does not connect to it again; `None`: until the episode ends, or no
+            connect was tried. Old traces lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """
@@ -1442,8 +1442,8 @@ class IterationStarted(TurnNote, frozen=True, kw_only=True):
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
     """agent: the servers have listed their tools, and the reply to a request with presumed tools stands.
 
-    Also recorded when a single server has started at its first call and has listed its tools. If a tool of
-    that server has changed, calls of it are not sent, and the model is told so.
+    Also recorded when a server that starts at its first call has listed its tools. If one of these tools has
+    changed, its calls are not sent, and the model is told so.
 
     Attributes:
         changed: Names of tools that are not as they were presumed. The next request that offers tools offers
@@ -1675,7 +1675,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
         batches: The number of the last batch of tool calls.
         media_bytes: Decoded size of the attachments so far.
         forced: Why the final answer was forced; empty if it was not.
-        degraded: Why tools that were wanted are missing.
+        degraded: Why configured tools are missing.
         reconnected: Whether the one reconnect of the turn has been used.
         used: How often each tool with a limit was called before this reply.
         definitions: Digests of the definitions that `calls` were made for, by the tools' names. Old traces

@@ -247,8 +247,8 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         definition_digest: Identifies the tool's definition.
         reason: Why the policy asks; empty if its rule gives no reason.
         description: The server's text about the tool; untrusted.
-        input_schema: What the tool takes, for a person who changes the arguments; untrusted. `None`: the
-            trace is an old one.
+        input_schema: The schema of the tool's arguments, for a person who changes them; untrusted. `None`:
+            the trace is an old one.
     """
 
     call_id: str
@@ -439,7 +439,8 @@ STARTUP_TIMEOUT_S = 10.0
 class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
     """How much may be spent on the model; `None`: no limit.
 
-    A turn that reaches a limit requests the final answer and then stops. It does not request a repair.
+    A turn that reaches a limit requests the final answer and then ends. It does not request a repair of that
+    answer.
 
     Attributes:
         requests: Completions, including the forced final one. Retries are not counted.

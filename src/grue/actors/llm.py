@@ -85,12 +85,12 @@ class Asking:
         say: Called with each report.
         on_sent: Called whenever a request has been written; `None`: nothing is called.
         choice: Which of the offered tools has to be called; `None`: the model decides.
-        lost: What the same completion has cost at an endpoint that was asked before.
+        lost: The cost of this completion at endpoints that were asked before.
         retry: The limits and the backoff; `None`: those of the endpoint's settings.
         sleep: Waits for a number of seconds between two requests.
 
     Attributes:
-        unreported: What it may have cost so far, if it is given up now or has failed.
+        unreported: An estimate of the cost so far, for a completion that is given up or has failed.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Asking:
         self.unreported = self._lost
 
     def take_back(self) -> None:
-        """Tell observers of the stream to discard the text that they have, if there is any."""
+        """Tell observers of the stream to discard the text that they have so far, if they have any."""
         if self._shown:
             self._carry_out(TakeBackShown())
 
@@ -219,7 +219,8 @@ class Asking:
         reply = await self._posted(body, streamed, permit)
         self.unreported = before
         if isinstance(reply, Fault) and reply.received:
-            # The reply broke off, or did not end in time. What had arrived is billed, but came without usage.
+            # The reply broke off or did not end in time. The part that arrived is billed, but came without
+            # usage.
             tokens = math.ceil(reply.received / per_token)
             lost = most_usage(len(body), per_token, tokens, self._price)
             self._lost, self.unreported = self._lost + lost, before + lost

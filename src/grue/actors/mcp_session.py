@@ -149,7 +149,7 @@ class SessionActor(Actor[m.SessionCommand]):
                 pass  # already reported when the session was opened
             case None:
                 # The turn's deadline has passed. That is not a failure of the server, so its connection state
-                # stays as it was. The agent has the same deadline and needs no report.
+                # stays as it was. The agent has the same deadline, so it needs no report.
                 self.connection = before
 
     async def _attempt(

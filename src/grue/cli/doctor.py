@@ -72,7 +72,7 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 
 
 def machine(*, needed: bool) -> Finding:
-    """Report which limits of a box this machine can enforce. Without `needed`, lacking ones are no fault."""
+    """Report which limits of a box this machine can enforce. A missing one is a fault only if `needed`."""
     have = coverage()
     missing = have.missing(hosts=True)
     about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"
@@ -104,7 +104,7 @@ def before_start(server: McpServer) -> Launch | None:
     """Look at a server before it is started; `None`: it is not started by npx or uvx."""
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return None
-    # Whether uv has the package in its cache is known only after a second start.
+    # Only a second start shows whether uv has the package in its cache.
     return Launch(server, launcher, installed=launcher == "npx" and direct_command(server) is not None)
 
 

@@ -188,7 +188,7 @@ def _tools(endpoint: LlmEndpoint, spoken: "_Tried") -> Finding:
 
 
 def _open_tools(endpoint: LlmEndpoint, spoken: "_Tried", failure: MCPError) -> Finding:
-    """Return the finding if the turn with a tool failed. After a timeout, ask for a short reply.
+    """Return the finding for a failed turn with a tool. After a timeout, ask for a short reply instead.
 
     A short reply is enough to compare the numbers of prompt tokens with and without the tool.
     """

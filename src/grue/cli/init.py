@@ -101,7 +101,7 @@ _LOCAL_S = 0.5
 
 
 def _found_model() -> tuple[str, str]:
-    """Return the endpoint and the model for the new program.
+    """Return the endpoint and the model to write into the new program.
 
     Without an API key, they are those of an Ollama on this machine, if one runs. The user is not asked,
     because both are written into agent.py, where they are easily changed.

@@ -114,7 +114,7 @@ def no_such_server(name: str, known: KnownServers) -> str:
 
 
 def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:
-    """Return the servers that grue starts as processes."""
+    """Return the servers that grue starts as processes, without those that it reaches by URL."""
     return {name: each for name, each in servers.items() if isinstance(each, StdioServer)}
 
 

@@ -149,7 +149,7 @@ def _check_list(file: BufferedReader) -> None:
     if at < 0 or at + _END.size > len(tail):
         raise MCPConfigError("It is not a zip file.")
     _, _, _, _, count, size, _, _ = _END.unpack_from(tail, at)
-    # The form for more than 65,535 files has its own list, which only zipfile would read.
+    # The form for more than 65,535 files has a list of its own, which only zipfile would read.
     if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK) or size > _MOST_LISTED:
         raise MCPConfigError("It lists too many files.")
     if count > MOST_FILES:

@@ -36,7 +36,7 @@ class Scope(Struct, frozen=True, kw_only=True):
     Attributes:
         environ: The environment variables.
         workspace_folder: The value of `${workspaceFolder}`.
-        source: The file that contains the expressions, for errors; `None` if there is none.
+        source: The file that contains the expressions, for errors; `None`: they are in no file.
     """
 
     environ: Mapping[str, str]

@@ -76,7 +76,7 @@ _MILLISECONDS_FROM = 1000
 """Hosts disagree on the unit of `timeout`. A value of 1000 or more is taken as milliseconds."""
 
 INCLUDING = ("allow_tools", "allowed_tools", "enabled_tools", "enabledTools", "includeTools")
-"""Keys that list the tools to offer. `allow_tools` is ours; other hosts have the others."""
+"""Keys that list the tools to offer. `allow_tools` is grue's own; other hosts use the other keys."""
 
 EXCLUDING = ("disabled_tools", "disabledTools", "excludeTools")
 """Keys of other hosts that list the tools to leave out."""

@@ -100,6 +100,6 @@ def _error(keys: KeyPath, text: str) -> MCPConfigError:
 
 
 def _said(keys: KeyPath) -> str:
-    """Return keys as people say them: `rules, number 2, verdict: `."""
+    """Return keys in words: `rules, number 2, verdict: `."""
     words = [f"number {key + 1}" if isinstance(key, int) else key for key in keys]
     return f"{', '.join(words)}: " if keys else ""

@@ -64,7 +64,8 @@ class AuthConfig(BaseModel):
 SECRETS = ("client_secret", "private_key", "identity_client_secret", "identity_token")
 """The keys of `auth` whose values are secrets."""
 
-# Claude Code and Gemini CLI write `oauth`, Cursor an `auth` with capitals; Codex has our own names.
+# Claude Code and Gemini CLI write `oauth`, Cursor writes an `auth` with capitals, and Codex uses grue's
+# names.
 _THEIRS = {
     "clientId": "client_id",
     "CLIENT_ID": "client_id",

@@ -307,7 +307,8 @@ class _Entry:
                 raise MCPConfigError(f"The description has a control character in {_quoted(text)}.")
             for inside, end in _EXPRESSION.findall(text):
                 if not end or inside not in allowed:
-                    # This also finds what only several parts together make, such as "$" and "{HOME}".
+                    # This also finds expressions that only several parts together make, such as "$" and
+                    # "{HOME}".
                     raise MCPConfigError(
                         f"The description has {_quoted(text)}: a '${{...}}' would read your environment."
                     )
@@ -421,7 +422,8 @@ class _Entry:
         for each in listed:
             _named(each.name, form)
             if (each.is_secret or looks_secret(each.name)) and not each.value:
-                # A header's variable has the server's name in it, so that no other key is sent in a header.
+                # A header's variable has the server's name in it, so that no key that is meant for another
+                # purpose is sent.
                 name = each.name if form is _VARIABLE else f"{prefix}{each.name}"
                 known = re.sub(r"\W+", "_", name, flags=re.ASCII).upper() if form is not _VARIABLE else name
                 if each.is_required or known in self._env:

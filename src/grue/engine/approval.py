@@ -184,7 +184,7 @@ class _Answerer:
     async def _usable(
         self, approve: Approve, questions: Questions, answer: bool | Iterable[ApprovalDecision]
     ) -> tuple[ApprovalDecision, ...]:
-        """Return the decisions; ask again about a call whose changed arguments cannot be used."""
+        """Return the decisions. If changed arguments cannot be used, ask about that call again."""
         decisions = _decisions(questions, answer)
         for _ in range(_TRIES - 1):
             refused = await _refused(questions, decisions)

@@ -61,7 +61,7 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 _Asked: TypeAlias = tuple[int, bytes]
-"""A turn's number, and a digest of its request and of its conversation's state before it."""
+"""The key of a turn: its number, and a digest of its request and of its conversation's state before it."""
 
 
 class RecalledTurn(Struct, frozen=True):
@@ -102,9 +102,9 @@ class CompletedTurns:
     conversations. A turn is run again if a secret in its request or outcome was redacted, because the trace
     does not contain the original text.
 
-    A turn of a conversation is not run again in two cases. If the conversation stands where it stood before
-    that turn, it gets the turn's entries from the trace. If it stands where it stood after the turn, its file
-    has kept them.
+    A turn of a conversation is recalled in two cases. If the conversation is in the state before that turn,
+    it gets the turn's entries from the trace. If it is in the state after the turn, its file has kept the
+    entries.
 
     Args:
         path: The trace of the earlier run, or of several runs, one after the other.

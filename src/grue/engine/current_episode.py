@@ -265,7 +265,7 @@ class CurrentEpisode:
         self._endpoint = endpoint if lasting else None
         self._recorder = recorder
         self._sessions: Sessions = sessions if lasting else "fresh"
-        # Between two turns of a batch there is no pause in which to start the next one's servers.
+        # Between two turns of a batch there is no pause in which the next turn's servers could start.
         self.batch_sessions: Sessions = "beside" if sessions == "ahead" else sessions
         self._episode: Episode | None = None
         # Reentrant, because a signal handler may close the runner in a thread that already holds the lock.
@@ -310,7 +310,8 @@ class CurrentEpisode:
         """
         episode = self._enter()
         try:
-            # While the turn runs, this reference keeps its loop alive, even if the runner is lost.
+            # While the turn runs, this reference keeps the loop alive, even if the runner is garbage
+            # collected.
             call = episode.submit(lambda resources: self._keep(work(resources)))
         except BaseException:
             self._leave(episode)

@@ -272,7 +272,7 @@ class ForkedRun(HostTurn[T]):
 
 
 def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int | None:
-    """Return the message that the fork is before; by default the first result that is to be replaced."""
+    """Return the message before which to fork; by default the first result that is to be replaced."""
     unknown = [name for name in asked.tool_results if settled.call(name) is None]
     if unknown:
         known = ", ".join(settled.call_ids) or "none"
@@ -384,7 +384,7 @@ def _wiring(
     offered: tuple[m.ToolDefinition, ...],
     fork: ForkSettings,
 ) -> Wiring:
-    """Return the parts of the turn: an LLM actor that has the history, and tools that are recorded."""
+    """Return the parts of the fork's turn: an LLM actor that has the history, and recorded tools."""
     servers = wiring.servers
     if fork.misses == "fail":
         servers = usable_servers(dict.fromkeys(run.servers, _nothing))
@@ -436,7 +436,7 @@ def _past(
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # The agent may have sent what follows from a message only after it had got the next message.
+    # The agent may have sent some consequences of a message only after it had received the next message.
     copied = [
         each
         for each in run.envelopes
@@ -462,7 +462,7 @@ def _past(
 
 
 def _names(asked: ForkRequest) -> Iterator[str]:
-    """Yield what the fork changes, for people."""
+    """Yield the changes of the fork, in words for people."""
     if asked.system is not None:
         yield "system"
     yield from asked.changes

@@ -204,7 +204,7 @@ def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server, renamed to its key in `servers=`, which begins the full names of its tools."""
+    """Return the server under its key in `servers=`, with which the full names of its tools begin."""
     if isinstance(server, StdioServer | HttpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
@@ -230,7 +230,7 @@ def _right_form(server: object) -> str:
 
 
 def _may_connect(function: Callable[..., object]) -> bool:
-    """Return whether a function may be a factory of connections: it is called with one argument, a `Note`."""
+    """Return whether a function may be a factory of connections, which takes one argument, a `Note`."""
     if isinstance(function, BuiltinFunctionType):
         return False
     try:

@@ -357,7 +357,7 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
 
 
 class ProgressSource:
-    """Reports what a turn is doing, also before its actors exist and after they are gone."""
+    """Reports what a turn is doing, even before its actors exist and after they are gone."""
 
     def __init__(self) -> None:
         self._actors: TurnActors | None = None
@@ -749,7 +749,7 @@ def _schema_in_words(answer: m.AnswerSchema | None) -> str:
 def _past_of(
     request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
 ) -> Iterator[TurnPast]:
-    """Yield the past of the conversation that a turn continues, and keep the entries that the turn adds.
+    """Yield what a turn needs of the conversation that it continues, and keep the entries that the turn adds.
 
     `resumed`: the turn was parked before.
 

@@ -82,7 +82,7 @@ class EarlyRequest:
     def show(self, delta: m.TextDelta) -> None:
         """Pass a piece of text on to the host, or hold it until the tools are verified.
 
-        What is held of a reply that was dropped, or of a turn that has ended, is never shown.
+        Text that is held when its reply is dropped, or when the turn ends, is never shown.
         """
         if self._on_delta is None:
             return
@@ -108,7 +108,7 @@ class EarlyRequest:
         return note_and_release
 
     def sent(self) -> None:
-        """Note that a request has been written."""
+        """Called when a request has been written."""
         self._sent.set()
 
     def stepped(self) -> None:
@@ -210,8 +210,8 @@ class TurnActors:
         self._early: EarlyRequest | None = None
         self._sessions: dict[m.ServerName, SessionActor] = {}
         self._end_at = self._deadline = float("inf")
-        # Turns without a pool may run in parallel. Each has its own sessions, so it also answers their
-        # sampling requests by itself.
+        # Turns without a pool may run in parallel. Each of them has its own sessions, and answers their
+        # sampling requests itself.
         self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
 
     @property
@@ -328,7 +328,7 @@ class TurnActors:
                 self._learn_listings()
 
     async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd | m.TurnWaits:
-        """Run the agent and return the turn's end."""
+        """Run the agent and return how the turn ended."""
         assert self._agent is not None, "it has just been made"
         past, goes_on = self._past, self._goes_on
         if goes_on is not None:

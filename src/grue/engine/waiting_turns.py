@@ -92,7 +92,7 @@ class _Account:
         self._lock = threading.Lock()
 
     def admits(self, turn: int, body: bytes) -> bool:
-        """Reserve a request of a turn, unless that exceeds the budget."""
+        """Reserve the cost of a request of a turn; return `False` if that would exceed the budget."""
         if not self._counts:
             return True
         most = most_usage(len(body), 3.0, limit_in(body), self._endpoint.price)
@@ -109,7 +109,7 @@ class _Account:
             return True
 
     def ended(self, turn: int) -> None:
-        """Forget what a turn has reserved: its true cost is counted."""
+        """Release what a turn has reserved, because its true cost is counted now."""
         with self._lock:
             self._reserved.pop(turn, None)
 

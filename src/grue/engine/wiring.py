@@ -257,7 +257,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
 
 
 def _flat(settings: LlmSettings) -> tuple[LlmSettings, ...]:
-    """Return the settings of a model and, in their order, of the models that are asked if it cannot be."""
+    """Return the settings of a model, then those of the models that are asked if it cannot be."""
     return (replace(settings, then=()), *settings.then)
 
 
@@ -292,7 +292,7 @@ def _tell(recorder: Recorder, body: Struct) -> None:
             return
         case m.RequestCompletion(new=new) if not any(getattr(item, "whole_chars", 0) for item in new):
             return
-    # Imported here, because most programs have nothing to log.
+    # Imported here, because most programs log nothing.
     from grue.tracing.message_words import told_lines
     from grue.tracing.observers.events import LoggerObserver
 

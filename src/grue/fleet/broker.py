@@ -302,7 +302,8 @@ class Broker(Struct):
         self.overloads += 1
         self._slow_start = False
         if now - self._halved_at >= _LEAST_PAUSE_S:
-            # Halve once for all requests that were under way together, because they met the same overload.
+            # Halve only once for all requests that were under way together, because they met the same
+            # overload.
             self.window = max(1.0, self.window / 2)
             self._halved_at = now
         self.paused_until = max(self.paused_until, now + max(retry_after_s or 0.0, _LEAST_PAUSE_S))
@@ -323,7 +324,7 @@ class Broker(Struct):
 
 
 def spent_so_far(lines: Iterable[Mapping[str, object]]) -> Amount:
-    """Sum up the reservations and settlements of a ledger; open ones count in full."""
+    """Sum up a ledger's reservations and settlements. A reservation without a settlement counts in full."""
     open_: dict[object, Amount] = {}
     spent = Amount()
     for line in lines:

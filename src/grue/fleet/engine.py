@@ -55,7 +55,7 @@ class Engine(Protocol):
 
     @property
     def ended(self) -> "queue.SimpleQueue[Ended]":
-        """Gets each job once, with how its attempt ended."""
+        """Called once for each job, with how its attempt ended."""
 
     def costs(self) -> Costs:
         """Return the cost of all requests so far."""

@@ -129,7 +129,8 @@ class _SampleReader:
     def see(self, envelope: EpisodeEnvelope) -> Sample | None:
         """Read the next message; return the sample that it completes."""
         body = envelope.body
-        # Only a reply completes a request. Messages that it was cut, or is sent again, have the same cause.
+        # Only a reply completes a request. Messages that the reply was cut, or the request is sent again,
+        # have the same cause.
         replied = isinstance(body, m.CompletionReceived)
         request = self._asked.pop(envelope.cause or 0, None) if replied else None
         self._talks.see(envelope)

@@ -200,7 +200,7 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 
 
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
-    """Yield the turns of all traces below a folder, or of one trace; traces that cannot be read are left out.
+    """Yield the turns of all traces below a folder, or of one trace. Traces that cannot be read are left out.
 
     If a turn was run again, its last run counts. Forks are left out, because they are not recordings.
     """

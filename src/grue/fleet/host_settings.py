@@ -23,7 +23,7 @@ from grue.testing.offline import MODEL
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, api_key, require_key
 
 LEFT_OUT = ("attempt.json", "result.json", "output.txt")
-"""Files of an interrupted attempt that are not copied into the attempt that continues it."""
+"""Files of an interrupted attempt that are not copied into the attempt that goes on with it."""
 
 _PROJECT = Path("pyproject.toml")
 _TABLES = ("grue", "zorkgpt")
@@ -105,8 +105,9 @@ def _files(folder: Path) -> Iterator[Path]:
 def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
     """Return the entries of a folder that belong to no workspace: runs, fleets, and special files.
 
-    A run is a folder with a trace, a fleet is one with a manifest. grue writes both, so they change with each
-    run. And if the copy is made inside a run or fleet of the workspace, copying that too would never end.
+    A run is a folder with a trace, and a fleet is a folder with a manifest. grue writes both, so they change
+    with each run. And if the copy is made inside a run or fleet of the workspace, copying that too would
+    never end.
     """
     return {name for name in names if _is_left_out(Path(folder, name))}
 

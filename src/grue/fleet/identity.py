@@ -64,11 +64,7 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
 
 
 def fault_of(settings: object) -> str:
-    """Return a phrase that names a setting that is not JSON, and why; empty: all settings are JSON.
-
-    A set has no order, so each run would give the case another id. Other objects would be read from the
-    file of the case as another type.
-    """
+    """Return a phrase that names a setting that is not JSON, with the reason; empty: all are JSON."""
     if not isinstance(settings, Mapping):
         return f"it is a {type(settings).__name__}, and not a dictionary of settings"
     for name, value in settings.items():

@@ -167,8 +167,8 @@ class LocalEngine:
             self._workers.append(_Worker(self._context, self._place))
             self._failing_since = math.inf
         except (OSError, EOFError) as error:
-            # Try again later. Either a work has killed the server that forks the workers, and the server
-            # has not ended yet, or the machine has no free process or descriptor at the moment.
+            # Try again later. Either the work has killed the server that forks the workers, and the server
+            # has not ended yet, or the machine has no free process or descriptor now.
             self._failing_since = min(self._failing_since, now)
             self._start_at = now + _START_AGAIN_S
             if now - self._failing_since > _START_S:

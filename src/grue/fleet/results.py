@@ -194,7 +194,8 @@ def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
     end = episode.end_of(path)
     if end is None:
         return replace(result, attempt=number)
-    # The attempt ended but is not committed: another was committed first, or its commit was put aside.
+    # The attempt has ended but is not committed: another one was committed first, or its commit was set
+    # aside.
     missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
     return replace(result, attempt=number, outcome=missing, end=end)
 

@@ -116,7 +116,7 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
     if count < 2:
         raise ValueError("an interval needs two cases that do not depend on each other")
     means = sums.sum(axis=1) / sizes.sum()
-    # The influence of each group on the mean, which is a ratio of two sums.
+    # How much each group influences the mean, which is a ratio of two sums.
     pulls = (sums - means[:, None] * sizes) / sizes.mean()
     student = float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
     drawn = _resampled(np, sums, sizes)

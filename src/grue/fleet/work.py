@@ -111,7 +111,7 @@ def _kinds(declared: type[Struct]) -> dict[str, Any]:
 
 
 def _listed(value: object, kind: object) -> Any:
-    """Return a text in a list if `kind` is a list of texts; return any other value as it is."""
+    """Return a text as a list of one text if `kind` is a list of texts; return any other value as it is."""
     return [value] if isinstance(value, str) and kind == list[str] else value
 
 

@@ -73,7 +73,8 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # The cost of this attempt: what the decoder read, and the lines that it counted for its message.
+            # Count the cost of this attempt: what the decoder read, and the lines that it counted for its
+            # message.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

@@ -58,7 +58,7 @@ def from_json(body: bytes) -> object:
         value = _decode(body)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    # A body with few opening brackets cannot be nested too deeply.
+    # A text with few opening brackets cannot be nested too deeply.
     if count_of(body, "{[") > MAX_DEPTH and is_deep(value):
         raise ValueError("nested too deeply")
     return value

@@ -144,8 +144,8 @@ def _backoff(policy: RetryPolicy, attempt: int) -> float:
 def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
     """Return the seconds that the headers of a refusal ask for, or `None` if they ask for none.
 
-    `Retry-After` and its forms in milliseconds come first. Otherwise the limits count that have nothing left
-    (`x-ratelimit-remaining-tokens: 0`): the wait is until the last of them is reset.
+    `Retry-After` and its forms in milliseconds come first. Without them, the wait is until the last of the
+    used-up limits is reset; a limit is used up if nothing remains of it (`x-ratelimit-remaining-tokens: 0`).
 
     Args:
         headers: The headers, with names in lower case.

@@ -437,7 +437,7 @@ class Supervisor:
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
-        # The note may fail too, if the actor crashed because the trace cannot be written.
+        # The note may fail too, if the crash was that the trace cannot be written.
         with contextlib.suppress(Exception):
             self.note(describe_crash(actor, error), sender=actor)
 

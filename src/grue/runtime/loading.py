@@ -169,7 +169,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _forget_other_threads() -> None:
-    """In a forked child, the threads that held the lock do not exist."""
+    """In a forked child, the threads that held the lock do not exist, so forget them."""
     global _one_at_a_time
     _let_others_go_on()
     _one_at_a_time = threading.Lock()

@@ -100,7 +100,7 @@ def places_of(
                 f"The box lets the program write {path}, which does not exist.",
                 remedy="Create it, or leave it out.",
             )
-    # Look this up only once, so that the rules are made of the same files that are checked.
+    # Look the files up only once, so that the rules are made of the same files that are checked.
     chain = tuple(_chain(program))
     _refuse_planted_interpreter(chain, written)
     own = [*own_folders(chain, args, cwd, written), *_module_folders(env, cwd)]
@@ -306,7 +306,7 @@ def _system_rules(_state: object, *, executable: bool) -> tuple[Rule, ...]:
     rules += [Rule(path, READ_FILE) for path in _existing(_DEVICES_READ)]
     rules += [Rule(path, READ_FILE | WRITE_FILE) for path in _existing(_DEVICES_WRITE)]
     if not executable:
-        # The shell that waits before the program starts, and the loaders of programs.
+        # The shell that waits before the program starts, and the loaders of programs, are opened too.
         loaders = [f"/lib64/{name}" for name in _listed("/lib64") if name.startswith("ld-")]
         loaders += [f"/lib/{name}" for name in _listed("/lib") if name.startswith("ld-")]
         rules += [Rule(real_path(path), READ_FILE | EXECUTE) for path in ("/bin/sh", *loaders)]

@@ -211,7 +211,7 @@ def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
 
 
 def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
-    """Return the calls that are refused for some arguments; each list of instructions ends with a return."""
+    """Return instructions for the calls that are refused for some arguments; each list ends with a return."""
     found = [
         ("socket", _sockets(wanted)),
         ("socketpair", _pairs(wanted)),

@@ -32,7 +32,7 @@ _LONGEST_PAUSE_S = 0.1
 
 
 class _Present(NamedTuple):
-    """Processes, descriptors and threads: all that exist at one moment, or those that are new."""
+    """Processes, descriptors and threads: either all that exist at one moment, or only new ones."""
 
     processes: frozenset[int]
     descriptors: frozenset[int]

@@ -316,7 +316,7 @@ class MockServer(MCPServer[Any]):
         server.add_request_handler("resources/subscribe", SubscribeRequestParams, self._subscribe)
         server.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
-        # The SDK derives the capabilities from its handlers, and has no public way to remove a handler.
+        # The SDK derives the capabilities from its handlers, and there is no public way to remove a handler.
         for feature in self._without:
             for method in _METHODS[feature]:
                 server._request_handlers.pop(method, None)  # noqa: SLF001

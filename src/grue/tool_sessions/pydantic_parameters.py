@@ -79,7 +79,8 @@ class PydanticParameter:
     def add_schema(self, components: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the schema, and the shared definitions with its own added.
 
-        A different definition of the same name gets the parameter's name before its own.
+        If another definition has the same name, this one is renamed: the parameter's name is put before its
+        own.
         """
         schema, own = self._schema("")
         if any(components.get(name, definition) != definition for name, definition in own.items()):

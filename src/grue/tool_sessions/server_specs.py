@@ -181,7 +181,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         raise MCPConfigError(f"The start of a server is one of {known}, not {self.start!r:.60}.")
 
     def __eq__(self, other: object) -> bool:
-        """Compare everything but the place: options are the same wherever they are written."""
+        """Compare everything but the place: options are equal wherever they are written."""
         return isinstance(other, ServerOptions) and self._effective() == other._effective()
 
     def __hash__(self) -> int:
@@ -421,7 +421,7 @@ McpServer: TypeAlias = StdioServer | HttpServer
 
 
 def in_its_box(server: McpServer, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-    """Return a server's tools with `boxed` set anew: whether the server runs in a box now."""
+    """Return a server's tools with `boxed` set: whether the server runs in a box now."""
     boxed = isinstance(server, StdioServer) and is_boxed(server.sandbox)
     return tuple(tool if tool.boxed is boxed else replace(tool, boxed=boxed) for tool in tools)
 

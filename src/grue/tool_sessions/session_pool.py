@@ -315,7 +315,7 @@ class SessionPool:
             self._drop(owned)
 
     def _current(self, server: m.ServerName) -> PooledConnection | None:
-        """Return the session that a turn has leased or that waits, if it is being opened or can be used."""
+        """Return the session that a turn has leased or that waits, if it is still opening or can be used."""
         for owned in (self._leased.get(server), self._waiting.get(server)):
             if owned is not None and (not owned.opened.is_set() or (owned.listing and owned.usable)):
                 return owned
@@ -334,7 +334,7 @@ class SessionPool:
         self._leased[owned.server] = owned
 
     async def wait_closed(self) -> None:
-        """Wait until every connection passed to `leave` is closed and none of its processes is alive."""
+        """Wait until every connection passed to `leave` is closed, and none of its processes is alive."""
         while self._leaving:
             await self._leaving[-1].gone.wait()
             self._forget_gone()

@@ -262,8 +262,8 @@ class _TurnDiff:
     def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
         if _ended_as_asked(left.body, right.body):
             return ()
-        # The iterator is read to its end: at each difference the comparison learns which ids of the two
-        # traces belong together, and what follows needs all of them.
+        # Read the iterator to its end: each difference tells the comparison which ids of the two traces
+        # belong together, and the later messages need all of them.
         return tuple(self._comparison.differences(left.body, right.body))
 
     def _divergence(self, pair: _Pair) -> Divergence:

@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         _, word, name = (*path.split("/", 2), "", "")[:3]
         if path == "/favicon.ico":
-            self._send(204, "image/png", b"")  # browsers request the icon unasked
+            self._send(204, "image/png", b"")  # browsers ask for the icon by themselves
         elif not hmac.compare_digest(word.encode(), self.server.word.encode()):
             self._send(404, "text/plain", b"Not found.\n")
         elif name == "":
@@ -324,7 +324,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            # It is no error of the server if the browser has closed the connection.
+            # A browser that has closed the connection is not an error of the server.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 self.wfile.write(body)
 

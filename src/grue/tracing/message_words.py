@@ -102,7 +102,7 @@ class _Row(Struct, frozen=True):
 
 
 def summarize(body: Struct) -> str:
-    """Return a message's most important fields as one line; untrusted text in it is not escaped."""
+    """Return a message's most important fields as one line. Untrusted text in it is not escaped."""
     row = _row(body)
     words = row.words(body)
     return f"{row.subject(body)}: {words}" if row.subject else words

@@ -445,7 +445,7 @@ class TurnTotals(Struct):
     died: set[str] = field(default_factory=set)
 
     def add_mark(self, row: "Row") -> None:
-        """Count the mark of a message. The end of a server that died in a call has been counted there."""
+        """Count the mark of a message. If a server died in a call, its end has been counted there."""
         if row.kind in ("SessionClosed", "ServerEnded") and row.mark == "died" and row.sender in self.died:
             return
         if row.kind == "ServerDied":

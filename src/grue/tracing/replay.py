@@ -334,7 +334,7 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # The cut may have split the placeholder, or the secret; then the rest of the secret was not replaced.
+    # The cut may have split the placeholder or the secret. Then the rest of the secret was not replaced.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 

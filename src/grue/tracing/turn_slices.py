@@ -71,7 +71,7 @@ class TurnSplitter:
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
         # Turns that run at the same time begin in the order of their numbers. So a number that is not higher
-        # than the last one belongs to another run of the host.
+        # than the last one is from another run of the host.
         anew = runs and (turn <= self._last if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]

@@ -201,7 +201,7 @@ def fill_page(page: BinaryIO, parts: Sequence[bytes], data: Sequence[bytes | Bin
 def _write_images(page: BinaryIO, images: ImageTable) -> None:
     for number, (name, mime, data) in enumerate(images):
         page.write(b",\n" if number else b"\n")
-        # Base64 and media types have no characters that need escaping.
+        # Base64 and media types contain no characters that need escaping.
         page.write(b'["%s","%s","%s"]' % (name.encode(), mime.encode(), data))
 
 

@@ -62,7 +62,7 @@ KEPT_BYTES = 64 * 2**20
 """How many bytes of results (as JSON) are kept in memory for a conversation without a trace."""
 
 _SHORT = 100
-"""Results of up to this many bytes always reach the model whole, so they need not be kept."""
+"""Results of up to this many bytes always reach the model whole, so they are not kept."""
 
 _TAG = "ToolReturned"
 
@@ -149,7 +149,7 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether a message may be about this call: it contains the id, or is in a file of its own."""
+    """Return whether a message may be about this call: it contains the call's id, or is in its own file."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
@@ -651,7 +651,8 @@ class KeptConversation:
         try:
             self._file.append(lines)
         except ConversationError as error:
-            # The actor that wrote the lines ends with this error, and so does the turn: the host gets it.
+            # The LLM actor that wrote the lines ends with this error, and so does the turn, so the host gets
+            # it.
             self._failed = error
             raise
 

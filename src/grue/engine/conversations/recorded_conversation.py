@@ -159,7 +159,7 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 
 
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
-    """Return where conversations begin that the trace does not hold from their first entry."""
+    """Return the points at which conversations begin whose first entries the trace does not hold."""
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()
     for envelope in envelopes:
@@ -610,7 +610,7 @@ def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
 
 
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
-    """Return the turn that is to be resumed.
+    """Return the turn that the caller wants to resume.
 
     Raises:
         NothingToResume: There is no such turn, or several.

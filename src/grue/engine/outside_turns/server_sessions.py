@@ -69,7 +69,7 @@ _PAGED = {
 
 _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3
-"""Most times that one call is judged, if its server changes the tool again and again."""
+"""How often one call is judged at most, if its server changes the tool again and again."""
 
 
 class SessionSources(Struct, frozen=True, kw_only=True):

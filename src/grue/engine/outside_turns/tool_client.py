@@ -214,7 +214,8 @@ _ERROR_TEXTS = ErrorTexts(
 
 
 AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[ApprovalDecision] | None]
-"""Answers questions: `True` or `False` for all of them, or decisions. `None`: nobody can answer now."""
+"""Answers questions about calls. `True` or `False` answers all of them; or it returns decisions. `None`:
+nobody can answer now."""
 
 _NO_ANSWER = "it needs an approval, and there was none"
 

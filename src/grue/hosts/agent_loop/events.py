@@ -104,5 +104,5 @@ class EventFeed:
 
     def _ended(self, call_id: str, result: m.ToolCallResult, duration_s: float | None = None) -> None:
         name = self._names.get(call_id)
-        if name is not None:  # `_names` has only the calls of the loop's turns
+        if name is not None:  # `_names` holds only the calls of the loop's own turns
             self._put(ToolEnded(call_id=call_id, name=name, result=result, duration_s=duration_s))

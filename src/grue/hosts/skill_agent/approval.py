@@ -115,7 +115,7 @@ class Judge(Struct, kw_only=True):
         return manager.routes.called.get(name) if manager is not None and isinstance(name, str) else None
 
     def _skill_in_use(self) -> tuple[str, Grant]:
-        """Return the skill that was read last and the tools that it allows.
+        """Return the name of the skill that was read last, and the tools that it allows.
 
         The name is empty if no skill was read, or if the skill has no `allowed-tools`.
 

@@ -235,7 +235,7 @@ class McpManager:
                 connected.client.close()
 
     def _listed_again(self, connected: _Connected) -> ToolRoutes:
-        """Take over the tools that the servers list now."""
+        """Take over the current tool lists of the servers."""
         routes = tool_routes(connected.client.tools())
         with self._lock:
             if self._connected is connected:

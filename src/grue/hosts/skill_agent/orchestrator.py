@@ -55,7 +55,7 @@ from grue.protocol.tools.policy import unmatched_patterns
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
-    """How a run ended; written to `result.json`.
+    """The result of a run; written to `result.json`.
 
     Attributes:
         reason: Why it ended; `detail` is a sentence for people.

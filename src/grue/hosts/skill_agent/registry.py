@@ -85,7 +85,7 @@ class PlannedAction(Struct, frozen=True, kw_only=True):
     def ended(
         self, status: StepStatus, *, output: str = "", error: str = "", artifact: str = ""
     ) -> "StepExecutionResult":
-        """Return the result of the action."""
+        """Return the result of this action."""
         return StepExecutionResult(
             step=self.step,
             action=self.type,

@@ -148,7 +148,7 @@ def front_matter(text: str, path: Path) -> tuple[YamlDocument, str]:
 
 
 LOCK_FILE = "mcp_skills.lock"
-"""The approved skills of servers; it stands beside `agent.yaml`."""
+"""The name of the lock of approved skills of servers; it stands beside `agent.yaml`."""
 
 
 class _SkillLock(Struct, frozen=True, forbid_unknown_fields=True):

@@ -31,10 +31,7 @@ from grue.protocol.turn.connection import Disabled, Settled
 from grue.protocol.turn.prices import Spent
 
 FALLBACK_ACTION = "look"
-"""The command to play if the model gives none. It changes nothing in any game.
-
-Source: R15.3
-"""
+"""The command that is played if the model gives none. It changes nothing in any game."""
 
 
 class AgentResponse(BaseModel):

@@ -142,7 +142,7 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
 
 
 def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return the current methods of a class, for a later comparison."""
+    """Return the current methods of a class, to be compared later."""
     return {name: vars(cls)[name] for name in names}
 
 

@@ -84,7 +84,7 @@ class ManagerConnection:
         self._close_by = float("inf")
 
     async def __aenter__(self) -> Self:
-        # If the scope is cancelled already, its deadline is -inf and says nothing about the time left.
+        # If the scope is cancelled already, its deadline is -inf and does not show how much time is left.
         deadline = anyio.current_effective_deadline()
         self._close_by = float("inf") if deadline == float("-inf") else deadline
         return self

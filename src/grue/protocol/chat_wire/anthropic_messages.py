@@ -110,7 +110,8 @@ class _Block(Struct):
         text = "".join(self.pieces.get("partial_json", []))
         if not text.strip():
             return self.fields | begun
-        # Text that is cut short or not strict JSON is kept: the call is rejected later, with the reason.
+        # Text that is cut short or is not strict JSON is kept, so that the call is rejected later with the
+        # reason.
         try:
             return self.fields | begun | {"input": strict_value(text)}
         except ValueError:
@@ -484,7 +485,8 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
         match block.get("type"):
             case "tool_use":
                 calls.append(read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
-                # Keep only its place: the call is sent back as it was read, with the id that it got.
+                # Keep only the block's place: the call is sent back as it was read, with the id that it was
+                # given.
                 kept.append({"type": "tool_use", "id": calls[-1].call_id})
             case "text":
                 text = text_of(block)

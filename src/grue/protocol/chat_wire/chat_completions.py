@@ -418,7 +418,8 @@ class ChatAssembler:
             self.finished = True
         choices = chunk.get("choices")
         if choices is None and not chunk.get("error") and error_in(chunk) is not None:
-            # An error in a shape of its own, such as {"detail": ...}, which has none of the known fields.
+            # The event is an error in a shape of its own, such as {"detail": ...}, which has none of the
+            # known fields.
             self._top["error"] = chunk.get("base_resp") or chunk
             self.finished = True
         if choices is not None and not isinstance(choices, list):
@@ -429,7 +430,7 @@ class ChatAssembler:
         return [delta for choice in listed(choices) for delta in self._add(_member(choice, "choice"))]
 
     def body(self) -> bytes:
-        """Return the completion so far."""
+        """Return the completion that has arrived so far."""
         message: m.JsonObject = {"role": "assistant"}
         message |= {key: "".join(pieces) for key, pieces in self._texts.items()}
         if self._details:
@@ -447,7 +448,8 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = weight(value)
-        # Only the last value of a member is kept. But each large one counts, because weighing it takes time.
+        # Only the last value of a member is kept. But each large value counts, because weighing it takes
+        # time.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value

@@ -247,7 +247,7 @@ def _of_words(status: int, text: str) -> FailureReason | None:
 
 
 def _of_failing(status: int, text: str) -> FailureReason:
-    """Return the reason for the status of a failing server. Only few texts mean that it will fail again."""
+    """Return the reason for a status of a failing server. Few texts mean that the next try will fail too."""
     if says(_GARBLED, text):
         return "reply"
     if says(_TOOLS, text):
@@ -392,7 +392,7 @@ def _longest(*waits: float | None) -> float | None:
 
 
 def _wait_of(error: object) -> float | None:
-    """Return the wait that an error object names beside its message, such as Google's `RetryInfo`."""
+    """Return the wait that an error object asks for in another field than its message (`RetryInfo`)."""
     return wait_in(beginning(to_json(error).decode("utf-8", "replace"), _MOST_READ))
 
 

@@ -542,12 +542,12 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
             calls.append(call)
             # The result names the call by this id, which is ours if the endpoint has sent none or one twice.
             item = item | {"call_id": call.call_id}
-        # The endpoint stores nothing (`store` is false), so every item goes back, in this order: OpenAI
-        # refuses a call without the reasoning that came before it.
+        # The endpoint stores nothing (`store` is false), so every item is sent back, in this order: OpenAI
+        # refuses a call without the reasoning before it.
         again = _again(item)
         if again:
             kept.append(again)
-    # A reply may have several messages, with reasoning and calls between them.
+    # A reply may have several messages, and reasoning and calls between them.
     parts = [as_object(part) for item in items for part in listed(item.get("content"))]
     finish = _finish(answer, bool(calls))
     # An item need not have a `status`, and then only the reply says that it was cut.
@@ -568,7 +568,7 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
 
 
 def _again(item: m.JsonObject) -> m.JsonObject:
-    """Return an item in the form in which it can be sent back; empty if it cannot be.
+    """Return an item in the form in which it can be sent back; empty if it cannot be sent back.
 
     Some gateways write missing members as `null`. These are removed, because the endpoint would refuse them.
     """

@@ -55,7 +55,8 @@ def _strict(schema: object) -> m.JsonObject:
     # A reference may have no siblings, such as the description that Pydantic puts beside it.
     if "$ref" in rest and len(rest) > 1:
         rest["anyOf"] = [{"$ref": rest.pop("$ref")}]
-    # Of the unions only `anyOf` is known. It accepts more than `oneOf`; the answer is checked afterwards.
+    # The dialect has only `anyOf` of the unions. It accepts more than `oneOf`, but the answer is checked
+    # afterwards.
     for union in _UNIONS:
         if union in rest:
             rest["anyOf"] = [_strict(choice) for choice in _list(rest.pop(union))]
@@ -72,7 +73,7 @@ def _closed(schema: m.JsonObject) -> m.JsonObject:
     if isinstance(extra, dict) or (not properties and extra is not False):
         raise ValueError("a strict schema has no free-form mappings")
     required = _list(schema.get("required", []))
-    # Every property has to be required, so an optional one gets the value `null` in place of being left out.
+    # Every property has to be required, so an optional one has the value `null` instead of being left out.
     return {
         **schema,
         "properties": {

@@ -386,7 +386,7 @@ def _function(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Fou
 
 
 def _arguments(text: str, tools: Mapping[str, m.ToolDefinition]) -> WrittenCall:
-    """Return a call of which only the name and `<arg_key>` elements are written."""
+    """Return a call that is written only as a name and `<arg_key>` elements."""
     name = _NAME.match(text)
     if name is None or (name.end() == len(text) and name[0] not in tools):
         raise _Unreadable
@@ -440,7 +440,7 @@ def _mistral(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Foun
         if name is None:
             calls += _objects(text[begun:end].strip())
         else:
-            # The newer form: a name, perhaps an id, and the arguments.
+            # The newer form consists of a name, perhaps an id, and the arguments.
             arguments = text[name.end() : end]
             _, marked, after = arguments.partition("[ARGS]")
             calls.append(WrittenCall(name[0], _object_text(after if marked else arguments)))

@@ -75,7 +75,8 @@ class Ledger:
             self._early = None
         else:
             if early is not None:
-                # This change comes before the reply, in the file too: take the reply back, and save it again.
+                # The change comes before the reply, also in the file. So take the reply back, and save it
+                # again after it.
                 self._saved(b"")
             self._saved(line)
             if early is not None:
@@ -301,7 +302,7 @@ class History:
 def _cleared(
     items: tuple[m.ConversationItem, ...], shorter: dict[m.CallId, m.ToolMessage], texts: int
 ) -> tuple[tuple[m.ConversationItem, ...], int]:
-    """Return the items with what is cleared of them, and how many texts are left to clear."""
+    """Return the items after clearing, and how many texts are still to be cleared."""
     kept: list[m.ConversationItem] = []
     for item in items:
         if isinstance(item, m.ToolMessage):
@@ -317,7 +318,7 @@ def _cleared(
 def history_of(system: str, items: Iterable[m.HistoryItem | m.SystemText], ledger: Ledger) -> History:
     """Return the history of a conversation that is given as plain data.
 
-    Items between two replies were said together. Calls without an answer are left out.
+    The items between two replies count as one request. Calls without an answer are left out.
 
     Raises:
         ValueError: A tool message does not belong to a call of the reply before it.

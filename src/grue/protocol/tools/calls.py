@@ -358,7 +358,7 @@ def tool_messages(
             m.ToolMessage(item.call_id, *told(item.result, max_result_chars, room, _note_on(item)))
             for item in records
         )
-    # A result of `read_result` gets no handle of its own: it is part of a result that has one.
+    # A result of `read_result` gets no handle of its own, because it is part of a result that has one.
     handles = {item.call_id: item.call_id for item in records if refers and item.name != READ_RESULT.name}
     return tuple(
         m.ToolMessage(

@@ -106,7 +106,7 @@ def screen(
     notes = tuple(
         m.ToolDrifted(
             server=server,
-            # A note goes into the trace, which cannot hold half a surrogate pair; a lock can.
+            # The note goes into the trace, which cannot hold half a surrogate pair, although a lock can.
             tool=well_formed(each.tool),
             change=each.change,
             parts=each.parts,

@@ -77,7 +77,7 @@ def split_unlisted(name: str, servers: Collection[str]) -> tuple[str, str] | Non
         for separator in (".", "__"):
             tool = name.removeprefix(f"{server}{separator}")
             if tool and tool != name:
-                # What `_readable` has made of `mcp.files.read`.
+                # This is the form into which `_readable` turns `mcp.files.read`.
                 in_mcp = server == "mcp" and separator == "__"
                 return server, tool.replace("__", ".", 1) if in_mcp else tool
     return None
@@ -253,7 +253,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
     try:
         value = _strict(text)
     except RecursionError:
-        # Not the error's own text: it depends on the stack, which differs in a replay.
+        # Do not use the error's own text: it depends on the stack, which is different in a replay.
         return _DEEP
     except ValueError as error:
         if str(error).startswith("Extra data") and text.lstrip().startswith("{"):
@@ -261,7 +261,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
         return f"the arguments are not valid JSON: {plain_text(str(error))[:_WORDS]}"
     if not isinstance(value, dict):
         return f"the arguments must be a JSON object, not {type(value).__name__}"
-    # A value cannot be nested deeper than its number of brackets, so most need no walk.
+    # A value cannot be nested deeper than its number of brackets, so most values need no walk.
     deep = count_of(text, "{[") > MAX_DEPTH and is_deep(value)
     return _DEEP if deep else value
 

@@ -158,8 +158,8 @@ def decoded_bytes(base64_text: str) -> int:
 def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes; `None`: its first megabyte is not base64.
 
-    What is not base64 may be a text with a secret in it. A number made of its length would not come out the
-    same when the turn is replayed from the trace, where a placeholder stands for the secret.
+    Data that is not base64 may be a text with a secret. A size computed from it would be another one when the
+    turn is replayed from the trace, where a placeholder stands for the secret.
     """
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
@@ -184,7 +184,7 @@ def _sniffed(base64_head: str) -> tuple[MediaKind, str] | None:
 def _clean(data: str) -> str | None:
     """Return base64 as providers take it: padded and without white space; `None` if it is not base64.
 
-    Translating finds foreign characters in a tenth of the time that decoding takes.
+    `translate` finds other characters in a tenth of the time that decoding takes.
     """
     foreign = data.encode("ascii", "replace").translate(None, _ALPHABET)
     if foreign.strip(b"="):
@@ -510,7 +510,7 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
     """Return the beginning and the end of a text, and between them how to read the rest."""
     tail = max_chars // 3
     head, end = max_chars - tail, len(whole) - tail
-    # Cut at the end of a line, even if a few characters less are shown.
+    # Cut at the end of a line, even if that shows a few characters less.
     head = max(whole.rfind("\n", head - head // 10, head), -1) + 1 or head
     newline = whole.find("\n", end, end + tail // 5)
     end = end if newline < 0 else newline + 1

@@ -197,7 +197,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     if turn.ledger is None:
         return turn
     ledger = turn.ledger.counted(reply.prompt_tokens)
-    # If a reply was cut short and requested again, the output is that of two replies.
+    # If a reply was cut short and requested again, the output tokens are those of two replies.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
         # The count may include thoughts, which are no part of the next prompt. If an item seemed too large,
@@ -254,7 +254,7 @@ def said(turn: Turn, new: tuple[m.ConversationItem, ...]) -> Turn:
     """Add the sizes of the messages of a request to the ledger."""
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # A turn's own text is its task: only a later turn may clear it.
+    # A turn's own text is its task, so only a later turn may clear it.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 

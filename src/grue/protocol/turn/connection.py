@@ -80,7 +80,7 @@ ConnectionState: TypeAlias = Settled | Connecting
 
 
 class ConnectRequested(Struct, frozen=True, tag=True):
-    """A turn needs the server; `at_s` is the time by any clock that all events have in common."""
+    """A turn needs the server. `at_s` is the time by a clock that all events use."""
 
     policy: FailurePolicy
     at_s: float = 0.0

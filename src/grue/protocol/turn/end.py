@@ -75,7 +75,7 @@ def abandon(state: LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Tr
         case Presuming(pending=pending):
             turn = replace(turn, open=(*turn.open, *pending))
         case AwaitingSessions(pending=pending):
-            # Sessions that are still opening are closed as soon as they have opened.
+            # Close the sessions that are still opening as soon as they have opened.
             turn = replace(turn, open=(*turn.open, *pending))
             if turn.resuming is not None:
                 turn = replace(turn, told=turn.resuming.parked.untold)
@@ -97,7 +97,7 @@ def abandon(state: LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Tr
         failure = m.Interrupted(reason=event.reason)
     following, commands = fail(turn, failure, notes, unread=isinstance(state, _ASKED))
     if isinstance(state, AwaitingReconnect):
-        # This session has already been told to close.
+        # This session has been told to close already.
         commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))
     return following, commands
 

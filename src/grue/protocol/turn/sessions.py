@@ -280,7 +280,7 @@ def step_early(state: Presuming | AwaitingDrop, event: m.TurnEvent) -> Transitio
         case AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
             event.server in turn.open
         ):
-            # Another server did not start, and the turn will close this one.
+            # Another server did not start, so the turn will close this one.
             return state, ()
         case _:
             return None

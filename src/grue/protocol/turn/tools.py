@@ -95,7 +95,7 @@ def start_calls(
     """
     runs = runs_of([(each.valid, each.terms) for each in reply.open], bind=turn.run.binds_calls)
     if not runs:
-        # The notes use this number, and two replies must not share one.
+        # The notes use this number, so two replies must not have the same.
         turn = replace(turn, batches=turn.batches + 1)
     state = AwaitingTools(
         turn,
@@ -340,7 +340,7 @@ def call(
     answered = (*settled, *rejected_records)
     every = {call.call_id: call for call in calls}
     if not (turn.run.tool_policy.rules or decisions):
-        # Most turns have no policy, and need not pay for one.
+        # Most turns have no policy, and should not pay the cost of one.
         reply = JudgedReply(calls=every, open=judged, settled=Growing[m.ToolCallRecord]().add(answered))
         reply, at_once = _noted(turn, reply, rejections)
         return start_calls(turn, reply, _changed_before(tasks), at_once)
@@ -360,7 +360,7 @@ def call(
 def _noted(
     turn: Turn, reply: JudgedReply, notes: tuple[CallNote, ...]
 ) -> tuple[JudgedReply, tuple[CallNote, ...]]:
-    """Keep the notes for their places in the reply; return those to record at once: all, in old traces."""
+    """Keep the notes for their places in the reply; return those to record at once (old traces: all)."""
     if not turn.run.binds_calls:
         return reply, notes
     return replace(reply, noted=(*reply.noted, *notes)), ()

@@ -223,7 +223,8 @@ class Call(Future[T]):
         try:
             result = await self._work.run(function)
         except anyio.get_cancelled_exc_class():
-            # The loop is ending. Not raising again is safe, because the task has nothing else to do.
+            # The loop is ending. The exception need not be raised again, because the task has nothing else to
+            # do.
             self.fail(None)
         except BaseException as error:  # noqa: BLE001 - the thread that waits for the call raises it
             self.set_exception(error)

@@ -240,7 +240,7 @@ class ChildProcess:
             try:
                 await anyio.wait_writable(self._group.stdin)
             except (anyio.ClosedResourceError, OSError, ValueError):
-                break  # closed while waiting; the next `send_line` raises
+                break  # closed while waiting, which the next `send_line` reports
             self._write()
         self._flushing = False
         if self._input_ended:

@@ -389,7 +389,7 @@ def _disown_all() -> None:
 
 
 def _await_empty(pgid: int) -> None:
-    """Wait until all members of a killed group are gone, which takes a moment after the signal.
+    """Wait until all members of a killed group have ended, which takes a moment after the signal.
 
     The kernel does not reuse the group's id while the group has members, even after its leader is reaped.
     """

@@ -390,8 +390,8 @@ class TraceWriter(Closing):
 
     def _with_reference(self, written: memoryview, extracts: list[Extract]) -> bytes:
         """Move the line's body into a separate file if it is too long. Return the line for the trace."""
-        # The body is the last member of a line, and no string before it holds an unescaped quote. Decoding
-        # the whole line would keep the interpreter for as long as it takes to copy it.
+        # The body is the last member of a line, and no string before it contains an unescaped quote. Decoding
+        # the whole line would block other threads for as long as it takes to copy it.
         start = _BODY.search(written)
         assert start is not None, "a line has a body"
         before = start.end()

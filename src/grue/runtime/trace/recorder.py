@@ -273,7 +273,7 @@ class Recorder:
         Outside event loops the observers have seen it when this returns. If part of a text is held back,
         that part is recorded later.
         """
-        # A piece without text marks a restart of the reply, and is recorded like other messages.
+        # A piece without text marks a restart of the reply, and is recorded like any other message.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
         shown: object = body
         with self._lock:
@@ -335,7 +335,7 @@ class Recorder:
     def _encoded(self, body: Any) -> tuple[Any, bytes]:
         """Return a message as observers get it, and its JSON, with U+FFFD in place of lone surrogates.
 
-        Hosts and models make texts with them: from a file's name, or from half a character.
+        Hosts and models produce such texts, for example from a file's name or from half a character.
         """
         try:
             return body, self._encoder.encode(body)

@@ -128,7 +128,7 @@ def _way_back(situation: Situation) -> str | None:
 
 
 def _shuffled(ways: Iterable[str], turn: int) -> list[str]:
-    """Return the exits in an order that depends on the turn, so that the player does not go in circles."""
+    """Return the exits in an order that depends on the turn, so that the player does not walk in circles."""
     return sorted(ways, key=lambda way: zlib.crc32(f"{turn} {way}".encode()))
 
 

@@ -106,7 +106,8 @@ def event_of(content: object, name: str = "") -> bytes:
     """Return an event, with a name if it has one."""
     line = f"event: {name}\n" if name else ""
     try:
-        # Do not escape to ASCII: then a character may be split between chunks, which a client has to join.
+        # Characters are not escaped to ASCII, so that one may be split between chunks, which a client has to
+        # join.
         data = json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         data = json.dumps(content).encode()

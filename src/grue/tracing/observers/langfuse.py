@@ -307,7 +307,7 @@ class _LangfuseSink(SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return content and metadata; if content may not be sent, the metadata has its size instead."""
+        """Return content and metadata. If content may not be sent, the metadata has its size instead."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}

@@ -247,7 +247,8 @@ class SpanFeed:
         turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
         if turn is not None:
             return turn
-        # A host's own call may have the number of a turn that is over. Find the call's session by its server.
+        # A host's own call may have the number of a turn that has ended. Find the call's session by its
+        # server.
         sessions = {
             scope.command.server: scope for scope in self._scopes if isinstance(scope.command, m.OpenSession)
         }

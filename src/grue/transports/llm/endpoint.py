@@ -162,7 +162,7 @@ _MOST_PIECES = 8
 
 _HIDDEN = "[redacted]"
 MIN_SECRET = 8
-"""Shortest value that is redacted. Shorter ones are placeholders such as `none`, and redacting those would
+"""Shortest value that is redacted. Shorter ones are placeholders such as `none`, and redacting these would
 garble the endpoint's texts."""
 
 _FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
@@ -526,7 +526,7 @@ class LlmEndpoint:
         )
 
     def first(self, now_s: float) -> "LlmEndpoint":
-        """Return the endpoint of the chain that a turn begins with; `now_s`: on the event loop's clock."""
+        """Return the endpoint of the chain that a turn begins with. `now_s` is on the event loop's clock."""
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
 
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":

@@ -748,8 +748,8 @@ class _Incoming:
         finally:
             if self._events and self.first_event_at is None:
                 self.first_event_at = anyio.current_time()
-            # Show the text that arrived before a fault, too. If the request is retried, a restart message
-            # tells observers to discard it.
+            # Show text that arrived before a fault, too. If the request is retried, a restart message tells
+            # observers to discard it.
             for delta in _joined(deltas):
                 self.streamed.show(delta)
 
@@ -804,7 +804,7 @@ class _Incoming:
             except DamagedStream as error:
                 raise DamagedStream(f"event {self._events} {error}") from error
             if assembler.held > MAX_BODY_BYTES:
-                # Refuse it before it is joined: that would be one call into C, and long for a long text.
+                # Refuse it before it is joined: joining is one call into C, and takes long for a long text.
                 raise OversizedStream(f"the reply is longer than {MAX_BODY_BYTES} bytes")
             if assembler.finished:
                 break

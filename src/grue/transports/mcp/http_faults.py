@@ -82,7 +82,7 @@ def challenge_scheme(challenge: str) -> str:
 
 
 def offers_login(challenge: str) -> bool:
-    """Return whether a server says where to log in, as MCP's authorisation wants it (OAuth)."""
+    """Return whether a server says where to log in, as MCP's authorisation (OAuth) requires."""
     return challenge_scheme(challenge).lower() == "bearer" and "resource_metadata" in challenge
 
 

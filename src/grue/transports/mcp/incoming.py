@@ -48,7 +48,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
     """Return the message of a line of any length, without blocking the event loop."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
-    # A thread helps because most of this is Python code, which releases the interpreter regularly.
+    # A thread helps, because most of this is Python code, which lets other threads run regularly.
     value = await aside(_decode_large, line)
     return _message_of(value)
 
@@ -237,7 +237,7 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
-        # The commas that were counted as values may be inside one long text, which is harmless.
+        # The commas that were counted as values may all be in one long text, which is harmless.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}

@@ -290,7 +290,8 @@ def _of_uvx(server: StdioServer) -> Direct | None:
     while rest and rest[0] in _UVX_FLAGS:
         flags.add(rest.pop(0))
     if not rest or not _is_plain(rest[0]) or rest[0].startswith("-") or "@" in rest[0]:
-        return None  # a version or another package is asked for: the installed tool may be a different one
+        # a version or another package is asked for, and the installed tool may be a different one
+        return None
     tool, *more = rest
     own = _uv_tools(server) / tool / "bin" / tool
     if _is_program(own):

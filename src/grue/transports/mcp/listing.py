@@ -328,7 +328,7 @@ def _content(path: Path) -> bytes:
     Raises:
         OSError, ValueError: There is no such file, or it is a link, too large, not a file, or not the user's.
     """
-    # A link could lead to a file that somebody else may write, and a pipe would block.
+    # A link could lead to a file that somebody else may write, and opening a pipe would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as file:
         require_regular(descriptor)

@@ -401,7 +401,7 @@ class Authorizer:
     def _provider(
         self, record: TokenRecord | None, person: Person | None, scope: str | None
     ) -> OAuthClientProvider:
-        """Return the SDK's provider for the grant, with what is stored."""
+        """Return the SDK's provider for the grant, with the stored tokens and client."""
         auth, url = self._auth, self._server.url
         storage = _Storage(auth, record, person)
         provider: OAuthClientProvider
@@ -574,7 +574,7 @@ def _authorization_code(
     async def returned() -> AuthorizationCodeResult:
         if person is None:
             raise OAuthFlowError("nobody can log in here")
-        # The SDK compares `iss` with the issuer letter by letter, as RFC 9207 wants it.
+        # The SDK compares `iss` with the issuer letter by letter, as RFC 9207 requires.
         return await aside(person.returned)
 
     return OAuthClientProvider(url, metadata, storage, show, returned, auth.client_metadata_url)

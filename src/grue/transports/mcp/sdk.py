@@ -141,8 +141,8 @@ class Link:
         # Do not pass on the body's exception: the session's task group would wrap it in an ExceptionGroup.
         await self._subscriptions.__aexit__(None, None, None)
         if self._free_slots.value == _MAX_CONCURRENT:
-            # Nothing more is sent: no request of the server is being worked on, and ours have ended. A server
-            # process takes milliseconds to exit, and does so while the session is closed here.
+            # Nothing more is sent: no request of the server is being worked on, and our requests have ended.
+            # A server process takes milliseconds to exit, and does so while the session is being closed here.
             self.stream.end_input()
         with library_logs_to(self._library_logged):
             await self._session.__aexit__(None, None, None)

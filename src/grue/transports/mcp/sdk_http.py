@@ -441,7 +441,7 @@ class _Client(httpx2.AsyncClient):
     def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
         connect_s = server.connect_timeout_s
         super().__init__(
-            # Ask for no compression, so that a short body cannot expand to a huge one.
+            # Ask for no compression, because a short compressed body can expand to a huge one.
             headers={"accept-encoding": "identity", **server.headers},
             timeout=httpx2.Timeout(None, connect=connect_s),
             limits=httpx2.Limits(keepalive_expiry=_IDLE_S),
@@ -500,7 +500,8 @@ class _Client(httpx2.AsyncClient):
         if following is not None and _same_target(request, following):
             return response
         awaited = _is_awaited(request, head)
-        # The request has asked for none, and a few bytes may expand to gigabytes before a limit counts them.
+        # The request has asked for no compression, and a few bytes may expand to gigabytes before a limit
+        # counts them.
         if awaited and response.is_success and _is_compressed(response):
             await response.aclose()
             return COMPRESSED

@@ -170,7 +170,7 @@ class InterpreterProcess:
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:
-    # The process has not been reaped, so its process id and group id cannot have been reused.
+    # The process has not been reaped yet, so its process id and group id still belong to it.
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

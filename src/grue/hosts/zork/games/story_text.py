@@ -54,7 +54,7 @@ def tidy(printed: str, *, broken_lines: bool = True) -> str:
     """Remove the prompt and the blank lines around a text; undo line breaks if the interpreter made some."""
     text, room_left = "", -1
     for line in printed.rstrip().removesuffix(">").split("\n"):
-        # The interpreter broke the previous line if the first word of this one would not have fitted there.
+        # The interpreter broke the previous line here only if the first word of this line did not fit.
         first = re.match(r"[^\s-]*-?", line)
         broken = broken_lines and bool(line) and first is not None and 0 <= room_left <= len(first.group())
         text += (("" if text.endswith("-") else " ") if broken else "\n") + line.rstrip()
