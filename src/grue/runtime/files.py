@@ -244,7 +244,7 @@ class LineFile:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
-            # The last line may be incomplete now. A line after it would make the file unreadable.
+            # The last line may be incomplete now. Another line after it would make the file unreadable.
             self.close()
             raise self._refused(error) from error
 
