@@ -475,7 +475,7 @@ class _Rounds(Generic[T]):
         except BatchRefused as refused:
             raise error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
         indices = sorted({int(self._files.turn_of(item)) - 1 for item in settled} & self._waiting)
-        # A turn whose reply had come before the last process was killed waits for nothing.
+        # A turn does not wait if its reply had come before the last process was killed.
         for index in indices or sorted(self._waiting):
             if len(self._running) >= self._concurrency:
                 self._take_one()

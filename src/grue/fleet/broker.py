@@ -156,7 +156,7 @@ class Broker(Struct):
 
     Attributes:
         limits: The limits.
-        spent: What settled requests have cost, also in earlier runs.
+        spent: The cost of the settled requests, also of those in earlier runs.
         reserved: What the requests under way can cost at most.
         under_way: Number of requests under way.
         window: How many requests may be under way now: the concurrency described above.

@@ -202,7 +202,7 @@ def _add_tools_that_notify(server: MockServer) -> None:
 
 
 async def _log(server: MockServer, ctx: Context[Any, Any], level: LoggingLevel, text: str) -> None:
-    """Send a log message if the client wants it: by `logging/setLevel`, since 2026-07-28 by the request.
+    """Send a log message if the client asked for it: with `logging/setLevel`, since 2026-07-28 in a request.
 
     The SDK's own method warns that logging is deprecated, each time.
     """

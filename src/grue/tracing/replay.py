@@ -442,7 +442,7 @@ def replay_sessions(
     return SessionsReplay(compared, tuple(found))
 
 
-class _Diverged(Exception):  # noqa: N818 - it ends a session's replay, wherever that is
+class _Diverged(Exception):  # noqa: N818 - not an error: it ends the replay of a session
     def __init__(self, divergence: Divergence) -> None:
         self.divergence = divergence
 

@@ -100,11 +100,11 @@ class _CallEvents(Struct):
     """What the events say about one tool call.
 
     Attributes:
-        name: `None`: no event has named it.
+        name: Its name; `None`: no event has named it.
         pieces: Its arguments, in pieces.
-        whole: Its arguments, where an event has all of them.
-        done: Whether an event has it whole.
-        told: Whether the response has it too.
+        whole: Its arguments, if one event has contained all of them.
+        done: Whether an event has contained the whole call.
+        told: Whether the response contains it too.
         ids: The ids that events give it.
     """
 

@@ -261,7 +261,8 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
         return f"the arguments are not valid JSON: {plain_text(str(error))[:_WORDS]}"
     if not isinstance(value, dict):
         return f"the arguments must be a JSON object, not {type(value).__name__}"
-    # A value cannot be nested deeper than its number of brackets, so most values need no walk.
+    # A value cannot be nested deeper than its number of opening brackets, so most values need no further
+    # check.
     deep = count_of(text, "{[") > MAX_DEPTH and is_deep(value)
     return _DEEP if deep else value
 
