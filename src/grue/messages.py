@@ -116,7 +116,7 @@ JsonObject: TypeAlias = dict[str, object]
 """A JSON object: names with JSON values."""
 
 
-class Message(Struct, frozen=True, kw_only=True, tag=True):
+class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """Base of every message that is sent through a mailbox or noted in the trace."""
 
 
@@ -135,7 +135,7 @@ class LlmNote(Message, frozen=True, kw_only=True):
 # --- Tools and their calls
 
 
-class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A tool as its server lists it.
 
     Attributes:
@@ -171,7 +171,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.full_name or f"{self.server}.{self.tool}"
 
 
-class ToolCall(Struct, frozen=True, kw_only=True):
+class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
     """A tool call as the model asked for it.
 
     Attributes:
@@ -217,7 +217,7 @@ class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     definition: str = ""
 
 
-class ToolCallResult(Struct, frozen=True):
+class ToolCallResult(Struct, frozen=True, gc=False):
     """The result of a tool call.
 
     Attributes:
@@ -246,7 +246,7 @@ class ToolCallResult(Struct, frozen=True):
         return {"content": self.content}
 
 
-class ToolCallRecord(Struct, frozen=True, kw_only=True):
+class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
     """One tool call of a finished turn, with its result.
 
     Attributes:
@@ -293,7 +293,7 @@ class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
 
 
-class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True):
+class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False):
     """The answer to one tool call in the conversation; `content` is JSON text.
 
     Attributes:
@@ -322,14 +322,14 @@ class CachePoint(Struct, frozen=True):
     control: JsonObject
 
 
-class SystemText(Struct, frozen=True, tag="system", omit_defaults=True):
+class SystemText(Struct, frozen=True, tag="system", omit_defaults=True, gc=False):
     """Instructions that open a conversation."""
 
     text: str
     cache_points: tuple[CachePoint, ...] = ()
 
 
-class UserText(Struct, frozen=True, tag="user", omit_defaults=True):
+class UserText(Struct, frozen=True, tag="user", omit_defaults=True, gc=False):
     """The host's text for the model.
 
     Attributes:
@@ -364,7 +364,7 @@ class Echo(Struct, frozen=True, kw_only=True):
     data: JsonObject
 
 
-class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaults=True):
+class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaults=True, gc=False):
     """A reply of the model, as a conversation keeps it.
 
     Attributes:
@@ -419,7 +419,7 @@ class AnswerSchema(Struct, frozen=True):
     schema: JsonObject
 
 
-class Said(Struct, frozen=True, tag="said", omit_defaults=True):
+class Said(Struct, frozen=True, tag="said", omit_defaults=True, gc=False):
     """The texts and tool results of one request, as a conversation keeps them.
 
     Attributes:
@@ -582,7 +582,7 @@ used."""
 # --- The agent and the LLM actor
 
 
-class OfferTools(Struct, frozen=True, tag="offer"):
+class OfferTools(Struct, frozen=True, tag="offer", gc=False):
     """The request offers tools. No format of an answer is sent beside them.
 
     Attributes:
@@ -609,7 +609,7 @@ class RequireAnswer(Struct, frozen=True, tag="answer"):
     answer: AnswerSchema | None = None
 
 
-class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Tokens of one or more completions; `cost_usd` is `None` if the endpoint does not report it.
 
     Attributes:
@@ -637,7 +637,7 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The model that a turn asks, its address and settings, for spans and people. No decision depends on it.
 
     Attributes:

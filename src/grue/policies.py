@@ -133,7 +133,7 @@ Verdict = Literal["allow", "ask", "deny"]
 """A rule's verdict: a call is made, is made after a person has approved it, or is not made."""
 
 
-class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A server's untrusted statements about a tool's behaviour. `None`: the server does not state it.
 
     Attributes:
@@ -436,7 +436,7 @@ STARTUP_TIMEOUT_S = 10.0
 """Start-up limit in seconds where none is set, for commands that do not have to download the server."""
 
 
-class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
+class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How much may be spent on the model; `None`: no limit.
 
     A turn that reaches a limit requests the final answer and then ends. It does not request a repair of that
@@ -489,7 +489,7 @@ silent endpoint are used up, so that `LLMError` says what was wrong."""
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")
 
 
-class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
+class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=False):
     """How much a turn may use.
 
     Attributes:
@@ -582,7 +582,7 @@ OnFirstConnect = Literal["raise", "disable"]
 """What follows a failed first connect: an error, or an episode without the server's tools."""
 
 
-class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
+class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=False):
     """How a turn goes on after a failure; the defaults are those of the requirements.
 
     Attributes:

@@ -98,7 +98,7 @@ class Asking:
         endpoint: LlmEndpoint,
         conversation: EncodedConversation,
         command: m.RequestCompletion,
-        say: Callable[[m.LlmNote], None],
+        say: Callable[[m.LlmNote], object],
         on_sent: Callable[[], None] | None = None,
         *,
         choice: Choice | None = None,
@@ -204,9 +204,7 @@ class Asking:
         stream = shown or must_stream
         if shown:
             self._thoughts = ThoughtSplitter()
-        write = functools.partial(self._conversation.body, settings, choice=self._choice, stream=stream)
-        long = self._conversation.size >= JOINED_AT_ONCE
-        body = await anyio.to_thread.run_sync(write) if long else write()
+        body = await self._body(settings, stream=stream)
         # Some gateways stream whatever they are asked for, so each reply may be a stream.
         streamed = Streamed(self._conversation.format.assembler(), self._show if shown else _unshown)
         permit = await self._permit(len(body), settings.max_tokens)
@@ -237,6 +235,11 @@ class Asking:
             shown=self._shown,
             jitter=self._endpoint.jitter(),
         )
+
+    async def _body(self, settings: ModelSettings, *, stream: bool) -> bytes:
+        write = functools.partial(self._conversation.body, settings, choice=self._choice, stream=stream)
+        long = self._conversation.size >= JOINED_AT_ONCE
+        return await anyio.to_thread.run_sync(write) if long else write()
 
     def _report_left_out(self, profile: WireProfile) -> None:
         endpoint = self._endpoint
@@ -619,9 +622,7 @@ class LlmActor(Actor[m.LlmCommand]):
         before = lent.encoded.tools
         conversation = await lent.ask(command, long=self._long_reply or envelope.is_long)
 
-        def say(note: m.LlmNote) -> None:
-            self._note(note, sender=self.name, cause=envelope.seq)
-
+        say = functools.partial(self._note, sender=self.name, cause=envelope.seq)
         if lent is self._lent and not command.aside:
             self._report_thoughts(lent, say)
         changed = None if command.aside else offer_changed(command, before, lent.encoded.tools)
@@ -654,7 +655,7 @@ class LlmActor(Actor[m.LlmCommand]):
         return self._conversations[name]
 
     def _judge_shape(
-        self, command: m.RequestCompletion, reply: Reply, say: Callable[[m.LlmNote], None]
+        self, command: m.RequestCompletion, reply: Reply, say: Callable[[m.LlmNote], object]
     ) -> None:
         """Let prompts state the schema from now on if the reply does not have the shape asked for."""
         endpoint = self._endpoint
@@ -687,7 +688,7 @@ class LlmActor(Actor[m.LlmCommand]):
             )
         )
 
-    def _report_thoughts(self, lent: LentConversation, say: Callable[[m.LlmNote], None]) -> None:
+    def _report_thoughts(self, lent: LentConversation, say: Callable[[m.LlmNote], object]) -> None:
         conversation, replies = lent.encoded, lent.encoded.unread_thoughts
         if replies and replies != lent.reported:
             say(

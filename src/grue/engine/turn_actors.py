@@ -5,6 +5,7 @@ sees of a reply that may still be dropped, and when the MCP SDK is imported.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
@@ -305,7 +306,7 @@ class TurnActors:
             llm = supervisor.mailbox("llm")
             shown = self._on_delta if early is None else early.show
             factory = self._llm(early)
-            supervisor.start(factory(llm, agent, _shown(supervisor.note, shown)))
+            supervisor.start(factory(llm, agent, partial(_note_and_show, supervisor.note, shown)))
             self._sampling.sampler = self._sampler(supervisor, agent)
             sessions = self._start_sessions(supervisor, agent, connections, deadline)
             self._agent = AgentActor(
@@ -377,31 +378,38 @@ class TurnActors:
         deadline: float,
     ) -> "_Mailboxes":
         """Start the sessions' actors; those of servers that start when called start at the first message."""
-
-        def start(name: m.ServerName) -> Mailbox[m.SessionCommand]:
-            if name == SERVER:
-                return self._built_in(supervisor, agent)
-            session = SessionActor(
-                supervisor.mailbox(name),
-                agent=agent,
-                connect=self._wiring.approval.connecting(self._connect(name, deadline), self._command, name),
-                note=supervisor.note,
-                connection=connections.get(name),
-                deadline=deadline,
-                around_call=self._wiring.recorder.around_call,
-            )
-            self._sessions[name] = session
-            if self._past is not None:
-                session.reopens = self._past.reopened.get(name)
-            supervisor.start(session)
-            return session.mailbox
-
+        start = partial(self._start_session, supervisor, agent, connections, deadline)
         mailboxes = _Mailboxes(start)
         waiting = {listing.server for listing in self._command.when_called}
         for name in self._command.servers:
             if name not in waiting:
                 mailboxes[name] = start(name)
         return mailboxes
+
+    def _start_session(
+        self,
+        supervisor: Supervisor,
+        agent: Mailbox[m.TurnEvent],
+        connections: Mapping[m.ServerName, Settled],
+        deadline: float,
+        name: m.ServerName,
+    ) -> Mailbox[m.SessionCommand]:
+        if name == SERVER:
+            return self._built_in(supervisor, agent)
+        session = SessionActor(
+            supervisor.mailbox(name),
+            agent=agent,
+            connect=self._wiring.approval.connecting(self._connect(name, deadline), self._command, name),
+            note=supervisor.note,
+            connection=connections.get(name),
+            deadline=deadline,
+            around_call=self._wiring.recorder.around_call,
+        )
+        self._sessions[name] = session
+        if self._past is not None:
+            session.reopens = self._past.reopened.get(name)
+        supervisor.start(session)
+        return session.mailbox
 
     def _built_in(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.SessionCommand]:
         """Start the actor that serves the built-in tools."""
@@ -544,7 +552,7 @@ class TurnActors:
         if not self._command.servers or not limits.max_samplings:
             return None
         llm = supervisor.mailbox("llm-sampling")
-        supervisor.start(self._wiring.llm(llm, agent, _shown(supervisor.note, None)))
+        supervisor.start(self._wiring.llm(llm, agent, partial(_note_and_show, supervisor.note, None)))
         return Sampler(llm, limits.max_samplings)
 
 
@@ -563,19 +571,17 @@ def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder) -> dict[int, int
     return numbers
 
 
-def _shown(note: Note, on_delta: OnDelta | None) -> Note:
-    """Return a `note` that calls `on_delta` with each piece of a streamed reply, after it is recorded.
+def _note_and_show(
+    note: Note, on_delta: OnDelta | None, body: Any, *, sender: str, cause: int | None = None
+) -> Envelope[Any]:
+    """Call `on_delta` with each piece of a streamed reply, after it is recorded.
 
     `host_code` marks exceptions of the host's observers and of its callback, so that the LLM actor does not
     treat them as failures of its request.
     """
-
-    def note_and_show(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        with host_code(""):  # the recorder has named the observer
-            envelope = note(body, sender=sender, cause=cause)
-        if on_delta is not None and isinstance(body, m.TextDelta):
-            with host_code("on_delta"):
-                on_delta(body)
-        return envelope
-
-    return note_and_show
+    with host_code(""):  # the recorder has named the observer
+        envelope = note(body, sender=sender, cause=cause)
+    if on_delta is not None and isinstance(body, m.TextDelta):
+        with host_code("on_delta"):
+            on_delta(body)
+    return envelope

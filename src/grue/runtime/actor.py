@@ -27,7 +27,6 @@ clean-up could be cut off. The actors' tasks are cancelled through their scope, 
 import asyncio
 import contextlib
 import traceback
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Generic, Never, Protocol, Self, TypeVar
@@ -133,7 +132,7 @@ class Mailbox(Generic[M]):
         """
         reply = self.expect_reply(sender)
         try:
-            with anyio.move_on_after(timeout_s):
+            with contextlib.nullcontext() if timeout_s is None else anyio.move_on_after(timeout_s):
                 await self._put(body, sender=sender, cause=cause, reply_to=reply)
                 return await reply.wait()
         finally:
@@ -156,14 +155,15 @@ class Mailbox(Generic[M]):
         self._taken()
         return envelope
 
-    async def __aiter__(self) -> AsyncIterator[Envelope[M]]:
+    def __aiter__(self) -> Self:
         """Yield messages until the mailbox is closed and empty."""
-        while True:
-            try:
-                envelope = await self.receive()
-            except anyio.EndOfStream:
-                return
-            yield envelope
+        return self
+
+    async def __anext__(self) -> Envelope[M]:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
 
     def close(self) -> None:
         """Accept no further message. Those in the mailbox can still be received."""

@@ -67,7 +67,7 @@ _LEAST_OF_LIMIT = 4
 """The limit of a reply is lowered to a fourth of it at the least."""
 
 
-class Unsent(Struct, frozen=True):
+class Unsent(Struct, frozen=True, gc=False):
     """No request has been sent.
 
     Attributes:
@@ -88,7 +88,7 @@ class CutReply(Struct, frozen=True):
     shown: bool
 
 
-class Sent(Struct, frozen=True, kw_only=True):
+class Sent(Struct, frozen=True, kw_only=True, gc=False):
     """Waits for the outcome of a request.
 
     Attributes:
@@ -117,7 +117,7 @@ class Ended(Struct, frozen=True):
 AttemptState: TypeAlias = Unsent | Sent | Ended
 
 
-class CompletionWanted(Struct, frozen=True):
+class CompletionWanted(Struct, frozen=True, gc=False):
     """The completion is to begin."""
 
 
@@ -158,7 +158,7 @@ class RequestFailed(Struct, frozen=True, kw_only=True):
 AttemptEvent: TypeAlias = CompletionWanted | ReplyRead | RequestFailed
 
 
-class SendRequest(Struct, frozen=True):
+class SendRequest(Struct, frozen=True, gc=False):
     """Send the request, with these settings."""
 
     settings: ModelSettings

@@ -89,7 +89,7 @@ Phase = Literal["loop", "only", "forced", "repair"]
 `repair` asks for a corrected one."""
 
 
-class Turn(Struct, frozen=True, kw_only=True):
+class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """The memory of a turn, passed from state to state.
 
     Attributes:
@@ -314,7 +314,7 @@ class AwaitingSupport(Struct, frozen=True):
     presumed: m.ToolsPresumed | None = None
 
 
-class AwaitingSessions(Struct, frozen=True):
+class AwaitingSessions(Struct, frozen=True, gc=False):
     """Waits until the session of each `pending` server has opened or has been given up.
 
     Attributes:
@@ -360,7 +360,7 @@ class AwaitingDrop(Struct, frozen=True):
     failure: m.ServerFailure | None = None
 
 
-class AwaitingCompletion(Struct, frozen=True):
+class AwaitingCompletion(Struct, frozen=True, gc=False):
     """Waits for the model's reply to the request that was sent last."""
 
     turn: Turn
@@ -588,7 +588,7 @@ def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
     return tuple(other for other in items if other != item)
 
 
-class TurnProgress(Struct, frozen=True, kw_only=True):
+class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
     """A snapshot of how far a turn has come.
 
     Attributes:

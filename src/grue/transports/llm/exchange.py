@@ -253,23 +253,8 @@ class Connection:
             limit_s = request.extensions["timeout"]["connect"]
         elif on_sent is not None:
             on_sent()
-        opened: list[Any] = []
-        with anyio.CancelScope(deadline=_deadline(limit_s)) as connecting:
-
-            async def trace(event: str, info: dict[str, Any]) -> None:
-                # httpx limits each step of a connect: names, TLS, a proxy. This limit is for all of them.
-                if event == "http11.send_request_headers.started":
-                    if info["request"].method != b"CONNECT":  # this value is for the proxy only
-                        connecting.deadline = math.inf
-                        opened.clear()
-                        if on_sent is None:
-                            request.extensions.pop("trace", None)  # no further event is needed
-                elif event == "connection.connect_tcp.complete":
-                    opened.append(info["return_value"])
-                elif event == "http11.receive_response_headers.started" and on_sent is not None:
-                    on_sent()
-
-            request.extensions["trace"] = trace
+        connecting = _Connecting(request, limit_s, on_sent)
+        with connecting.scope:
             try:
                 return HttpReply(await self._transport.handle_async_request(request))
             except httpx.HTTPError as error:
@@ -278,14 +263,47 @@ class Connection:
                 raise ExchangeError("unreachable", str(error)) from error
             finally:
                 # httpcore forgets a socket whose TLS is cancelled.
-                for stream in opened:
+                if connecting.opened is not None:
                     with anyio.CancelScope(shield=True):
-                        await stream.aclose()
+                        await connecting.opened.aclose()
         raise ExchangeError("unreachable", f"no connection within {limit_s:g} s")
 
     async def close(self) -> None:
         """Close the connection, or the user's transport if there is one."""
         await self._transport.aclose()
+
+
+class _Connecting:
+    """A connect, with one limit for all of its steps: names, TLS, a proxy. httpx limits each of them.
+
+    Args:
+        request: The request that connects, or finds a connection open.
+        limit_s: The limit; `None`: none.
+        on_sent: Called when the request has been written; `None`: nothing is called.
+
+    Attributes:
+        scope: Is cancelled at the limit.
+        opened: The socket, until its connection is ready.
+    """
+
+    def __init__(
+        self, request: httpx.Request, limit_s: float | None, on_sent: Callable[[], None] | None
+    ) -> None:
+        self.scope = anyio.CancelScope(deadline=_deadline(limit_s))
+        self.opened: Any = None
+        self._extensions, self._on_sent = request.extensions, on_sent
+        self._extensions["trace"] = self._trace
+
+    async def _trace(self, event: str, info: dict[str, Any]) -> None:
+        if event == "http11.send_request_headers.started":
+            if info["request"].method != b"CONNECT":  # this value is for the proxy only
+                self.scope.deadline, self.opened = math.inf, None
+                if self._on_sent is None:
+                    self._extensions.pop("trace", None)  # no further event is needed
+        elif event == "connection.connect_tcp.complete":
+            self.opened = info["return_value"]
+        elif event == "http11.receive_response_headers.started" and self._on_sent is not None:
+            self._on_sent()
 
 
 def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
