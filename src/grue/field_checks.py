@@ -150,7 +150,7 @@ def _fault(
         fault, _, place = str(error).partition(" - at `")
         words = _words_in(declared)
         if words and isinstance(value, str):
-            return f" is one of {', '.join(words)}, not {value!r:.60}"
+            return f" is one of {', '.join(words)}, not {shown(value)}"
         wanted = _struct_in(declared)
         if wanted and not place:
             return f"= wants {wanted}, not {type(value).__name__}"
@@ -171,7 +171,17 @@ def _number_fault(
         return ""
     limit = " above 0" if name in above_0 else ", 0 or more"
     or_none = ", or None" if NoneType in _members(declared) else ""
-    return f" is {value!r}; it must be a finite number{limit}{or_none}"
+    return f" is {shown(value)}; it must be a finite number{limit}{or_none}"
+
+
+def shown(value: object) -> str:
+    """Return the beginning of a value's `repr`; of a number that Python refuses to write, its length."""
+    try:
+        return f"{value!r:.60}"
+    except ValueError:
+        if isinstance(value, int):
+            return f"an integer of {value.bit_length():,} bits"
+        return f"a {type(value).__name__} with a number too long to show"
 
 
 def is_usable(number: float, *, above_0: bool) -> bool:

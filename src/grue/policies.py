@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.field_checks import OwnKeywords, check_settings
+from grue.field_checks import OwnKeywords, check_settings, shown
 
 # --- Closed sets of words
 #
@@ -337,10 +337,11 @@ class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
         """Check types and ranges."""
         check_settings(self, any_number=("above",))
         if not (self.above >= 1 and self.above % 1 == 0) and not 0 <= self.above < 1:
-            text = f"above is {self.above:g}; it must be a number of tools, or a share of the window below 1."
+            given = shown(self.above)
+            text = f"above is {given}; it must be a number of tools, or a share of the window below 1."
             raise MCPConfigError.of_value("ToolSearch", ("above",), text)
         if not 1 <= self.most <= _MOST_FOUND:
-            text = f"most is {self.most}; it must be from 1 to {_MOST_FOUND}."
+            text = f"most is {shown(self.most)}; it must be from 1 to {_MOST_FOUND}."
             raise MCPConfigError.of_value("ToolSearch", ("most",), text)
 
 

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 import grue
-from grue import LlmSettings, MCPError, Runner, TurnRequest
+from grue import LlmSettings, MCPError, RetryPolicy, Runner, TurnRequest
 from grue.errors import ActorCrashed, TraceError
 from grue.hosting import read_episode
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
 from grue.transports.llm.endpoint import LlmEndpoint
 
 HOSTILE: list[Any] = [
-    None, 1, 0, -1, 10**400, -0.5, math.nan, math.inf, True, "", "a", b"a", [], ["a"], [None], {}, {"a": 1},
+    None, 1, 0, -1, 10**400, 10**5000, -(10**5000), [10**5000],
+    -0.5, math.nan, math.inf, True, "", "a", b"a", [], ["a"], [None], {}, {"a": 1},
     {1: 2}, {"a"}, object(), int, Exception("a"),
 ]  # fmt: skip
 
@@ -157,3 +158,12 @@ def test_a_number_of_another_library_is_a_number_like_any_other() -> None:
 
     settings = LlmSettings(base_url=OFFLINE_URL, model=MODEL, temperature=Float64(0.5))
     assert settings.temperature == 0.5
+
+
+def test_a_number_with_more_digits_than_python_prints_is_shown_by_its_length() -> None:
+    with pytest.raises(
+        MCPError, match="turn= wants a number, 0 or more, or None, not an integer of 16,610 bits"
+    ):
+        TurnRequest("Hello.", turn=10**5000)
+    with pytest.raises(MCPError, match=r"max_retries is an integer of 16,610 bits; it must be"):
+        RetryPolicy(max_retries=10**5000)

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError
+from grue.field_checks import shown
 from grue.protocol.answers import json_objects
 from grue.protocol.chat_wire.wire_format import UNREADABLE
 from grue.protocol.json_text import json_value, strict_value
@@ -191,7 +192,7 @@ def unusable_answer(answer: object) -> str:
     if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
         # The commonest mistake is `answer="int"`: suggest the type that the text names.
         meant = answer if isinstance(answer, str) and answer.isidentifier() else "int"
-        return f"answer= wants a type, answer={meant}, not {answer!r:.60}"
+        return f"answer= wants a type, answer={meant}, not {shown(answer)}"
     if not isinstance(answer, type | AnswerSpec) and type(answer).__module__ not in _TYPES_OF_TYPES:
         return f"answer= wants a type, answer={type(answer).__name__}, not an instance of it"
     return ""

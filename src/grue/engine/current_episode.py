@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from grue.actors.sampling import CurrentSampler
 from grue.engine.turn_actors import TurnResources
 from grue.errors import MCPConfigError, MCPError
+from grue.field_checks import shown
 from grue.policies import DEFAULT_START, Keep, Start, StartAhead, StartWhen, starts_ahead
 from grue.runtime.loops.interrupts import INTERRUPT_GRACE_S, defer_interrupts, refuse_reentry
 from grue.runtime.loops.loop_thread import Call, EpisodeLoop
@@ -193,7 +194,7 @@ def starts_of(keep: Keep, start: Start) -> tuple[Sessions, StartWhen]:
     """
     if keep not in get_args(Keep):
         known = ", ".join(f'"{each}"' for each in get_args(Keep))
-        raise MCPConfigError(f"keep= is one of {known}, not {keep!r:.60}.")
+        raise MCPConfigError(f"keep= is one of {known}, not {shown(keep)}.")
     ahead, when = _moments(start)
     if ahead is None:
         return "kept" if keep == "sessions" else "fresh", when
@@ -226,7 +227,7 @@ def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
         case _:
             known = ", ".join(f'"{each}"' for each in (*get_args(StartWhen), *get_args(StartAhead)))
             raise MCPConfigError(
-                f'start= is one of {known}, or a pair such as ("after_turn", "beside"), not {start!r:.60}.'
+                f'start= is one of {known}, or a pair such as ("after_turn", "beside"), not {shown(start)}.'
             )
 
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
+from grue.field_checks import shown
 from grue.policies import (
     STARTUP_TIMEOUT_S,
     FailurePolicy,
@@ -516,7 +517,7 @@ def refuse_other_kinds(**given: object) -> None:
     for argument, value in given.items():
         kind, form = _FORMS[argument]
         if value is not None and not isinstance(value, kind):
-            raise MCPConfigError(f"{argument}= wants {form}, not {type(value).__name__} {value!r:.60}.")
+            raise MCPConfigError(f"{argument}= wants {form}, not {type(value).__name__} {shown(value)}.")
 
 
 def settings_or_default(argument: str, given: S | None, default: S) -> S:
@@ -535,7 +536,7 @@ def settings_or_default(argument: str, given: S | None, default: S) -> S:
     kind = type(default)
     if not isinstance(given, kind):
         raise MCPConfigError(
-            f"{argument}= wants {kind.__name__}(...), not {type(given).__name__} {given!r:.60}."
+            f"{argument}= wants {kind.__name__}(...), not {type(given).__name__} {shown(given)}."
         )
     check_fields(argument, given)
     return given

@@ -49,7 +49,7 @@ from grue.errors import (
     TurnCancelled,
     TurnTimedOut,
 )
-from grue.field_checks import OwnKeywords, is_usable
+from grue.field_checks import OwnKeywords, is_usable, shown
 from grue.policies import (
     TURN_TIMEOUT_S,
     Budget,
@@ -249,7 +249,7 @@ def _right_form(request: TurnRequest[Any]) -> str:
     if not isinstance(given["tools"], bool | list | tuple) or (
         not isinstance(given["tools"], bool) and not all(isinstance(each, str) for each in given["tools"])
     ):
-        return f"tools= wants True, False or the tools' names, tools=({given['tools']!r:.60},)"
+        return f"tools= wants True, False or the tools' names, tools=({shown(given['tools'])},)"
     if not _is_list(given["history"]):
         return "history= wants a list, such as history=outcome.said"
     if any(isinstance(item, m.SystemText) for item in given["history"]):
@@ -259,9 +259,9 @@ def _right_form(request: TurnRequest[Any]) -> str:
     for name, kind, least in (("turn", int, "0 or more"), ("turn_timeout_s", int | float, "above 0")):
         value = given[name]
         if not isinstance(value, kind | None):
-            return f"{name}= wants a number, not {value!r:.60}"
+            return f"{name}= wants a number, not {shown(value)}"
         if value is not None and not is_usable(value, above_0=name != "turn"):
-            return f"{name}= wants a number, {least}, or None, not {value!r}"
+            return f"{name}= wants a number, {least}, or None, not {shown(value)}"
     for name, struct in (("context", ContextPolicy), ("tool_search", ToolSearch)):
         if not isinstance(given[name], struct | None):
             return f"{name}= wants {struct.__name__}(...), not {type(given[name]).__name__}"

@@ -29,6 +29,7 @@ from grue.engine.tool_servers import (
     usable_servers,
 )
 from grue.errors import ConversationError, MCPConfigError, NothingToResume, TraceError
+from grue.field_checks import shown
 from grue.policies import OnToolDrift
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.tools.lock import ToolLock
@@ -247,12 +248,12 @@ def _endpoint(llm: object) -> LlmEndpoint:
         return LlmEndpoint(llm)
     if isinstance(llm, str):
         url = "://" in llm
-        form = f"base_url={shown_endpoint(llm)!r}, model=..." if url else f"base_url=..., model={llm!r:.80}"
+        form = f"base_url={shown_endpoint(llm)!r}, model=..." if url else f"base_url=..., model={shown(llm)}"
         raise MCPConfigError(
             f"llm= wants settings, not the {'URL' if url else 'name'} alone: llm=LlmSettings({form})."
         )
     raise MCPConfigError(
-        f"llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint or a factory, not {llm!r:.80}."
+        f"llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint or a factory, not {shown(llm)}."
     )
 
 

@@ -37,7 +37,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError, MCPError
-from grue.field_checks import check_settings
+from grue.field_checks import check_settings, shown
 from grue.policies import NoticeKind, ToolAnnotations
 from grue.protocol.tools import results as tool_results
 from grue.runtime.actor import Note
@@ -577,7 +577,7 @@ def tool(
     """
     if function is not None and not callable(function):
         raise MCPConfigError(
-            f"tool wants a function, not {function!r:.60}. Options go by name: tool(name='...')."
+            f"tool wants a function, not {shown(function)}. Options go by name: tool(name='...')."
         )
     settings = ToolSettings(name=name, description=description, timeout_s=timeout_s, annotations=annotations)
 
@@ -829,7 +829,7 @@ def _encodable(value: object) -> object:
 def _by_name(functions: Iterable[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     named: dict[str, Callable[..., Any]] = {}
     for function in functions:
-        _refuse_what_cannot_be_called(f"{function!r:.60}", function)
+        _refuse_what_cannot_be_called(shown(function), function)
         settings = settings_of(function)
         own_name: str = getattr(function, "__name__", "")
         name = settings.name if settings is not None and settings.name else own_name

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import PurePath
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import OwnKeywords, check_settings
+from grue.field_checks import OwnKeywords, check_settings, shown
 from grue.policies import UNLISTED, StartAhead, StartWhen
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.secrets.secret_forms import MIN_CHARS, looks_secret
@@ -178,7 +178,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
                 f'start="{self.start}" is for all servers of a runner: write Runner(start="{self.start}").'
             )
         known = ", ".join(f'"{each}"' for each in get_args(StartWhen))
-        raise MCPConfigError(f"The start of a server is one of {known}, not {self.start!r:.60}.")
+        raise MCPConfigError(f"The start of a server is one of {known}, not {shown(self.start)}.")
 
     def __eq__(self, other: object) -> bool:
         """Compare everything but the place: options are equal wherever they are written."""
@@ -269,6 +269,21 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
     options: ServerOptions = ServerOptions()
     inherit_env: InheritEnv = "all"
     sandbox: Sandbox | None = None
+
+    if TYPE_CHECKING:  # what may be given is more than what the fields hold afterwards
+
+        def __init__(
+            self,
+            command: str | PathLike[str],
+            args: Sequence[str | PathLike[str]] = (),
+            *,
+            name: str = "",
+            env: Mapping[str, str | PathLike[str]] = ...,
+            cwd: str | PathLike[str] | None = None,
+            options: ServerOptions = ...,
+            inherit_env: InheritEnv = "all",
+            sandbox: Sandbox | str | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         """Refuse a command that is not a word, and arguments that are not a list of words."""

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, field
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import check_settings
+from grue.field_checks import check_settings, shown
 from grue.policies import ToolAnnotations
 from grue.protocol.tools import results as tool_results
 from grue.runtime.processes.child_process import Capture, Command
@@ -93,7 +93,7 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         for name, what in (("commands", "programs"), ("inherit", "names of variables")):
             value = getattr(self, name)
             if not isinstance(value, list | tuple) and (name, value) != ("commands", "any"):
-                raise MCPConfigError(f"ShellTool: {name} is a list of {what}, not {value!r:.60}.")
+                raise MCPConfigError(f"ShellTool: {name} is a list of {what}, not {shown(value)}.")
             if not all(isinstance(each, str | list | tuple) for each in value):
                 raise MCPConfigError(f"ShellTool: {name} has an entry that is not a text.")
         try:

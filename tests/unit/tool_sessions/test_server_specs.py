@@ -1,5 +1,8 @@
 """What an `HttpServer` shows of itself, and what it keeps to itself."""
 
+import ast
+import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,3 +57,19 @@ def test_a_server_has_a_name_and_its_arguments_may_be_a_list() -> None:
     assert (server.name, server.args) == ("npx", ("-y", "thing"))
     assert HttpServer(url="https://tools.test/mcp").name == "tools.test"
     assert StdioServer(command="x", name="mine").name == "mine"
+
+
+def test_the_declared_arguments_of_a_local_server_are_its_fields() -> None:
+    """Type checkers read the `__init__` that is declared for them. It takes paths, which become texts."""
+    tree = ast.parse(inspect.getsource(StdioServer))
+    declared = next(
+        each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name == "__init__"
+    )
+    names = [each.arg for each in (*declared.args.args[1:], *declared.args.kwonlyargs)]
+    assert sorted(names) == sorted(StdioServer.__struct_fields__)
+    types = {each.arg: ast.unparse(each.annotation or each) for each in declared.args.args[1:3]}
+    assert types == {"command": "str | PathLike[str]", "args": "Sequence[str | PathLike[str]]"}
+    server = StdioServer(
+        Path("bin/it"), [Path("a")], env={"HOME": Path("/h")}, cwd=Path("b"), sandbox="files"
+    )
+    assert (server.command, server.args, server.cwd) == ("bin/it", ("a",), "b")

@@ -34,6 +34,7 @@ from grue.engine.tool_servers import (
     usable_servers,
 )
 from grue.errors import MCPConfigError, MCPError, TurnCancelled
+from grue.field_checks import shown
 from grue.policies import ApprovalDecision, ApprovalQuestion, ToolPolicy, TurnLimits
 from grue.protocol.tools.policy import judge, judged, own_copies, question_about, read_decisions, settled
 from grue.runtime.loops.interrupts import defer_interrupts
@@ -99,7 +100,7 @@ class ToolClient(ToolAccess):
         hide_secrets(self.recorder, self._servers.values())
         if not isinstance(max_reconnects, int | None) or (max_reconnects or 0) < 0:
             raise MCPConfigError(
-                f"max_reconnects= wants a number, 0 or more, or None for any, not {max_reconnects!r:.60}."
+                f"max_reconnects= wants a number, 0 or more, or None for any, not {shown(max_reconnects)}."
             )
         self._max_reconnects = max_reconnects
         self._registry = ProcessRegistry()

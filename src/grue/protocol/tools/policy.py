@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
+from grue.field_checks import shown
 from grue.policies import ApprovalDecision, ApprovalQuestion, ToolAnnotations, ToolPolicy, ToolRule, Verdict
 from grue.protocol.json_text import digest
 from grue.protocol.tools.names import is_built_in, read_arguments
@@ -197,7 +198,7 @@ def _fault(rule: ToolRule) -> str:
     if rule.verdict not in _STRICTNESS:
         return f"verdict should be allow, ask or deny, not {rule.verdict!r}"
     if rule.max_calls is not None and rule.max_calls < 0:
-        return f"max_calls should be 0 or more, not {rule.max_calls}"
+        return f"max_calls should be 0 or more, not {shown(rule.max_calls)}"
     return ""
 
 

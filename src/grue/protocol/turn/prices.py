@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import BudgetSpent, MCPConfigError
-from grue.field_checks import check_settings
+from grue.field_checks import check_settings, shown
 from grue.policies import Budget
 
 _MILLION = 1_000_000
@@ -43,7 +43,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in self.__struct_fields__:
             price = getattr(self, name)
             if price is not None and not 0 <= price < float("inf"):
-                raise MCPConfigError(f"Price({name}={price}): a price is a number of USD, 0 or more.")
+                raise MCPConfigError(f"Price({name}={shown(price)}): a price is a number of USD, 0 or more.")
 
     @property
     def in_batches(self) -> "Price":

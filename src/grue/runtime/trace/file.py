@@ -36,6 +36,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from grue.errors import MCPConfigError, TraceError
+from grue.field_checks import is_usable, shown
 from grue.runtime.files import LineFile, next_line, open_regular, write_whole
 from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.interrupts import block_signals
@@ -262,6 +263,8 @@ class TraceWriter(Closing):
         ):
             if not isinstance(value, kind):
                 raise MCPConfigError(f"TraceWriter: {argument}= cannot be a {type(value).__name__}.")
+        if started_at is not None and not is_usable(started_at, above_0=False):
+            raise MCPConfigError(f"TraceWriter: started_at= wants seconds, not {shown(started_at)}.")
         self.path = Path(path)
         self.last_seq, self.last_t = 0, 0.0
         self._options = options or TraceOptions()

@@ -34,7 +34,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import OwnKeywords, check_settings
+from grue.field_checks import OwnKeywords, check_settings, shown
 from grue.policies import SupportCheck
 from grue.protocol.chat_wire.failures import Fault, describe, fault_of_status
 from grue.protocol.chat_wire.formats import FORMATS, WireName
@@ -207,7 +207,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
             value: object = getattr(self, field)
             if not isinstance(value, str) or (field == "model" and not value.strip()):
                 raise MCPConfigError(
-                    f"LlmSettings({field}={value!r:.60}): {field} is a text that may not be empty, such as"
+                    f"LlmSettings({field}={shown(value)}): {field} is a text that may not be empty, such as"
                     f" {field}={example!r}."
                 )
         if not isinstance(self.then, list | tuple) or not all(
