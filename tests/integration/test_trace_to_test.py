@@ -250,6 +250,7 @@ def test_an_answer_that_is_no_type_is_refused(tmp_path: Path, monkeypatch: pytes
     # The user's type is another one now: the test is written, and says at once that it does not hold.
     done = grue("trace", "to-test", "a.jsonl", "--answer", "no_answers:TEXT", "-o", "test_b.py", cwd=tmp_path)
     assert "Wrote test_b.py" in done.stdout
+    assert done.returncode == 1
     assert "It does not pass now: AssertionError: the answer is '1', not 1" in done.stderr
     done = grue(
         "trace",
@@ -356,7 +357,7 @@ def test_from_a_wrong_answer_to_a_regression_test(tmp_path: Path) -> None:
     written = grue(
         "trace", "to-test", "forked", "--tools", "shop=my_agent:TOOLS", "-o", "test_price.py", cwd=tmp_path
     )
-    assert written.returncode == 0, written.stderr
+    assert written.returncode == 1, written.stderr
     assert "does not pass now: AssertionError: call 1, shop.price" in written.stderr
     before = run(tmp_path, tmp_path / "test_price.py").stdout
     assert "its result is 4, not {'euros': 0.04}" in before

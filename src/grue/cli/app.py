@@ -436,7 +436,8 @@ def fork(
 def runs(
     folder: Annotated[Path, typer.Argument(help="A folder of episodes.")] = Path("runs"),
     html: Annotated[
-        bool, typer.Option("--html", help="Write an index page into the folder, and a page for each episode.")
+        bool,
+        typer.Option("--html", help="Write an index page into the folder, and a page beside each trace."),
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Write it and open it in a browser.")] = False,
 ) -> None:

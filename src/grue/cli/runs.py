@@ -42,9 +42,7 @@ def list_runs(folder: Path) -> None:
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.
     """
-    beside = list(traces_in(Path() if folder == RUNS else folder / RUNS))
-    in_folder = list(traces_in(folder)) if beside else _episodes(folder)
-    found = sorted([*in_folder, *beside], key=_written, reverse=True)
+    found = _episodes(folder, Path() if folder == RUNS else folder / RUNS)
     width = max(len(shown_path(path)) for path in found)
     readable = _MOST_READ_BYTES
     for path in found:
@@ -58,26 +56,27 @@ def list_runs(folder: Path) -> None:
 
 
 def write_runs(folder: Path, open_browser: bool) -> None:
-    """Write an index page of the episodes of a folder, and the pages that it links to.
+    """Write an index page of the episodes of a folder and of its `runs`, and the pages that it links to.
 
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.
         TraceError: The index cannot be written.
     """
-    found = _episodes(folder)
+    found = _episodes(folder, folder / RUNS)
     from grue.tracing.runs_page import write_index
 
     page = write_index(folder, found)
     say_page(page, open_browser, f": {counted(len(found), 'episode')}")
 
 
-def _episodes(folder: Path) -> list[Path]:
+def _episodes(folder: Path, beside: Path) -> list[Path]:
+    """Return the episodes of a folder and of another one, the latest first."""
+    found = sorted([*traces_in(folder), *traces_in(beside)], key=_written, reverse=True)
+    if found:
+        return found
     if not folder.is_dir():
         raise MCPConfigError(f"There is no folder {shown_path(folder)}. `grue play` makes one named runs.")
-    found = list(traces_in(folder))
-    if not found:
-        raise MCPConfigError(f"There is no trace in {shown_path(folder)}.{_of_fleet(folder)}")
-    return found
+    raise MCPConfigError(f"There is no trace in {shown_path(folder)}.{_of_fleet(folder)}")
 
 
 def _of_fleet(folder: Path) -> str:

@@ -285,12 +285,16 @@ def trace_to_test(
         bool, typer.Option("--run/--no-run", help="Run the test once, with the tools of --tools.")
     ] = True,
 ) -> None:
-    """Write a pytest file that runs a turn again with the recorded replies, and asserts what it decided."""
+    """Write a pytest file that runs a turn again with the recorded replies, and asserts what it decided.
+
+    The exit status is 1 if the test does not pass.
+    """
     with plain_errors():
         from grue.cli.trace_to_test import to_test
 
         take_interrupts()
-        to_test(chosen_trace(file), turn, tools or (), out, answer=answer, run_once=run)
+        if not to_test(chosen_trace(file), turn, tools or (), out, answer=answer, run_once=run):
+            raise typer.Exit(FAILED)
 
 
 @trace_app.command("schema")

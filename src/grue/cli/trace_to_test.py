@@ -57,8 +57,8 @@ def to_test(
     *,
     answer: str | None = None,
     run_once: bool = True,
-) -> None:
-    """Write the test, run it once, and print where it is and, if it fails, why.
+) -> bool:
+    """Write the test, run it once, and print where it is and, if it fails, why. Return whether it passed.
 
     Args:
         file: A trace, or a run folder.
@@ -93,6 +93,7 @@ def to_test(
     say(f"Wrote {shown_path(path)}. Run it with: python -m pytest {shown_path(path)}")
     if fault:
         say(f"It does not pass now: {printable(fault, _SHORT)}", err=True)
+    return not fault
 
 
 def _fault(path: Path, turn: int) -> str:

@@ -82,3 +82,15 @@ def test_the_command_says_what_it_wrote(
     assert capsys.readouterr().out == f"Wrote {folder / 'index.html'}: 2 episodes\n"
     with pytest.raises(MCPConfigError, match="There is no trace"):
         write_runs(tmp_path_factory.mktemp("empty"), open_browser=False)
+
+
+def test_the_page_of_a_folder_has_what_its_folder_runs_has(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "runs").mkdir()
+    (folder / "first").rename(folder / "runs" / "first")
+    write_runs(folder, open_browser=False)
+    assert "2 episodes" in capsys.readouterr().out
+    found = rows(folder / "index.html")
+    assert set(found) == {"runs/first", "se cond<b>"}
+    assert (folder / found["runs/first"]["page"]).is_file()
