@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import pydoc
 from pathlib import Path
 
 NAMES = [line.split() for line in (Path(__file__).parent / "public_api.txt").read_text().splitlines()]
@@ -29,3 +30,27 @@ def test_what_help_says_of_a_public_name_fits_a_screen() -> None:
                     found += _long(f"{name}.{method}", each)
     assert described > 100
     assert found == []
+
+
+def test_help_of_each_method_fits_a_screen_as_python_prints_it() -> None:
+    printed = {
+        f"{name}.{method}": len(pydoc.plain(pydoc.render_doc(each)).splitlines())
+        for module, name in NAMES
+        if inspect.isclass(value := getattr(importlib.import_module(module), name))
+        for method, each in inspect.getmembers(value, inspect.isroutine)
+        if not method.startswith("_")
+    }
+    assert len(printed) > 100
+    assert {method: lines for method, lines in printed.items() if lines > SCREEN} == {}
+
+
+def test_help_of_a_class_begins_with_its_text_and_comes_to_the_members_within_60_lines() -> None:
+    """All members follow, those of Python and msgspec too: `help()` cannot be told to leave any out."""
+    late: dict[str, int] = {}
+    for module, name in NAMES:
+        value = getattr(importlib.import_module(module), name)
+        if inspect.isclass(value):
+            lines = pydoc.plain(pydoc.render_doc(value)).splitlines()
+            before = next((n for n, line in enumerate(lines) if line.startswith(" |  Method resolution")), 0)
+            late |= {name: before} if before > 60 else {}
+    assert late == {}

@@ -276,13 +276,20 @@ def test_a_body_that_cannot_be_sent_is_refused_where_it_is_made() -> None:
 
 
 def test_a_fault_of_the_script_asks_for_another_script_and_not_for_another_model() -> None:
-    for script, says in (([], "no reply number 1"), (lambda _: 3, "returned a int, and no reply or text")):
+    for script, says, advice in (
+        (
+            [],
+            "no reply number 1",
+            "each reply with tool calls is followed by a request, and so is each refused answer.",
+        ),
+        (lambda _: 3, "returned a int, and no reply or text", "\nCorrect the script of the test."),
+    ):
         with (
             ScriptedLlmServer(script) as server,  # type: ignore[arg-type]  # the mistake
             pytest.raises(LLMError, match=says) as failed,
         ):
             Runner(llm=LlmSettings(base_url=server.base_url, model="m")).run_turn("Hello.")
-        assert str(failed.value).endswith("\nCorrect the script of the test.")
+        assert str(failed.value).endswith(advice)
 
 
 def test_a_script_without_a_further_reply_says_what_the_request_was_for() -> None:

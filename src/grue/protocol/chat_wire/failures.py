@@ -589,6 +589,11 @@ def _remedy(
             return "Send less, above all fewer images, or raise the limit of the proxy before the endpoint."
         case "too_long":
             return "Set a ContextPolicy, send less, or choose a model with a larger context window."
+        case "request" if fault.message.startswith("grue.testing: the script has no reply"):
+            return (
+                "Add a reply to the script of the test, or find out why the agent asked again:"
+                " each reply with tool calls is followed by a request, and so is each refused answer."
+            )
         case "request" if fault.message.startswith("grue.testing: "):
             return "Correct the script of the test."
         case "request":
