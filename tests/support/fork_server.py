@@ -231,6 +231,7 @@ if __name__ == "__main__":
             if status < 0:  # die of the same signal
                 import signal
 
-                signal.signal(-status, signal.SIG_DFL)
+                if status != -signal.SIGKILL:  # that one cannot be set
+                    signal.signal(-status, signal.SIG_DFL)
                 os.kill(os.getpid(), -status)
             os._exit(status)

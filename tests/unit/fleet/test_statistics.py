@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from case_tables import each_case
-from scipy.stats import binomtest
 
 from grue.fleet import statistics
 from grue.fleet.statistics import (
@@ -23,6 +22,8 @@ from grue.fleet.statistics import (
 
 
 def test_the_sign_test_is_exact_and_quick_for_any_number_of_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scipy.stats import binomtest  # takes half a second, which each worker would pay
+
     counts = [
         (0, 0),
         (0, 1),
