@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from grue.cli.saying import say, shown_path
+from grue.cli.saying import GRUE, say, shown_path
 from grue.runtime.safe_text import printable
 from grue.tracing import show as table
 from grue.tracing import stats_table
@@ -68,7 +68,29 @@ def show(options: ShowOptions) -> bool:
         return False
     lines = _live_lines(episode, wanted, options) if options.follow else _lines(episode, wanted, options)
     _print(lines, at_once=options.follow)
+    if not options.follow:
+        for turns in wanted.turns:
+            _say_if_repeated(episode, turns)
     return True
+
+
+def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
+    """Say on standard error if one turn was asked for and several have its number, and how to see one."""
+    begun, last = [], 0
+    for line in episode.lines() if len(turns) == 1 and turns.start else ():
+        last = line.line.seq
+        if turn_of_line(line) == turns.start and kind_of_line(line) == "RunTurn":
+            begun.append(last)
+    if len(begun) < 2:
+        return
+    *others, latest = begun
+    only = f"--turn {turns.start} --message {latest}-{last}"
+    say(
+        f"grue: Turn {turns.start} begins {len(begun)} times here, at messages"
+        f" {', '.join(map(str, others))} and {latest}: each map counts its turns from 1, and a turn that goes"
+        f" on later begins again. To see the last alone: {GRUE} trace show {shown_path(episode.path)} {only}",
+        err=True,
+    )
 
 
 def _what_there_is(episode: EpisodeReader) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,11 @@ from recorded_turns import Called, Play, Tape
 from trace_files import TraceFile
 from typer.testing import CliRunner
 
+from grue import LlmSettings, Runner
 from grue.cli.app import app
+from grue.hosting import LlmEndpoint
 from grue.messages import RunTurn
+from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
 
 RUN = CliRunner()
 
@@ -121,3 +125,22 @@ def test_what_is_no_trace_exits_with_one(tmp_path: Path, command: str) -> None:
     damaged = tmp_path / "trace.jsonl"
     damaged.write_text("{}\n")
     assert RUN.invoke(app, ["trace", command, str(damaged)]).exit_code == 1
+
+
+def test_a_number_that_several_turns_have_is_told_with_the_command_that_shows_one(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    llm = LlmSettings(base_url=OFFLINE_URL, model=MODEL)
+    endpoint = LlmEndpoint(llm, transport=ScriptedModelTransport(script=reply_in_chat))
+    with Runner(llm=endpoint, trace=file) as runner:
+        for texts in (["One.", "Two."], ["Three.", "Four."]):
+            assert all(item.outcome for item in runner.map(texts, concurrency=1))
+    shown = RUN.invoke(app, ["trace", "show", str(file), "--turn", "2"])
+    told = re.search(
+        r"Turn 2 begins 2 times here, .*?To see the last alone: .*?trace show (.*)", shown.output
+    )
+    assert told is not None, shown.output
+    alone = RUN.invoke(app, ["trace", "show", *shlex.split(told[1])])
+    assert "Four." in alone.output
+    assert "Two." in shown.output
+    assert "Two." not in alone.output
+    assert "begins" not in RUN.invoke(app, ["trace", "show", str(file), "--turn", "1-2"]).output
