@@ -13,7 +13,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import anyio
@@ -462,7 +462,6 @@ class LlmActor(Actor[m.LlmCommand]):
         note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever a request has been written; `None`: nothing is called.
-        first: A request that is in the trace already, asked before all others; `None`: none.
     """
 
     def __init__(
@@ -473,10 +472,8 @@ class LlmActor(Actor[m.LlmCommand]):
         note: Note,
         lent: LentConversation | None = None,
         on_sent: Callable[[], None] | None = None,
-        first: Envelope[m.LlmCommand] | None = None,
     ) -> None:
         super().__init__(mailbox)
-        self._first = first
         self._agent = agent
         self._chain = self._endpoint = endpoint
         self._has_chosen = len(endpoint.chain) == 1
@@ -488,13 +485,9 @@ class LlmActor(Actor[m.LlmCommand]):
         self._long_reply = False
         self._unreported = m.Usage()
 
-    @contextlib.asynccontextmanager
-    async def around(self) -> AsyncIterator[None]:
-        """Keep the endpoint's connections open, and serve the request that is in the trace already."""
-        async with self._chain:
-            if self._first is not None:
-                await self.receive(self._first)
-            yield
+    def around(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Keep the endpoint's connections open."""
+        return self._chain
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
         """Ask the endpoint and send the outcome to the agent, or as the reply if the sender awaits one."""
@@ -764,7 +757,9 @@ class EndpointActors:
         self, mailbox: Mailbox[m.LlmCommand], agent: Mailbox[m.TurnEvent], note: Note
     ) -> Actor[m.LlmCommand]:
         """Return an LLM actor for one turn."""
-        return LlmActor(mailbox, agent, self._endpoint, note, self._lent, self._on_sent, self._first)
+        if self._first is not None:
+            mailbox.put_recorded(self._first)
+        return LlmActor(mailbox, agent, self._endpoint, note, self._lent, self._on_sent)
 
     @property
     def profile(self) -> WireProfile:

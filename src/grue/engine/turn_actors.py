@@ -201,7 +201,7 @@ class TurnActors:
         self._past = past if isinstance(past, TurnsPast) else None
         self._goes_on = past if isinstance(past, GoesOn) else None
         self._wiring = wiring
-        self._earlier = EarlierResults() if earlier is None else earlier
+        self._earlier = earlier
         self._resources = resources
         self._command = command
         self._check = check
@@ -432,7 +432,7 @@ class TurnActors:
         """Return the whole result of a call of this turn, or of an earlier one of its conversation."""
         call_id = m.CallId(handle)
         found = None if self._agent is None else self._agent.result_of(call_id)
-        return self._earlier.find(call_id) if found is None else found
+        return found if found is not None or self._earlier is None else self._earlier.find(call_id)
 
     def _tools(self) -> tuple[m.ToolDefinition, ...]:
         return () if self._agent is None else self._agent.tools
