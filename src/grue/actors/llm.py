@@ -604,7 +604,7 @@ class LlmActor(Actor[m.LlmCommand]):
         return m.ReplyDropped(request=command.request, usage=self._unreported)
 
     async def _ask(self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]) -> _Asked:
-        """Add what a request says to its conversation; nothing is sent yet."""
+        """Add a request's messages and tools to its conversation, without sending anything yet."""
         begun = anyio.current_time()
         if not self._has_chosen:
             self._endpoint, self._has_chosen = self._chain.first(begun), True

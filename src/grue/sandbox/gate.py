@@ -195,7 +195,7 @@ class Gate:
         finally:
             os.close(pidfd)
         try:
-            # Now it is certain that the number has not been given to another process meanwhile.
+            # If the request is valid, its process still waits, so no other process has got the id `pid`.
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)

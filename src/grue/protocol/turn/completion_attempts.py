@@ -273,7 +273,7 @@ def smaller_limit(
 ) -> int | None:
     """Return the token limit that a refused request has room for.
 
-    `None` if the prompt is too long by itself or leaves little of the limit: it has to become shorter.
+    `None` if the prompt leaves too little room for an answer: then the prompt has to be shortened.
     """
     limit = profile.limit(settings)
     if overflow is None or limit is None or _LIMITS & settings.extra_body.keys():
