@@ -237,6 +237,7 @@ def test_what_went_wrong_is_seen_in_the_list_of_turns(open_messages: Any, html: 
     second, third = turns(page).get_by_role("option").nth(2), turns(page).get_by_role("option").nth(3)
     for word in ("timeout", "retry", "skipped", "forced"):
         expect(second.get_by_text(word)).to_have_count(1)
+    expect(second.get_by_text("forced")).to_have_text("forced")  # counted once
     expect(third.get_by_text("died")).to_have_count(1)
     page.get_by_label("Order of the turns").select_option("worst")
     expect(turns(page).get_by_role("option").first).to_contain_text("timeout")

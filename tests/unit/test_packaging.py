@@ -69,6 +69,13 @@ def test_the_publishing_workflow_lacks_a_persons_credentials_only() -> None:
     files = " ".join(each["path"] for each in kept).split()
     made = {*re.findall(r"(?:> |--output-file )(\S+)", commands), "dist/"}
     assert {*files} == made, "what a step makes is what the next job gets"
+    for job in jobs.values():
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step), step
+            if "run" in step:
+                subprocess.run(["sh", "-n", "-c", step["run"]], check=True)
+            else:
+                assert re.fullmatch(r"[\w-]+/[\w-]+@(?:v\d+|release/v\d+)", step["uses"]), step
 
 
 @pytest.fixture

@@ -445,7 +445,13 @@ class TurnTotals(Struct):
     died: set[str] = field(default_factory=set)
 
     def add_mark(self, row: "Row") -> None:
-        """Count the mark of a message. If a server died in a call, its end has been counted there."""
+        """Count the mark of a message, once for one event.
+
+        If a server died in a call, its end has been counted there. A forced turn ends with the word of the
+        request that forced it.
+        """
+        if row.kind == "TurnCompleted" and row.mark in self.marks:
+            return
         if row.kind in ("SessionClosed", "ServerEnded") and row.mark == "died" and row.sender in self.died:
             return
         if row.kind == "ServerDied":

@@ -63,7 +63,7 @@ function drawStoryTurn(trace, turn) {
   return element("article", { class: `story-turn ${turn.grade}`, "aria-label": turn.name },
     element("h3", {}, element("a", { href: `#turn-${turn.number}` }, turn.name)),
     turn.outcome ? badge(turn.outcome, outcomeGrade(turn)) : null,
-    ...turn.marks.slice(0, 4).map((mark) => badge(markName(mark), mark.grade)),
+    ...turn.marks.filter(({ word }) => word !== turn.outcome).slice(0, 4).map((mark) => badge(markName(mark), mark.grade)),
     element("span", { class: "summary" }, storyFacts(turn)),
     turn.phases.length ? phases : null);
 }
