@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TURNS ?= 60
 SEED ?= 7
 SECONDS ?= 600
+EXTRAS := dev
 
 # Of the tests, those that count for coverage, which slows them down; most others start commands. The slow ones
 # among them, and those by Hypothesis, do not count: what is covered is no chance.
@@ -56,7 +57,7 @@ $(VENV)/.docs: pyproject.toml constraints.txt src/grue/runtime/version.py | $(VE
 
 $(VENV)/.dev: pyproject.toml constraints.txt src/grue/runtime/version.py | $(VENV)/bin/python
 	@echo "Installing what the tests need into $(VENV), once. This may take some minutes."
-	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@ $(VENV)/.play
 
 play: $(VENV)/.play ## play the embedded world offline, with the bundled reasoning server
