@@ -77,6 +77,7 @@ _FIRST_CHARS = re.compile(r"[<\[\]]")
 _NO_TEXT = frozenset(" \t\n\r`'\"([")
 _MOST_LOOKED_AT = 10_000
 _FENCE = re.compile(r"```(?:json|tool_call|tool_calls|xml)?[ \t]*\n", re.IGNORECASE)
+_NAMED = re.compile(r"(?:^|(?<=[^\s`'\"(\[]))>>>([\w.\-/:]{1,200})\n(?=\{)", re.MULTILINE)
 _NAME = re.compile(r"[\w.\-/:]{1,200}")
 _HARMONY = re.compile(
     r"(?:(?:<\|start\|>)?(?P<role>[^<]{0,200}))<\|channel\|>(?P<channel>[^<]{0,200})"
@@ -271,7 +272,7 @@ def read_written(
     if fence is not None and text.endswith("```"):
         inner = text[fence.end() : -3].strip()
         return _marked(inner, by_name) or (_bare(inner, known) if bare else None)
-    found = _marked(text, by_name)
+    found = _marked(text, by_name) or _named(text, known)
     if found is not None or not bare:
         return found
     return _bare(text, known) or _last_fence(text, known) or _last_lines(text, known)
@@ -581,6 +582,16 @@ def _bare(text: str, known: Iterable[str]) -> Written | None:
     except _Unreadable:
         return None
     return Written("json", tuple(calls), sure=True) if all(call.name in known for call in calls) else None
+
+
+def _named(text: str, known: Iterable[str]) -> Written | None:
+    """Return the text before a call such as `>>>name` with its arguments in the next line."""
+    if text.startswith("{") or not text.endswith("}"):
+        return None
+    for mark in _NAMED.finditer(text):
+        if mark[1] in known and text.count("```", 0, mark.start()) % 2 == 0:
+            return Written("named", before=text[: mark.start()].removeprefix("all\n").strip())
+    return None
 
 
 def _last_fence(text: str, known: Iterable[str]) -> Written | None:

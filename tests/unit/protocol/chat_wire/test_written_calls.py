@@ -134,6 +134,12 @@ def test_a_reply_as_the_models_own_template_renders_it(reply: dict[str, str | bo
         ("<|tool_calls_section_begin|><|tool_calls_section_end|>", "kimi"),
         ('files.read\n{"path": "/a"}', "named"),
         ('The file\n{"path": "/a"}', None),
+        ('I look.>>>files.read\n{"path": "/a"}', "named"),
+        ('all\nI look.\n>>>files.read\n{"path": "/a"}>>>files.list\n{}', "named"),
+        ('I look.>>>shop.buy\n{"path": "/a"}', None),
+        ('I look, `>>>files.read\n{"path": "/a"}', None),
+        ('So:\n\n```\n>>>files.read\n{"path": "/a"}', None),
+        ('>>> files.read\n{"path": "/a"}', None),
     ],
 )
 def test_a_mark_behind_a_text_counts_if_a_template_writes_it_so(text: str, form: str | None) -> None:
