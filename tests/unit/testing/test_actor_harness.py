@@ -176,7 +176,7 @@ def test_a_test_that_waits_for_what_never_comes_says_where() -> None:
             await harness.tell(Measure(times=0))
             await anyio.Event().wait()
 
-    with pytest.raises(Deadlock, match=r"\n  thermometer: Actor\.run \(actor\.py:") as caught:
+    with pytest.raises(Deadlock, match=r"\n  thermometer: Mailbox\.receive \(actor\.py:") as caught:
         run_in_virtual_time(scene)
     assert "test_actor_harness.py" in str(caught.value)
 
