@@ -34,7 +34,7 @@ def waiting(tmp_path: Path) -> Waiting:
     """A client of the fork server, and the program that it had run, which waits for a signal."""
     program = tmp_path / "waits.py"
     program.write_text(WAITS, encoding="utf-8")
-    client = subprocess.Popen(forked(str(program)), stdout=subprocess.PIPE, text=True)
+    client = subprocess.Popen(forked(str(program)), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert client.stdout is not None
     with client.stdout:
         return client, psutil.Process(int(client.stdout.readline()))
