@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import command, environment, forked
+from commands import command, environment, forked, grue
 
 from grue.testing.llm_server import ScriptedLlmServer, error_reply
 
@@ -111,3 +111,11 @@ NEXT: dict[Callable[[Path], str], str] = {
 def test_the_error_names_the_next_command(mistake: Callable[[Path], str], tmp_path: Path) -> None:
     said = mistake(tmp_path)
     assert re.search(NEXT[mistake], said), said
+
+
+def test_the_command_after_a_dead_endpoint_says_how_to_check_it_and_then_does(tmp_path: Path) -> None:
+    assert "`grue doctor` checks it" in dead_endpoint(tmp_path)
+    assert "grue doctor --base-url URL --model NAME checks one" in grue("doctor", cwd=tmp_path).stdout
+    asked = grue("doctor", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", cwd=tmp_path)
+    assert asked.returncode == 1
+    assert "http://127.0.0.1:9/v1 cannot be reached" in asked.stdout

@@ -78,7 +78,8 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
         yield Finding("WRONG", str(error))
         return
     if not settings.api_key and not named:
-        yield Finding("note", "No LLM is configured. grue play --offline works without one.")
+        one = "grue doctor --base-url URL --model NAME checks one"
+        yield Finding("note", f"No LLM is configured: {one}. grue play --offline works without one.")
     elif not settings.api_key and needs_key(config.client_base_url):
         names = " or ".join(key_names(config.client_base_url))
         yield Finding("WRONG", f"There is no key for {url}.\nSet {names} in the environment.")
