@@ -58,7 +58,7 @@ def test_it_has_what_it_was_given_and_nothing_of_the_program_before(tmp_path: Pa
         assert json.loads(ran.stdout) == expected
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_client_ends_both(number: signal.Signals, waiting: Waiting) -> None:
     client, program = waiting
     client.send_signal(number)
