@@ -1567,9 +1567,9 @@ class RunTurn(Message, frozen=True, kw_only=True):
         user_stub: What takes the place of `user` if a later turn clears it; empty: it stays.
         show_schemas: Questions about calls carry the tools' input schemas. Old traces lack this field and are
             replayed without them.
-        binds_calls: The turn follows four rules that old traces lack. A call is only made of the tool that it
-            was decided for. Patterns that match no tool are noted. A call that is not made is noted in its
-            place among those that are. Thoughts do not count as part of the next prompt.
+        binds_calls: The turn follows four rules that old traces lack. A call is made only if its tool
+            has the definition that the call was decided for. Patterns that match no tool are noted. A call
+            that is not made is noted in its place. Thoughts do not count as part of the next prompt.
         plain_results: A tool's text reaches the model as it is, and not within JSON. Old traces lack it.
         states_answer: A request with tools tells the model the schema of the answer. Old traces lack it.
         asks: Which model the turn asks; `None`: an actor of the host's, or an old trace.

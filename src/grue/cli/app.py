@@ -56,7 +56,11 @@ _McpConfig = Annotated[
 ]
 _Start = Annotated[
     Literal[StartWhen, StartAhead] | None,
-    typer.Option(help="When each turn's server starts.", show_default="the project's"),
+    typer.Option(
+        help="When each turn's server starts: before the first request, beside it, or when called; "
+        "after_turn and beside_turn start the next turn's in advance.",
+        show_default="the project's",
+    ),
 ]
 _Pace = Annotated[
     float, typer.Option(min=0, max=60, help="Seconds to wait before each move.", show_default="0")
@@ -101,7 +105,7 @@ def play(
     quiet: _Quiet = False,
     as_json: _Json = False,
 ) -> None:
-    """Play an episode of a text adventure with an agent that thinks with MCP tools."""
+    """Play an episode of a text adventure with an agent that uses MCP tools."""
     with plain_errors():
         from grue.cli.play import play_episode
         from grue.cli.play_options import PlayOptions
@@ -195,7 +199,7 @@ def add(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="The server's name in the file.", show_default="that of the file"),
+        typer.Option(help="The server's name in the file.", show_default="from the source"),
     ] = None,
     values: Annotated[
         list[str] | None,
@@ -205,7 +209,7 @@ def add(
         Literal["npm", "pypi", "oci", "mcpb", "remote"] | None,
         typer.Option(
             "--use",
-            help="Which of the source's packages, or its address.",
+            help="Which one to use if the source offers several; remote: the server at its URL.",
             show_default="the first that works here",
         ),
     ] = None,
@@ -220,8 +224,8 @@ def add(
 ) -> None:
     """Add an MCP server to mcp_config.json: shows what would run, asks, and approves its tools.
 
-    Keys are written as ${VARIABLE}, never as values. A program that is not your own gets a box, if this
-    machine has boxes.
+    Keys are written as ${VARIABLE}, never as values. A program that is not your own runs in a
+    sandbox (see grue sandbox), if this machine can make one.
     """
     with plain_errors():
         from grue.cli.add import Adding, add_server
@@ -441,7 +445,7 @@ def runs(
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Write it and open it in a browser.")] = False,
 ) -> None:
-    """List the recorded episodes of a folder, or of the folder runs in it, the latest first."""
+    """List the recorded episodes in a folder, or in its subfolder "runs", newest first."""
     with plain_errors():
         from grue.cli.hosts import load_hosts
         from grue.cli.runs import list_runs, write_runs

@@ -291,7 +291,10 @@ def default_name(name: str) -> str:
 
 
 class _Entry:
-    """Collects an entry, and what else the user is told."""
+    """Builds a server's entry for `mcp_config.json`, and collects what the user is told about the entry.
+
+    That is the names of the variables that the entry reads, which of them are optional, and the paths in it.
+    """
 
     def __init__(self, name: str, ask: Ask, env: Collection[str]) -> None:
         self.name, self._ask, self._env = name, ask, env

@@ -123,7 +123,10 @@ class WrongSetting(Struct, frozen=True):
 
 
 def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> WrongSetting | None:
-    """Return a fault in settings, of which some may be missing; `None`: there is none."""
+    """Return the first setting with an unknown name or a wrong type; `None`: all are right.
+
+    A setting that is missing is no fault.
+    """
     kinds = _kinds(declared)
     for name, value in settings.items():
         if name not in kinds:

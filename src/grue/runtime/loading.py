@@ -5,10 +5,10 @@ OpenSSL. Otherwise the child would have half of a module, or a lock that nobody 
 would fail, or wait for ever, whatever its time limit.
 """
 
-import concurrent.futures.thread  # noqa: F401 - see _wait_for_others
+import concurrent.futures.thread  # noqa: F401 - see register_at_fork
 import contextlib
 import importlib
-import logging  # noqa: F401 - see _wait_for_others
+import logging  # noqa: F401 - see register_at_fork
 import os
 import sys
 import threading
@@ -90,8 +90,6 @@ _usual_switch_s: float | None = None
 
 
 def _wait_for_others() -> None:
-    # The hook that was registered last runs first. Those of logging and of the thread pools take locks that
-    # an import may need. So their modules are imported, and their hooks registered, before this one.
     global _usual_switch_s
     if not _work_elsewhere():
         return
@@ -178,6 +176,10 @@ def _forget_other_threads() -> None:
 
 
 if hasattr(os, "register_at_fork"):
+    # Of the hooks before a fork, Python runs the one first that was registered last. `logging` and
+    # `concurrent.futures.thread` have hooks that take locks, and an import in another thread may need these
+    # locks to come to its end. `_wait_for_others` waits for that end, so it has to run before those hooks.
+    # That is why this module imports both modules, although it does not use them.
     os.register_at_fork(
         before=_wait_for_others,
         after_in_parent=_let_others_go_on,

@@ -92,7 +92,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
             is its working directory, to read and write. `web`: `pure` with the network.
         read: Files and folders that it may read.
         write: Files and folders that it may read, write and delete. They have to exist.
-        hide: Files and folders inside of those that it may not read after all.
+        hide: Files and folders inside of those that stay closed. A folder that contains one, at any depth,
+            cannot be listed, and nothing can be made, deleted or renamed in it.
         execute: The only programs that it may start besides its own; `None`: those of the system and of its
             own folders, too. All that it starts is in the same box.
         network: `True`: any. `False`: none. A list of `host:port`: only these, by a proxy of grue's. `None`:
@@ -218,7 +219,9 @@ def in_words(box: Sandbox) -> str:
     if box.write:
         said.append(f"writes {', '.join(box.write)}")
     if box.hide:
-        said.append(f"not {', '.join(box.hide)}")
+        said.append(
+            f"not {', '.join(box.hide)}, and no listing, making or deleting in a folder that contains it"
+        )
     if box.execute is not None:
         said.append(f"starts only {', '.join(box.execute) or 'itself'}")
     hosts = ", ".join(map(str, box.hosts))

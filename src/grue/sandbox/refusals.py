@@ -148,7 +148,8 @@ def _about_path(path: str, rules: tuple[Rule, ...], broken: Sequence[str], *, wr
     if folder in broken and not access:
         return (
             f"Its box does not open {path}: it hides something in {folder}, so it opens only what was there"
-            " at the start, and lets it make nothing there. Keep what is hidden in a folder of its own."
+            " at the start, and nothing can be made there. Move what is hidden out of {folder}, or work in a"
+            " subfolder that holds nothing hidden."
         )
     readable = any(each & READ_FILE for each in access)
     verb = "write" if writes or readable else "read"

@@ -445,10 +445,11 @@ class TurnTotals(Struct):
     died: set[str] = field(default_factory=set)
 
     def add_mark(self, row: "Row") -> None:
-        """Count the mark of a message, once for one event.
+        """Count the mark of a message, but count one event only once, although two messages may tell it.
 
-        If a server died in a call, its end has been counted there. A forced turn ends with the word of the
-        request that forced it.
+        A server that died during a call is told by `ServerDied`, and again when its session closes. A turn's
+        end has the turn's kind as its mark, for instance `forced`, which an earlier message such as
+        `FinalForced` may have too. The second message is not counted.
         """
         if row.kind == "TurnCompleted" and row.mark in self.marks:
             return

@@ -91,7 +91,7 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
 def _class_for(
     tag: str, fields: tuple[str, ...], base: type[Fact] = Fact, *, has_turn: bool = False
 ) -> type[Fact]:
-    # Readers expect a turn to be a number.
+    # Readers take `turn` for the turn's number. If the field is no number, its attribute gets another name.
     usable = [name for name in fields if _usable(name, base) and (name != "turn" or has_turn)]
     names = {name: name if name in usable else f"field_{number}" for number, name in enumerate(fields)}
     try:

@@ -128,7 +128,7 @@ def test_a_box_in_words_says_what_it_opens() -> None:
         unix_sockets=True, memory_mb=5, processes=6, open_files=7, file_mb=8, cpu_s=9,
     )  # fmt: skip
     assert in_words(box) == (
-        "files: its own program, a scratch folder and the workspace; reads /a; writes /b; not /a/c; starts only"
+        "files: its own program, a scratch folder and the workspace; reads /a; writes /b; not /a/c, and no listing, making or deleting in a folder that contains it; starts only"
         " git; network: x.example:1; Unix sockets; 5 MiB; 6 processes; 7 open files; 8 MiB a file;"
         " 9 s of processor time"
     )

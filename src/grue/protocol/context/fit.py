@@ -186,11 +186,11 @@ def _attachment_tokens(attachment: m.Attachment) -> int:
 
 
 def _learned(bytes_per_token: float, factor: float) -> float:
-    """Return a better estimate, after a text had `factor` times as many tokens as expected.
+    """Return a better `bytes_per_token`, after a text had `factor` times the tokens that it predicted.
 
-    If the text had more tokens, the estimate is corrected in full, because too low an estimate leads to a
-    refused request. If it had fewer, the estimate is corrected by half: too high an estimate only clears
-    early.
+    More tokens than predicted: the value is corrected in full, because a prediction that is too low leads to
+    a request that the model refuses as too long. Fewer tokens: it is corrected by half, because a prediction
+    that is too high only clears old results sooner than necessary.
     """
     wanted = bytes_per_token / factor
     if factor < 1:

@@ -158,7 +158,10 @@ def unlisted_tool(server: m.ServerName, tool: str) -> m.ToolDefinition:
 
 
 def open_call(call: m.ToolCall, task: m.OpenTask) -> ValidCall:
-    """Return a call that its server has already, as it was sent; its tool need not be listed any more."""
+    """Return a call that its server works on as a task, with the arguments that were sent.
+
+    The server need not list the call's tool any more.
+    """
     return ValidCall(call, unlisted_tool(task.server, task.call.tool), task.call.arguments, task.call.task)
 
 
@@ -227,7 +230,8 @@ def runs_of(calls: Iterable[tuple[ValidCall, CallTerms]], *, bind: bool = False)
 
     Args:
         calls: Valid calls, and what the policy says about each.
-        bind: Each call is only made of the tool that it was decided for.
+        bind: Give each call the digest of its tool's definition. The call is then made only if the tool
+            still has that definition when the call is sent.
     """
     digests: dict[str, str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []

@@ -162,7 +162,8 @@ def question_about(
 ) -> ApprovalQuestion:
     """Return the question about a call of `tool`, bound to the arguments and the tool's definition.
 
-    It holds copies: whoever answers it may change what it shows, and the call is made as it was.
+    The question has its own copies of the arguments and the schema. A host that modifies them, for instance
+    to mask a value that it shows, does not change the call.
     """
     return ApprovalQuestion(
         call_id=call_id,
