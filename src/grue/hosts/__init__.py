@@ -1,7 +1,7 @@
 """Host programs that drive an agent, each built on the public API of grue.
 
 To add a host, put its package beside the others, and add a row to `BUNDLED` and a command to `cli/app.py`.
-Only if fleets are to play it, it needs a module in `grue.fleet`.
+If fleets are to play the host, write a module in `grue.fleet` as well.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ class BundledHost(Struct, frozen=True, kw_only=True):
     """The modules and functions of a host that other parts of grue import.
 
     Attributes:
-        facts: The module that registers the facts that the host records; empty: it records none.
+        facts: The module that registers the facts that the host records; empty if it records none.
         work: The function that plays an episode in a fleet, as `module:name`; empty: fleets cannot play it.
     """
 

@@ -19,8 +19,9 @@ class Words(Struct, frozen=True, kw_only=True):
 
     Attributes:
         text: The piece.
-        reasoning: It belongs to the model's reasoning and not to its answer.
-        restart: The request is sent again. Discard the pieces since the last tool call; `text` is empty.
+        reasoning: Whether the piece belongs to the model's reasoning and not to its answer.
+        restart: The request is sent again, and the reply begins anew: discard the pieces since the last tool
+            call. `text` is empty.
     """
 
     text: str
@@ -49,7 +50,7 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
         call_id: Unique within one input.
         name: The tool's full name.
         result: What the model gets, before it is cut to a size; untrusted.
-        duration_s: Seconds that the call took; `None`: it was not made.
+        duration_s: Seconds that the call took; `None` if the call was not made.
     """
 
     call_id: str
@@ -62,10 +63,11 @@ LoopEvent: TypeAlias = Words | ToolStarted | ToolEnded
 
 
 class EventFeed:
-    """Makes events from the pieces of a reply (`words`) and from the trace, whose observer it is.
+    """Makes events from the pieces of a reply (`words`) and, as an observer of the recorder, from the trace.
 
     Args:
-        put: Called with each event, in the thread of the turn. It must not block, raise or record.
+        put: Called with each event, in the thread of the turn. It must not block, raise or record a fact,
+            because the recorder is locked while it calls its observers.
     """
 
     def __init__(self, put: Callable[[LoopEvent], object]) -> None:

@@ -51,7 +51,7 @@ class InjectedTools:
 
     Args:
         invoke: The function.
-        listed: The tools that the model is offered. Any other name is served, too.
+        listed: The tools that the model is offered. Calls of any other name reach `invoke`, too.
 
     Attributes:
         calls: The calls so far, in the order in which they ended.

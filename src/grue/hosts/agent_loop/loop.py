@@ -450,7 +450,8 @@ class AgentLoop:
         """Send a text to the model, make the tool calls that it asks for, and return its answer; blocking.
 
         A call that fails, an unknown tool and arguments that are not JSON are answered with an error text,
-        and the model goes on. Ctrl-C cancels the input within seconds; what was said so far is kept.
+        and the model goes on. Ctrl-C cancels the input within seconds; the conversation keeps what was
+        said so far.
 
         Args:
             text: The input.

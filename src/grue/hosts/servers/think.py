@@ -178,7 +178,7 @@ def _malformed(given: Json) -> list[str]:
 
 
 def _is_count(value: object) -> bool:
-    # JSON has one kind of number, so 3.0 is an integer; and to Python, True is one.
+    # JSON has one kind of number, so 3.0 counts as an integer. True does not, though it is an int in Python.
     if isinstance(value, float):
         return value.is_integer() and value >= 1
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -29,7 +29,7 @@ AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[
 class JudgedAction(Struct, frozen=True):
     """An action with its verdict: `denied` is the reason for a denial, empty if the action is allowed.
 
-    `tool` is `None` if there is no such tool.
+    `tool` is `None` if the action names no known tool.
     """
 
     action: PlannedAction

@@ -35,8 +35,8 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         max_turns: Replies of the model, also unusable ones.
         max_steps: Actions that are carried out.
         time_limit_seconds: For the whole run, the time for closing the servers not included.
-        requests: To the model.
-        tokens: Sent and received together.
+        requests: Requests to the model.
+        tokens: Tokens sent and received, together.
         cost_usd: As the endpoint reports it.
         result_chars: Longest result of a step that the model is shown. The artifact has all of it.
     """
@@ -76,7 +76,7 @@ class AgentConfig(Struct, kw_only=True):
         restrict_tools: Whether a skill in use denies all tools other than its `allowed-tools`.
         workspace: The folder in which files are read and written.
         instructions: Added to the prompt.
-        path: The file that the settings come from; `None`: none.
+        path: The file that the settings were read from; `None` if they were made in Python.
     """
 
     llm: LlmSettings | LlmEndpoint

@@ -134,7 +134,7 @@ def is_repeatable(tool: m.ToolDefinition | None) -> bool:
 
     The server's annotation is trusted here: a server that lies about it could do the same harm in one call.
     """
-    # this is also set for read-only tools
+    # `hints_of` sets `idempotent` for read-only tools, too.
     return hints_of(None if tool is None else tool.annotations).idempotent
 
 
@@ -167,7 +167,7 @@ class DecisionLoop:
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun
         self._resumed = past is not None
-        # The reply to the last request of a killed process that has not planned actions from the reply.
+        # The last reply, if the process was killed after the reply came and before its actions were planned.
         self._answered = past.end if past is not None and isinstance(past.end, m.TurnCompleted) else None
 
     def run(self) -> RunEnd:

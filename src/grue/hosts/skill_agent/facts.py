@@ -130,7 +130,7 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
 
 
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """The policy asked about actions. `parked`: the run ends, and waits for decisions until `expires_at`."""
+    """Actions need a person's approval. `parked`: the run ends and waits for decisions until `expires_at`."""
 
     questions: tuple[ApprovalQuestion, ...]
     decisions: tuple[ApprovalDecision, ...] = ()
@@ -145,7 +145,7 @@ class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Appro
 
 
 class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersConnected"):
-    """The servers are connected, or those that could be. `tools` has the names that calls use."""
+    """All servers that could be connected are connected. `tools` has the names by which tools are called."""
 
     event: ClassVar[str] = "mcp_servers_connected"
 
@@ -163,8 +163,8 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
     """A server could not be connected.
 
     Attributes:
-        server_name: The server; empty if the failure concerns none, as when the package `mcp` is absent.
-        goes_on_with: The servers that are used without it.
+        server_name: The server; empty if no single server failed, for example if the package `mcp` is absent.
+        goes_on_with: The servers that the run goes on with.
     """
 
     event: ClassVar[str] = "mcp_connection_failed"
@@ -187,7 +187,7 @@ class McpServerAbsent(McpConnectionFailed, frozen=True, kw_only=True, tag="skill
 
 
 class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolShadowed"):
-    """Two servers have a tool of the same name. The bare name means the one of `server`."""
+    """Two servers have a tool of the same name. The bare name means the tool of `server`."""
 
     event: ClassVar[str] = "mcp_tool_shadowed"
     level: ClassVar[LogLevel] = "warning"
@@ -222,10 +222,10 @@ class _CallFact(EventFact, frozen=True, kw_only=True):
     """Base of the facts about a call.
 
     Attributes:
-        number: The number of its step; `step` in the event. Old traces lack it.
-        tool_name: As the model wrote it.
-        server_name: The server of the tool; empty if there is none.
-        arguments: Those that the tool is called with.
+        number: The number of the step that makes the call; `step` in the event. 0 in old traces.
+        tool_name: The tool's name as the model wrote it.
+        server_name: The server of the tool; empty if no server has such a tool.
+        arguments: The arguments that the tool is called with.
     """
 
     turn: int
@@ -353,7 +353,7 @@ class FactEvents:
     Args:
         on_event: Called as `on_event(name, fields)`, in the thread that records the fact. What it raises
             reaches the code that records.
-        kinds: The facts.
+        kinds: The classes of facts whose events are passed on.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class FactEvents:
         self._kinds = kinds
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Call the function if the envelope has such a fact."""
+        """Call the function for each event of the envelope's fact, if that is one of the `kinds`."""
         del line
         if isinstance(envelope.body, self._kinds):
             for event in envelope.body.log_lines():

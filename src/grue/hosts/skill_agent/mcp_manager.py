@@ -161,10 +161,10 @@ class McpManager:
         turn: int = 0,
         definition: m.ToolDefinition | None = None,
     ) -> McpCallResult:
-        """Call a tool and return its result. Nothing is repeated.
+        """Call a tool and return its result. A call that fails is not repeated.
 
-        If the server has changed the tool or removed it since it was listed, it is not called. The result
-        says so, and `tools` has what the servers list now.
+        If the server has changed or removed the tool since it was listed, the tool is not called. The result
+        says so, and `tools` then has what the servers list now.
 
         Args:
             tool_name: A bare name, or `server.tool`. An unknown name gives an error result.
@@ -210,7 +210,7 @@ class McpManager:
         """Send a server any other request, such as `resources/read`, and return its raw result.
 
         Raises:
-            MCPRequestError: The server refused it, did not answer in time, or has died.
+            MCPRequestError: The server refused the request, did not answer in time, or has died.
             MCPError: The manager is not connected, or there is no such server.
         """
         return self._client().request(server, method, params)
@@ -235,7 +235,7 @@ class McpManager:
                 connected.client.close()
 
     def _listed_again(self, connected: _Connected) -> ToolRoutes:
-        """Take over the current tool lists of the servers."""
+        """Replace the listed tools by those that the servers list now, and return the new routes."""
         routes = tool_routes(connected.client.tools())
         with self._lock:
             if self._connected is connected:

@@ -16,7 +16,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     """The recorded part of a run.
 
     Attributes:
-        plan: The planned actions of the last reply; `None`: there is none yet.
+        plan: The planned actions of the last reply; `None` if no reply has come yet.
         plans: Number of replies, also unusable ones.
         results: The results of the steps, in order.
         begun: The step that was under way when the process ended; 0: none.

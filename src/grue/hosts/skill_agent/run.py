@@ -20,11 +20,12 @@ class Run(Struct, kw_only=True):
     """One run.
 
     Attributes:
-        began: When it began, in monotonic seconds; set back by the earlier part's duration if it was resumed.
+        began: When the run began, in monotonic seconds. For a resumed run, it is earlier by the time that the
+            run had taken before, so that its time limit covers both parts.
         folder: The run folder; `None`: nothing is written.
         manager: The connected servers; `None`: there are none.
         stream: Whether replies are streamed.
-        turn: Number of the turn whose actions are carried out; 0: the first reply is not there yet.
+        turn: Number of the turn whose actions are carried out; 0 until the first reply has come.
         turns: Number of replies so far, also unusable ones.
         results: The results of the steps so far, in order.
         asked: The approvals for which the run is parked; `None` if it is not parked.
@@ -61,8 +62,8 @@ class Run(Struct, kw_only=True):
     def offered(self) -> list[ActionType]:
         """The types of actions that the model is offered: all that can be used in this run.
 
-        `mcp_call` needs tools, and `use_skill` needs skills. If the model answers with one that it is not
-        offered, the step fails, and the model reads why.
+        `mcp_call` is offered only if there are tools, and `use_skill` only if there are skills. If the model
+        answers with an action that it is not offered, the step fails, and the model reads why.
         """
         empty = {
             name for name, some in ((MCP_CALL, self.tools), (USE_SKILL.name, self.skills.by_name)) if not some
@@ -75,7 +76,7 @@ class Run(Struct, kw_only=True):
 
 
 def error_text(error: Exception) -> str:
-    """Return an exception's text, after its class unless such exceptions have readable texts."""
+    """Return an exception's text, with its class before it unless its texts are written for people."""
     try:
         said = str(error).encode("utf-8", "replace").decode()
     except Exception:  # noqa: BLE001 - it is the host's own class

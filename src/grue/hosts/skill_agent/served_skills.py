@@ -163,7 +163,7 @@ class ServedSkills:
 
     Attributes:
         by_name: The approved skills.
-        waiting: Those that are not approved, or have changed since.
+        waiting: The listed skills that are not approved, or have changed since they were approved.
         problems: A sentence for each skill or server that cannot be used.
 
     Raises:

@@ -1,9 +1,9 @@
 """Skills: folders with a `SKILL.md`, in the Agent Skills format that many agents use.
 
-It is for hosts that offer skills to a model. `Skills` reads a folder of them: show the model names and
+Use it in a host that offers skills to a model. `Skills` reads a folder of skills: show the model names and
 descriptions, and give it the text of a skill, and the files beside it, when it asks for them.
 
-`granted` says what the `allowed-tools` of a skill mean for the tools of your host. They are tools that are
+`granted` says what the `allowed-tools` of a skill mean for the tools of your host. The named tools are
 approved in advance: pass `Grant.approved` to `grue.hosting.judge_calls`, so that a policy's `ask` does not
 apply to them. A `deny` stays. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, since
 the rules of a policy do not look at arguments. A bare name, such as `Read`, means an action of the host. A
@@ -74,7 +74,7 @@ def read_skills(folder: Path) -> tuple[dict[str, Skill], list[str]]:
     """Read the skills of a folder: its subfolders that have a `SKILL.md`, which may be links.
 
     Returns:
-        The skills by name, and a sentence with file and line for each that is left out.
+        The skills by name, and a sentence with file and line for each skill that is left out.
 
     Raises:
         MCPConfigError: The folder cannot be read, or has more than 200 skills.
@@ -134,7 +134,7 @@ def front_matter(text: str, path: Path) -> tuple[YamlDocument, str]:
     """Return the front matter of a `SKILL.md`, and the Markdown after it.
 
     Raises:
-        MCPConfigError: There is none, or it is not YAML; the error names the line.
+        MCPConfigError: The file has no front matter, or it is not YAML; the error names the line.
         MissingDependencyError: The package `pyyaml` is absent.
     """
     lines = text.splitlines()

@@ -1,8 +1,8 @@
 """The synchronous agent that a host uses: one blocking call for each turn, which returns a dict.
 
 An agent, its manager and its orchestrator may each be given a logger and a Langfuse client, often the same
-ones. They share the agent's recorder, so the observers that exist already are found there, and no event is
-sent twice.
+ones. All three use the agent's recorder. An observer is added only if the recorder has none for that logger
+or client, so no event is sent twice.
 
 Source: R10.4, R15.4
 """
@@ -168,7 +168,7 @@ class ZorkAgent:
         start: When each turn's server starts; `None`: as the configuration says. With `after_turn` and
             `beside_turn` there is one event loop for the episode; end it with `close`. Otherwise `anyio.run`
             is called once for each action.
-        approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
+        approve: Called with the tool calls that need approval, as by a `Runner`; `None`: nobody is asked.
 
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives. A host may set it.
@@ -302,7 +302,8 @@ class ZorkAgent:
         `listings` has the tools that each server listed last. A turn may offer them before its server is
         started.
 
-        A resumed turn does not count as the first: a server that was connected before gets its retry.
+        The next turn does not count as the first: if a server that was connected before does not start, the
+        start is tried a second time.
 
         Source: D12, P27
         """
@@ -315,7 +316,7 @@ class ZorkAgent:
     async def _generate_action_async(
         self, game_state_text: str, relevant_memories: str | None = None
     ) -> dict[str, str | None]:
-        """As `get_action_with_reasoning`, but in the caller's event loop."""
+        """Do the same as `get_action_with_reasoning`, but in the caller's event loop."""
         request = self._request(game_state_text, relevant_memories)
         try:
             outcome = await self._runner.run_turn_async(request)
@@ -400,7 +401,7 @@ class ZorkAgent:
         observer = add_langfuse(recorder, client, session_id=session_id)
         if observer is not None:
             self._langfuse = observer
-            # If the agent is dropped without `close`, the rest is sent in the background.
+            # If the agent is dropped without `close`, the events not sent yet are sent in the background.
             weakref.finalize(self, observer.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:

@@ -102,7 +102,7 @@ def given_tool(schema: Mapping[str, Any], server: m.ServerName | None = None) ->
 
     Args:
         schema: The tool.
-        server: The server of the tool, if it matters.
+        server: The server of the tool; `None` if only the request to the model needs the definition.
 
     Raises:
         MCPError: The tool has no name.

@@ -2,7 +2,8 @@
 
 A turn does not call `chat_completions_create`: `ZorkAgent` takes the client's endpoint and lets the LLM actor
 ask it. If a program overrides `chat_completions_create`, a turn calls it as it calls any other client object
-(`client_actor.py`). If a program overrides `_supports_tool_calling`, a turn asks that.
+(`client_actor.py`). If a program overrides `_supports_tool_calling`, a turn calls it
+to learn whether the model can call tools.
 
 Source: R4
 """
@@ -109,7 +110,7 @@ class LLMClient:
         self.close()
 
     def close(self) -> None:
-        """Close a blocking transport that was given. No connection outlives its request."""
+        """Close the argument `transport` if it is blocking. No other connection outlives its request."""
         if isinstance(self._transport, _InThreads):
             self._transport.close()
 
@@ -245,7 +246,7 @@ class LLMClient:
         mode: m.OfferTools | m.RequireAnswer,
         choice: Choice,
     ) -> Reply | m.LlmFailure:
-        """Ask as a turn's LLM actor does; its reports have no reader here."""
+        """Ask as a turn's LLM actor does, but drop the notes for a trace, because there is no trace here."""
         command = m.RequestCompletion(conversation=m.ConversationId("client"), request=1, new=(), mode=mode)
         async with endpoint:
             asking = Asking(endpoint, conversation, command, _ignore, choice=choice, sleep=self._wait)
@@ -327,7 +328,7 @@ def _ignore(_: m.LlmNote) -> None: ...
 
 
 class _InThreads(httpx.AsyncBaseTransport):
-    """Calls a blocking transport in threads. The client closes it, not the event loop of a request."""
+    """Calls a blocking transport in threads. It stays open when a request ends; the client closes it."""
 
     def __init__(self, transport: httpx.BaseTransport) -> None:
         self._transport = transport

@@ -52,7 +52,8 @@ def completion_failure(error: Exception, client: object, model: str) -> m.LlmFai
     """Return the failure for an exception that a client raised.
 
     Args:
-        error: The exception. Its status is read from `status_code` or `status`, its own or its `response`'s.
+        error: The exception. The HTTP status is the `status_code` or `status` of the exception or of its
+            `response`.
         client: The client; its `api_key` is redacted.
         model: The model that was requested.
     """
@@ -79,7 +80,7 @@ def tool_result(answer: object) -> m.ToolCallResult:
 
 
 def accepts(function: Callable[..., Any], parameter: str) -> bool:
-    """Return whether a function accepts an argument of that name; yes if it cannot be inspected."""
+    """Return whether a function accepts an argument of that name; `True` if it cannot be inspected."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

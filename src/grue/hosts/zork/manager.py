@@ -198,7 +198,7 @@ class MCPManager:
             raise MCPError(
                 f"A session with MCP server '{self.server_name}' is open already: disconnect it first."
             )
-        # a session of an event loop that ended without a disconnect
+        # Kill the server of an earlier session whose event loop ended without a disconnect.
         self._registry.kill_leftovers(loop_running=True)
         self._sessions += 1
         self._startup_failure = None

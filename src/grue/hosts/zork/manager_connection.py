@@ -106,7 +106,7 @@ class ManagerConnection:
 
     @property
     def status(self) -> ConnectionStatus:
-        """Nothing is known of a foreign manager's process."""
+        """An empty status, because nothing is known about the process of a foreign manager."""
         return ConnectionStatus()
 
     async def open(self, timeout_s: float) -> Listing:

@@ -239,7 +239,8 @@ def _lock(agent: ZorkAgent) -> str:
 
 
 def _digest(value: object) -> str:
-    # The order of keys does not matter. A lock can hold lone surrogates, which msgspec's JSON cannot.
+    # Sort the keys, because their order has no effect. Use `repr`, because a lock can hold lone surrogates,
+    # which msgspec cannot write as JSON.
     text = repr(msgspec.to_builtins(value, builtin_types=(), order="sorted"))
     return f"sha256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
@@ -322,7 +323,7 @@ class EpisodeSetup(Struct, kw_only=True):
         logger: Gets the log records.
         langfuse_client: Gets the events of the episode; `close` flushes it and does not shut it down.
         policy: What happens after a failure.
-        approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
+        approve: Called with the tool calls that need approval, as by a `Runner`; `None`: nobody is asked.
         turn_timeout_s: Time limit of each turn; `None`: `turn_timeout_seconds` of the configuration.
         scripted: Whether the model is the offline script. The results record it, and npx then starts the
             configured server from installed packages, without a download.
@@ -563,7 +564,8 @@ class ZorkOrchestratorV2:
     def _process_turn(self) -> bool:
         """Play one turn; return `False` if the episode has ended already.
 
-        An error that another turn cannot mend ends the episode. It is recorded and raised once.
+        An error that another turn cannot mend ends the episode. The error is recorded, and raised this once:
+        later calls return `False`.
 
         Raises:
             MCPServerStartupError: The server did not start in the first turn.

@@ -22,8 +22,8 @@ class Thing(Struct, frozen=True, kw_only=True):
         place: Where a portable thing starts: the id of a room or a container.
         glimpse: Its line in the room's description until it is moved.
         reading: The text for "read", if it differs from "examine".
-        holds: It is a container.
-        small: It fits into a teapot.
+        holds: Whether it is a container.
+        small: Whether it fits into a teapot.
         article: The article before its name in lists.
     """
 

@@ -16,7 +16,7 @@ class Room(Struct, frozen=True):
         text: The part of its description that never changes.
         exits: The room in each direction.
         feature: A flag, and the sentences for the description before and after it is set.
-        dark: Without the lit lantern, the player sees nothing here.
+        dark: Whether the player sees nothing here without the lit lantern.
     """
 
     name: str
@@ -210,7 +210,7 @@ NO_LIFE_LEFT: Final = (
     'The clerk leafs through the file. "No further lives on account. I am so sorry. Mind the step."'
 )
 
-# Obstacles: the flag that removes each, and the text until then.
+# Blocked exits, by the rooms on both sides: the flag that opens the exit, and the text until then.
 BARRIERS: Final = {
     ("porch", "hall"): (
         "door_open",
@@ -226,7 +226,8 @@ BARRIERS: Final = {
         "The vault is shut, and means it. It wants three figures on its dials.",
     ),
 }
-# Actions that kill the player the second time: the flag that the first time sets, and the warning.
+# Actions that kill the player at the second attempt: the flag that the first attempt sets, and the warning
+# that it gives.
 HAZARDS: Final = {
     "well": (
         "well_warned",

@@ -12,12 +12,12 @@ Stories of versions 1 to 3 have no styles. Offsets and opcodes are those of the 
 1.1, sections 11 (header), 3 (text) and 15.
 
 An interpreter is a process that answers each line with text, within a time limit. It does not mark the end of
-an answer, so `exchange` makes it print a mark. It sends each line together with a second one, `\sf-N`, which
+an answer, so `exchange` makes it print a mark: it sends each line together with a second one, `\sf-N`, which
 sets the speed of the interpreter's clock to a new random number N. The interpreter prints "Speed Factor -N"
 when it reads that line, whether it is waiting for a command, the answer to a question, a single key or a file
 name. A game cannot print the mark by chance, and never sees the second line. The speed is negative because a
 clock that runs backwards never interrupts a command. Looking for the prompt ">" instead would fail with texts
-that contain one, and would wait forever at questions, which do not end with one.
+that contain a ">", and would wait forever at questions, which do not end with it.
 """
 
 import os
@@ -58,7 +58,7 @@ class Interpreter(Struct, frozen=True, kw_only=True):
     Attributes:
         name: What users call it.
         command: The program and the arguments that come before ours.
-        breaks_lines: It breaks long lines at `WIDTH` columns.
+        breaks_lines: Whether it breaks long lines at `WIDTH` columns.
         answer_within_s: The default time limit for one answer, in seconds.
         versions: The versions of stories that it plays.
     """
@@ -78,7 +78,7 @@ class InterpreterProcess:
     program.
 
     Attributes:
-        ended: The story and the interpreter have ended; no further line may be sent.
+        ended: Whether the story and the interpreter have ended; if so, no further line may be sent.
     """
 
     def __init__(self, interpreter: Interpreter, story: Path, *, seed: int, answer_within_s: float) -> None:
@@ -120,8 +120,8 @@ class InterpreterProcess:
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
         with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
             os.write(self._input, f"{sent}\\sf-{mark}\n".encode("ascii", "replace"))
-        # The interpreter repeats the prompt after the mark. That copy arrives with the next answer: remove
-        # it.
+        # After each mark the interpreter prints the prompt again, so this answer begins with the prompt of
+        # the one before. Remove it.
         answer = self._read_to(b"Speed Factor -%d\n" % mark).removeprefix(self._prompt)
         self._prompt = b"" if self.ended else answer.rpartition(b"\n")[2]
         self._last_words = answer
@@ -258,10 +258,10 @@ _ANSWER_WITHIN_S: Final = 60.0
 
 
 def fernz() -> Interpreter:
-    """Return the installed interpreter. It runs in a process of its own, which is started like dfrotz.
+    """Return fernz as an interpreter. It runs in a process of its own, which is started like dfrotz.
 
     Raises:
-        MissingDependencyError: It is not installed.
+        MissingDependencyError: fernz is not installed.
     """
     if find_spec("fernz") is None:
         raise MissingDependencyError(
@@ -282,10 +282,10 @@ DEBIAN_GAMES: Final = "/usr/games"  # Debian keeps games here, and the folder is
 
 
 def find_dfrotz() -> Path:
-    """Find the program on PATH, or else in Debian's folder for games.
+    """Find dfrotz on PATH, or else in Debian's folder for games.
 
     Raises:
-        MissingDependencyError: It is not installed.
+        MissingDependencyError: dfrotz is not installed.
     """
     found = shutil.which("dfrotz", path=os.pathsep.join((os.environ.get("PATH", ""), DEBIAN_GAMES)))
     if found is None:
@@ -297,10 +297,10 @@ def find_dfrotz() -> Path:
 
 
 def dfrotz() -> Interpreter:
-    """Return the installed interpreter.
+    """Return dfrotz as an interpreter.
 
     Raises:
-        MissingDependencyError: It is not installed.
+        MissingDependencyError: dfrotz is not installed.
     """
     return Interpreter(name="dfrotz", command=(str(find_dfrotz()),))
 
@@ -320,7 +320,7 @@ class Choice(Struct, frozen=True):
         interpreter: The interpreter.
         reason: Why it is not the first installed interpreter, or what it does wrong with this story, as a
             sentence for people; empty if neither is so.
-        loses_words: It does not print the story's bold and underlined words.
+        loses_words: Whether the interpreter leaves out the story's bold and underlined words.
     """
 
     interpreter: Interpreter
@@ -331,7 +331,8 @@ class Choice(Struct, frozen=True):
 def choose_interpreter(version: int, name: str | None = None) -> Choice:
     """Choose the interpreter for a story: the named one, or the first installed one that prints all of it.
 
-    If none prints all of it, the first installed one is returned, and `Choice.reason` says what is lost.
+    If none prints all of the story, the first installed one is returned, and `Choice.reason` says what is
+    lost.
 
     Args:
         version: The story's version, 1 to 8.

@@ -149,7 +149,7 @@ class _Replay(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Known(Struct):
-    """The last values that the game has printed; `None` for those that it has not."""
+    """The last values that the game has printed; `None` for a value that it has not printed yet."""
 
     location: str | None = None
     score: int | None = None
