@@ -21,13 +21,13 @@ class Changes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         policy: Fields of `FailurePolicy`, with their values.
-        limits: Fields of `TurnLimits`. Those of the budget are a mapping under `budget`.
+        limits: Fields of `TurnLimits`. The fields of the budget are given as a mapping under `budget`.
         system: The system text of every turn.
         user: The user message of every turn.
         final_request: The text that asks for the final answer.
 
     Raises:
-        ValueError: There is no such field, a replay cannot change it, or the value has the wrong type.
+        ValueError: A named field does not exist, a replay cannot change it, or its value has the wrong type.
     """
 
     policy: Mapping[str, object] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Changes(Struct, frozen=True, kw_only=True):
         merged(TurnLimits(), self.limits)
 
     def __bool__(self) -> bool:
-        """Whether anything is changed."""
+        """Return whether the replay changes any setting."""
         return any(getattr(self, name) not in (None, {}) for name in self.__struct_fields__)
 
     def run(self, recorded: m.RunTurn) -> m.RunTurn:
@@ -56,10 +56,10 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return a command with the recorded values of the limits and policies that it contains.
+        """Return the replay's `command`, but with the limits and policies of the `recorded` command.
 
         Otherwise a replay would report a changed limit as a difference, even in a turn that does not reach
-        it.
+        the limit.
         """
         if not self or type(command) is not type(recorded):
             return command
@@ -74,11 +74,11 @@ class Changes(Struct, frozen=True, kw_only=True):
                 return command
 
     def excludes(self, envelope: EpisodeEnvelope, begun: EpisodeEnvelope) -> str:
-        """Return why a recorded event is impossible with the changes; empty: it is possible.
+        """Return why a recorded event is impossible with the changes; an empty text if it is possible.
 
         Args:
             envelope: The event.
-            begun: The `RunTurn` of its turn.
+            begun: The envelope with the `RunTurn` of the event's turn.
         """
         if not self.limits or not isinstance(begun.body, m.RunTurn):
             return ""
@@ -88,13 +88,13 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """Return settings in two parts: fields of `FailurePolicy`, and those of `TurnLimits`.
+    """Split settings into fields of `FailurePolicy` and fields of `TurnLimits`.
 
     Args:
-        changed: By name. The fields of the budget are `budget.requests` and so on.
+        changed: The values by field name. The fields of the budget are named `budget.requests` and so on.
 
     Raises:
-        ValueError: No field has this name. The text lists the names.
+        ValueError: Neither class has a field of this name. The error's text lists the fields.
     """
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def merged(fields: Any, changed: Mapping[str, object]) -> Any:
             raise ValueError(f"there is no field {name}; the fields are {', '.join(kind.__struct_fields__)}")
     values = {name: _value(getattr(fields, name), value) for name, value in changed.items()}
     try:
-        # `convert` checks the values as the trace reader does.
+        # Unlike `replace`, `convert` checks the types of the new values, as the trace reader does.
         return msgspec.convert({**msgspec.structs.asdict(fields), **values}, kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error

@@ -1,7 +1,7 @@
 """The counts of an episode: of its turns, its requests to the model, its tool calls and its servers.
 
-An episode is counted in one pass over its trace. It keeps one number per call and per turn, so 10,000 turns
-take a few megabytes of memory.
+An episode is counted in one pass over its trace. Only one number per call and per turn is kept, so 10,000
+turns take a few megabytes of memory.
 """
 
 import functools
@@ -111,7 +111,7 @@ class TurnCounts:
         )
 
     def stats(self) -> TurnStats:
-        """Return the turns in numbers."""
+        """Return the counts of the turns."""
         unfinished = self._started - len(self._durations)
         return TurnStats(
             started=self._started,
@@ -146,7 +146,7 @@ class ModelCounts:
         self._dropped += 1
 
     def stats(self) -> ModelStats:
-        """Return the requests in numbers."""
+        """Return the counts of the requests."""
         return ModelStats(
             requests=self.requests,
             retries=self.retries,
@@ -224,7 +224,7 @@ class CallCounts:
         return self._tools.setdefault(self._names.get((turn, call_id), "?"), ToolCounts())
 
     def stats(self) -> tuple[ToolStats, ...]:
-        """Return the tools in numbers, by name."""
+        """Return the counts of each tool, sorted by name."""
         return tuple(
             ToolStats(
                 tool=name,
@@ -268,12 +268,13 @@ class ServerCounts(Struct):
 
     def close(self, turn: int, ending: str) -> None:
         """Count how a session ended."""
-        # Count a session once: a cancelled session can send a second `SessionClosed`, which nobody requested.
+        # Count a session once: a cancelled session can send a second `SessionClosed`, which nobody requested,
+        # and for a session that was handed over, a later message reports the end.
         self.endings[ending] += turn in self.in_turns and ending != "handed_over"
         self.in_turns.discard(turn)
 
     def stats(self, name: str) -> ServerStats:
-        """Return the sessions in numbers."""
+        """Return the counts of the sessions."""
         return ServerStats(
             server=name,
             starts=self.starts,
@@ -289,7 +290,7 @@ class ServerCounts(Struct):
 
 
 def count_episode(episode: EpisodeReader) -> EpisodeStats:
-    """Read an episode once and return it in numbers.
+    """Read an episode's trace once and return its counts.
 
     Raises:
         TraceError: The file is damaged.
@@ -314,7 +315,8 @@ def _size(path: Path) -> int:
 class EpisodeTally:
     """The counts of an episode, up to the envelope that was read last.
 
-    Use it to count while you read an episode for another purpose. `count_episode` reads it only to count.
+    Use an `EpisodeTally` to count while you read an episode for another purpose. Otherwise call
+    `count_episode`, which reads the episode only to count.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class Drawn(Struct, frozen=True):
         sender: The actor where the line starts. Messages of the clock and the supervisor start at the agent.
         receiver: The actor where the line ends; `None`: the message is drawn as a note.
         asks: Whether the message is a request, drawn with a solid line. Results have a dashed line.
-        failed: A call, a server or a turn failed.
+        failed: Whether the message reports that a call, a server or a turn failed.
         text: One printable line. It begins with a sign if the message reports a problem.
     """
 
@@ -82,7 +82,7 @@ def mermaid(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
     """Yield the lines of a Mermaid `sequenceDiagram`.
 
     Args:
-        envelopes: The envelopes of one turn, or of all.
+        envelopes: The envelopes of one turn, or of all turns.
     """
     lines = _MermaidLines()
     for turn_slice in split_turns(envelopes):
@@ -136,8 +136,8 @@ def escaped(text: str) -> str:
     """Return printable text with all characters as entities, except harmless ones.
 
     In Mermaid a semicolon ends a statement, `#` begins an entity, `%%` begins a comment or a directive, and
-    the text is inserted into HTML. A colon is safe, except in a text that looks like a style: there Mermaid
-    drops a semicolon.
+    the text is inserted into HTML. A colon is safe, except in a text with the word `style` or `classDef`:
+    there Mermaid drops the last semicolon behind the colon, which may be the end of an entity.
     """
     harmless = _HARMLESS if "style" in text or "classDef" in text else _HARMLESS | {":"}
     return "".join(
@@ -153,7 +153,7 @@ def plain(envelopes: Iterable[EpisodeEnvelope], *, width: int = WIDTH) -> Iterat
     """Yield the lines of a diagram drawn with characters, each turn with a heading of its own.
 
     Args:
-        envelopes: The envelopes of one turn, or of all.
+        envelopes: The envelopes of one turn, or of all turns.
         width: Columns, at least 40.
     """
     first = True

@@ -46,28 +46,30 @@ IGNORED = frozenset(
         "asks",
     }
 )
-"""Fields that differ from run to run, or that the episode's conditions hold too, such as the model."""
+"""Fields that are not compared, because they differ from run to run, or because the recorded conditions of
+the episode have them too, such as the model."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
 """Fields of messages that hold ids."""
 
 _MOST_MATCHED = 400
-"""Most messages with the same cause that are matched by their content; the cost is quadratic."""
+"""Most messages with the same cause that are matched by their content, at a quadratic cost. More messages
+than this are paired in order."""
 
 _MOST_ANSWERS = 5
 
 
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
-    """Yield the differences between two traces, in the order of the first; none if they are identical.
+    """Yield the differences between two traces, in the order of the left trace; none if they are identical.
 
-    Files are read turn by turn: of each, a few megabytes are in memory at a time.
+    Files are read turn by turn: a few megabytes of each file are in memory at a time.
 
     Args:
         left: A trace: a reader, or its envelopes.
-        right: The other one.
+        right: The other trace.
 
     Raises:
-        TraceError: While a file is read: it is damaged.
+        TraceError: One of the files is damaged. Raised when the damaged line is read.
     """
     forked = _forked_turns(left) | _forked_turns(right)
     for one, other in _aligned(_only(forked, lean_turns(left)), _only(forked, lean_turns(right))):
@@ -110,7 +112,7 @@ def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterato
 
 
 def changed_answers(left: EpisodeReader, right: EpisodeReader) -> Iterator[str]:
-    """Yield a line for each of the first turns that both traces have answered, and not with the same."""
+    """Yield a line for each of the first few turns to which the two traces have different answers."""
     before, after = _answers(left), _answers(right)
     turns = [turn for turn in after if turn in before and before[turn] != after[turn]]
     for turn in turns[:_MOST_ANSWERS]:
@@ -126,7 +128,7 @@ def _answers(trace: EpisodeReader) -> dict[int, object]:
 def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
-    """Pair the turns in order. A repeated run of a turn that only one side has gets no counterpart."""
+    """Pair the turns in order. If only one trace ran a turn again, that second run gets no counterpart."""
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
         if one is not None and one.again and not (other is not None and other.again):
@@ -146,7 +148,7 @@ _ROOT = 0
 
 
 class _Tree:
-    """A turn's messages by what caused them."""
+    """The messages of a turn as a tree, in which each message is below the message that caused it."""
 
     def __init__(self, turn_slice: TurnSlice) -> None:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
@@ -201,7 +203,7 @@ class _Pair(NamedTuple):
 
 
 class _TurnDiff:
-    """Two recordings of one turn, which are compared."""
+    """Compares two recordings of one turn."""
 
     def __init__(self, left: TurnSlice, right: TurnSlice) -> None:
         self._turn = left.turn or right.turn
@@ -295,7 +297,11 @@ def _in_order(
 
 
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
-    """Return a digest of a message without ignored fields; `common` maps left ids to right ids."""
+    """Return a digest of a message without ignored fields.
+
+    `common` returns the id that stands for an id of the message in the digest, so that a pair of ids that are
+    known to belong together gives the same digest.
+    """
     return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 
 
@@ -358,7 +364,7 @@ def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
 
 
 def kind_in(envelope: EpisodeEnvelope) -> str:
-    """Return the name of the kind of an envelope's message, which is not read for this."""
+    """Return the name of the kind of an envelope's message, without reading a message that is in the file."""
     body: Any = envelope.body
     return body.kind if isinstance(body, LeftInFile) else kind_of(body)
 
@@ -376,10 +382,11 @@ def _with_stubs(
 
 
 def _ended_as_asked(left: object, right: object) -> bool:
-    """Return whether two sessions were closed and no server died of itself.
+    """Return whether two messages both report a closed session, in neither case because the server died.
 
-    How a process then ended is not compared, as in a replay: it is a matter of time, and a fork that takes
-    the results from the record has no process.
+    The ways in which the two processes ended are then not compared, as in a replay: whether a process ends by
+    itself or is killed is a matter of time. A fork that takes its tool results from the record has no process
+    (`none`), so that counts as equal to any ending.
     """
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False

@@ -1,7 +1,8 @@
 """Find the differences between two messages, as JSON paths.
 
 Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. Only fields of messages
-can be ignored or be ids. A key with the same name in a tool's arguments is compared like any other key.
+can be ignored or treated as ids. A key with the same name in a tool's arguments is compared like any other
+key.
 """
 
 import functools
@@ -36,7 +37,7 @@ class Comparison:
     Args:
         ignored: Names of message fields that are not compared.
         ids: Names of message fields whose values are ids.
-        same_text: Returns whether two different texts count as equal.
+        same_text: Called with two different texts; returns whether they count as equal.
     """
 
     def __init__(

@@ -27,11 +27,12 @@ class Divergence(Struct, frozen=True, kw_only=True):
     """A message that is not the same in both versions.
 
     Attributes:
-        turn: Number of its turn.
+        turn: Number of the message's turn.
         left: The message in the first version; `None`: it is missing there.
-        right: Its counterpart in the second version; numbered 0 if a replay derived it.
+        right: Its counterpart in the second version; `None`: it is missing there. Its number `seq` is 0 if a
+            replay computed it.
         differences: The fields that differ.
-        because: Its causes in the first version, the first cause first.
+        because: The causes of the message in the first version, the first cause first.
         because_left_out: How many causes are not in `because`, after the first one.
         reason: An explanation, if the differences do not show what is wrong; otherwise empty.
         descendants: If the message is missing on one side: how many messages that it caused are missing too.

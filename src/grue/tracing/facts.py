@@ -1,10 +1,12 @@
 """Facts that a host records in the trace, besides the messages of its turns.
 
-A host is a program that runs turns, such as a game or a mail desk. With its facts a trace describes a whole
-episode. Logs, statistics and the host's own resume read them. A host records a fact through its runner's
-recorder: `runner.recorder.record(fact, sender="host", turn=runner.turn)`. Facts are not sent to any actor.
+A host is a program that runs turns, such as a game or a mail desk. With the host's facts a trace describes a
+whole episode. The logs, the statistics and the host itself, when it resumes the episode, read the facts. A
+host records a fact through its runner's recorder:
+`runner.recorder.record(fact, sender="host", turn=runner.turn)`. Facts are not sent to any actor.
 
-The three facts of an episode's course are here. A host declares further ones:
+This module declares the three facts that every host can record: an episode started, was resumed, or ended. A
+host declares further facts:
 
 ```python
 class Assigned(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
@@ -17,7 +19,8 @@ class Assigned(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
 register_facts("maildesk", Assigned)
 ```
 
-Where the host is not installed, or its facts are not registered, a reader shows its facts as data.
+Where the host is not installed, or its facts are not registered, a reader shows the names and values of their
+fields.
 """
 
 from collections.abc import Iterable, Mapping
@@ -81,7 +84,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return ""
 
     def headline(self) -> str:
-        """Return a few words for the heading of its turn in the viewer; empty: the fact is not in it."""
+        """Return a few words for the heading of the fact's turn in the viewer; empty: no words are added."""
         return ""
 
     def log_lines(self) -> tuple[LogLine, ...]:
@@ -91,7 +94,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
         return (LogLine("info", name, f"{kind}: {self.summary()}", self.log_fields()),)
 
     def log_fields(self) -> m.JsonObject:
-        """Return the fields for a log line, without those that every line has."""
+        """Return the fact's fields for a log line, without the fields that every log line has."""
         return {name: value for name, value in _fields(self).items() if name not in _NOT_LOGGED}
 
 
@@ -290,7 +293,7 @@ class EpisodeResumed(Fact, frozen=True, kw_only=True):
 
 
 EPISODE_FACTS: tuple[type[Fact], ...] = (EpisodeStarted, EpisodeResumed, EpisodeEnded)
-"""The facts that every reader knows."""
+"""The facts that grue declares itself, so that every reader knows them."""
 
 
 # --- The facts of hosts ---
@@ -310,7 +313,7 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
         unprefixed: Facts whose tags have no prefix, as in traces that are older than prefixes.
 
     Raises:
-        ValueError: A tag lacks the prefix, or another class is registered for it.
+        ValueError: A tag lacks the prefix, or another class is registered for the tag.
     """
     old = tuple(unprefixed)
     for kind in (*kinds, *old):
@@ -334,5 +337,5 @@ def registered_facts() -> dict[str, type[Fact]]:
 
 
 def subclasses_of(kind: type[Fact]) -> tuple[type[Fact], ...]:
-    """Return the classes that hosts have declared for a fact of an episode's course."""
+    """Return the subclasses of `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` that are registered."""
     return tuple(_subclasses.get(kind, ()))

@@ -59,8 +59,8 @@ class Filter(Struct, frozen=True, kw_only=True):
             failures: Only messages that report a failure or a problem.
 
         Raises:
-            MCPConfigError: A turn cannot be read, or a kind is unknown or ambiguous; the text makes
-            suggestions.
+            MCPConfigError: A turn or message is not written as `3` or `3-7`, or a kind is unknown or
+                ambiguous; the error's text then suggests kinds.
         """
         names = {*map(name_of, known_kinds().values()), *facts}
         return cls(
@@ -73,7 +73,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         )
 
     def wants(self, envelope: EpisodeEnvelope) -> bool:
-        """Whether a message passes the filter."""
+        """Return whether a message passes the filter."""
         return (
             _any(self.turns, lambda turns: turn_of(envelope) in turns)
             and _any(self.messages, lambda messages: envelope.seq in messages)
@@ -83,7 +83,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         )
 
     def wants_line(self, line: RecordedLine[EpisodeBody]) -> bool:
-        """Whether the message of a line passes the filter. Decodes the message only if the filter needs it.
+        """Return whether a line's message passes the filter. Decodes the message only if the filter needs it.
 
         Raises:
             TraceError: The message had to be decoded, and is damaged.
@@ -133,13 +133,13 @@ EVERYTHING = Filter()
 
 
 def turn_of(envelope: EpisodeEnvelope) -> int:
-    """Return the turn that a message belongs to; 0: none."""
+    """Return the number of the turn that a message belongs to; 0 if it belongs to no turn."""
     # A host also records facts between turns; most of them name the turn that they belong to.
     return envelope.turn or getattr(envelope.body, "turn", 0)
 
 
 def turn_of_line(line: RecordedLine[EpisodeBody]) -> int:
-    """Return the turn that the message of a line belongs to; 0: none."""
+    """Return the number of the turn that a line's message belongs to; 0 if it belongs to no turn."""
     return line.line.turn or turn_of(line.envelope())
 
 

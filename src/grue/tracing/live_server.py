@@ -1,10 +1,10 @@
 """The server of a page that follows a trace, for `grue trace serve`: for this machine only.
 
-It listens at the loopback address. The path of its addresses begins with a random word, because other users
-of the machine can reach the port, and a trace is for its owner only. The `Host` header of a request must name
-this server, so that a page of another site whose name points here (DNS rebinding) gets nothing. The server
-writes only one thing: the mark that a person gives the episode, beside the run. A request for that must come
-from the page itself. The trace is never changed.
+The server listens at the loopback address. The path of the page begins with a random word, because other
+users of the machine can reach the port, and a trace is for its owner only. The `Host` header of a request
+must name this server, so that a page of another site whose name points here (DNS rebinding) gets nothing. The
+server writes only one thing: the mark that a person gives the episode, in a file beside the run. It accepts a
+mark only from its own page. The trace is never changed.
 
 A `LiveFeed` follows a growing trace, and gives a page the new messages in pieces. One thread reads the trace
 as it grows and writes pieces to a temporary file. The server's threads read them from there, so neither the
@@ -43,7 +43,7 @@ _POLL_S = 0.2
 
 
 class _LivePiece(Piece, frozen=True, kw_only=True):
-    """A piece of a trace that is under way: what the page shows of the episode changes with it."""
+    """A piece of a trace that is still growing, with all that the page shows of the episode up to there."""
 
     turns: tuple[PageTurn, ...]
     actors: tuple[str, ...]
@@ -98,7 +98,7 @@ class LiveFeed:
         """Return the pieces from a number on, as JSON: `next`, `over`, `error` and `pieces`.
 
         Raises:
-            ValueError: There is no piece of this number yet.
+            ValueError: `first` is negative, or higher than the number of pieces so far.
         """
         with self._lock:
             ends = self._ends
@@ -172,7 +172,7 @@ class LiveServer(ThreadingHTTPServer):
     """Serves the page of one trace.
 
     Args:
-        feed: The trace.
+        feed: Follows the trace that the page shows.
         port: The port; 0: any that is free.
 
     Raises:
@@ -230,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _SLOWEST_S
 
     def do_GET(self) -> None:
-        """Answer a request."""
+        """Answer a request for the page, for new pieces, for an image or for the mark."""
         if self.headers.get("Host", "") not in self.server.names:
             self._send(403, "text/plain", b"This server answers to its own address only.\n")
             return
@@ -255,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Store the mark that a person gives the episode."""
-        # otherwise the unread rest of a refused request would be taken for the next request
+        # Close the connection: the unread rest of a refused request would be taken for the next request.
         self.close_connection = True
         origin = self.headers.get("Origin", "").removeprefix("http://")
         if self.headers.get("Host", "") not in self.server.names or origin not in self.server.names:
@@ -286,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
         return place_of_marks(self.server.feed.reader.path)
 
     def _mark(self) -> bytes:
-        """Return the mark that a person has given the episode, as JSON; `null`: none."""
+        """Return the mark that a person has given the episode, as JSON; `null` if nobody has given one."""
         folder, attempt = self._place()
         given = (each for each in read_marks(folder) if each.scorer == HUMAN and each.attempt == attempt)
         mark = next(given, None)
@@ -329,4 +329,4 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Print nothing: the address holds the word that keeps others out."""
+        """Print nothing: a log line would show the path, and with it the word that keeps other users out."""

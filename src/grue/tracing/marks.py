@@ -2,9 +2,9 @@
 
     RUN/scores/NAME@VERSION.json
 
-A mark is a file of its own, so a run can be marked often while its own files do not change. Each version of a
-scorer writes another file, so that two versions can be compared. In a fleet `RUN` is the folder of the
-episode; elsewhere it is the run folder that holds the trace.
+A mark is a file of its own, so a run can be marked often without any change to its other files. Each version
+of a scorer writes another file, so that two versions can be compared. In a fleet `RUN` is the folder of the
+episode; elsewhere `RUN` is the run folder that holds the trace.
 """
 
 import os
@@ -32,15 +32,15 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A score of one episode; a file in its folder `scores`.
 
     Attributes:
-        scorer: Who gave it: a scorer's name, or `human`.
+        scorer: Who gave the score: a scorer's name, or `human`.
         version: Version of the scorer.
         score: The score, a finite number.
-        reason: Why, in a sentence; untrusted, as a model may have written it.
-        attempt: Number of the attempt that was scored; 0: the run has only one. If it is not the committed
-            attempt, the mark does not count.
+        reason: The reason for the score, in a sentence; untrusted, as a model may have written it.
+        attempt: Number of the attempt that was scored; 0: the run has only one attempt. A mark of an attempt
+            that is not the committed one does not count.
         requests: Requests to a model that the scoring took.
-        tokens: Their tokens.
-        money_usd: Their price in US dollars, as far as it is known.
+        tokens: The tokens of these requests.
+        money_usd: The price of these requests in US dollars, as far as it is known.
     """
 
     scorer: str
@@ -62,7 +62,7 @@ def require_name(word: str) -> None:
     """Check the name or the version of a scorer, which becomes a part of a file's name.
 
     Raises:
-        ValueError: It has other characters than letters, digits, `_`, `.` and `-`, or is too long.
+        ValueError: The word has other characters than letters, digits, `_`, `.` and `-`, or more than 64.
     """
     if not _NAME.fullmatch(word):
         raise ValueError(f"{word!r:.80}: use letters, digits, `_`, `.` and `-`, 64 of them at most")
@@ -94,7 +94,7 @@ def write_mark(folder: Path, mark: Mark) -> Path:
 
 
 def read_marks(folder: Path) -> list[Mark]:
-    """Return the marks of a run, sorted by file name. Files that are no marks are left out."""
+    """Return the marks of a run, sorted by file name. A file that does not hold a mark is left out."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder / SCORES) if entry.name.endswith(".json"))
     except OSError:

@@ -1,10 +1,10 @@
 """The words in which each kind of message is shown to people: a table with a row for each kind.
 
 A row has three parts. The first is for `grue trace show`, the viewer, the diagrams and the live view of `grue
-play`: a line of text with its severity, and a word that marks a problem. The second are the log lines that
-depend on this message alone; their texts are those of the requirements. The third is the note that the
-message adds to its span. A kind without a row is shown by its fields, and is neither logged nor noted. To add
-a kind of message, add its row here. Log lines and spans that depend on earlier messages are in
+play`: a line of text with its severity, and a word that marks a problem. The second part is the log lines
+that depend on this message alone; the requirements specify their texts. The third part is the note that the
+message adds to its span. A kind without a row is shown by its fields, and is neither logged nor added to a
+span. To add a kind of message, add its row here. Log lines and spans that depend on earlier messages are in
 `observers/events.py` and `observers/span_feed.py`.
 
 Source: R7.1-3, P31
@@ -56,7 +56,7 @@ class SpanNote(NamedTuple):
 
 
 class FailureWords(NamedTuple):
-    """Why a turn has no answer; parts of it are untrusted text.
+    """Why a turn has no answer, in words for several readers. Parts of the texts are untrusted.
 
     Attributes:
         short: For a line of the trace.
@@ -81,14 +81,14 @@ class _Row(Struct, frozen=True):
     """How one kind of message is presented.
 
     Attributes:
-        words: Its most important fields as text, without `subject`.
+        words: Returns a message's most important fields as text, without `subject`.
         severity: The severity of every message of the kind.
-        mark: A word for the problem that it reports.
-        judge: Returns severity and mark if they depend on the message.
-        subject: The call's id or tool's name that `words` is about; shown only in lists of many messages.
-        live: Whether the live view shows `words` of this message as a problem.
-        logged: Its log lines, if they do not depend on other messages.
-        noted: The note that it adds to its span.
+        mark: A word for the problem that every message of the kind reports.
+        judge: Returns severity and mark, if they differ between messages of the kind.
+        subject: Returns the call's id or the tool's name that `words` is about, to be shown before `words`.
+        live: Returns whether the live view shows `words` of a message as a problem.
+        logged: Returns the log lines of a message, if they do not depend on other messages.
+        noted: Returns the note that a message adds to its span.
     """
 
     words: _Words
@@ -109,7 +109,7 @@ def summarize(body: Struct) -> str:
 
 
 def kind_of(body: Struct) -> str:
-    """Return the name of a message's kind; that of a host's fact begins with the host's name."""
+    """Return the name of a message's kind. The name of a host's fact begins with the host's name."""
     return name_of(type(body))
 
 

@@ -23,15 +23,16 @@ class Overview(Struct, kw_only=True):
     Attributes:
         title: The episode's subject: the host's title, or else the beginning of the first turn's text.
         models: The models that answered, with the number of their replies.
-        asked: The models that its turns asked, with their addresses. A reply may name its model otherwise.
-        servers: Names of its tool servers.
-        facts: Further facts of its beginning, by name.
+        asked: The models that the turns asked, with their addresses. A reply may give its model another name,
+            so these can differ from `models`.
+        servers: Names of the episode's tool servers.
+        facts: Further fields of the host's `EpisodeStarted`, by name.
         ending: Why it ended, in a word; empty: it has not ended, or its host gave no reason.
         detail: Why it ended, as a sentence.
-        grade: `fail` if it failed or was interrupted.
-        result: The result in a few words, such as a score; if the host is installed.
-        results: Further facts of its end, by name.
-        resumed: How often it was resumed.
+        grade: `fail` if the episode failed or was interrupted, otherwise empty.
+        result: The result in a few words, such as a score; empty if the host is not installed.
+        results: Further fields of the host's `EpisodeEnded`, by name.
+        resumed: How often the episode was resumed.
         turns: How many turns were run. A resumed turn counts once; a turn that a fork repeats does not count.
         forks: A description of each fork: the turn that it repeats, and its changes.
         failures: Turns that failed, and those that ended with a fallback.
@@ -63,7 +64,7 @@ class Overview(Struct, kw_only=True):
     usage: m.Usage = m.Usage()
 
     def see(self, envelope: EpisodeEnvelope) -> None:
-        """Count a message in the overview."""
+        """Add a message to the overview."""
         self.messages += 1
         self.seconds = max(self.seconds, envelope.t)
         match envelope.body:

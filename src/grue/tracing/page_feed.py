@@ -4,8 +4,8 @@ The page of a finished trace, the comparison of two, and the page that follows a
 `PageFeed`. The messages are in pieces, so that the page can show the first ones while it reads the others.
 
 A turn has a digest: where its time went, and what went wrong in it. A span says how long a step took, in
-which actor, and how it ended; `steps.py` decides what begins and ends one. A span whose end is not recorded
-ends with the trace, with its turn, or where the host was killed.
+which actor, and how it ended; `steps.py` decides which messages begin and end a step. A span whose end is not
+recorded ends with the trace, with its turn, or where the host was killed.
 
 The story groups messages that belong together, in the order in which a person reads them. It is a list of
 passages: a fact of the host, the host's text for the agent, a reply of the model with its request, a tool
@@ -38,24 +38,28 @@ PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end
 
 _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3
-"""Texts of facts with fewer characters than this are not looked for in the prompt."""
+"""A fact's text with fewer characters than this is not looked for in the prompt, where it is likely to occur
+by chance."""
 _MOST_SHOWN = 20
-"""In this many facts of a turn, the longest text is looked for in the prompt."""
+"""How many facts before a prompt are remembered by their longest text. If the prompt contains one of these
+texts, its passage is `shown`."""
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     """A passage of the story; `viewer_page/trace.js` takes the fields in this order.
 
     Attributes:
-        turn: Number of its turn.
+        turn: Number of the passage's turn.
         kind: `prompt`: the host's text for the agent. `note`: a problem, or an event that changes the turn.
-        seq: Number of the message that begins it.
+        seq: Number of the message that begins the passage.
         place: For a call: its position in the reply that asked for it; -1 if no reply asked for it.
-        also: Numbers of further messages; 0: there is none. For a reply: the model's reply. For a call: the
-            messages that it was sent, settled, asked about, decided. For the end: the reply with the answer.
+        also: Numbers of further messages, each 0 if there is no such message. For a reply: the model's reply.
+            For a call: the messages that report that the call was sent, was settled, was put to a person, and
+            was decided. For the end: the reply with the answer.
         depth: 1 for a request of a server to the model, otherwise 0.
-        text: For a fact: its headline. For a prompt: `shown`, if a fact before it has its text; `resumed`, if
-            the turn was resumed. For the end: `same`, if the answer is the text of the last reply. Printable.
+        text: Printable. For a fact: its headline. For a prompt: `shown` if it contains the text of a fact
+            before it; `resumed` if the turn was resumed. For the end: `same` if the answer is the text of the
+            last reply.
     """
 
     turn: int
@@ -90,14 +94,14 @@ _SENT, _SETTLED, _ASKED, _DECIDED = range(4)
 
 
 class StoryTeller:
-    """Finds the passages. Call `see` with each envelope in order."""
+    """Finds the passages of the story. Call `see` with each envelope in order."""
 
     def __init__(self) -> None:
         self._turns: dict[int, _Turn] = {}
         self._shown: list[str] = []
 
     def see(self, envelope: EpisodeEnvelope, turn: int) -> Iterator[Passage]:
-        """Yield the passages that begin or change with this envelope; `turn` is where readers show it."""
+        """Yield the passages that begin or change with this envelope; `turn` is the turn that shows it."""
         body, seq = envelope.body, envelope.seq
         match body:
             case Fact():
@@ -214,14 +218,14 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
     """A period in which an actor was busy with one step.
 
     Attributes:
-        turn: Number of the turn that its first message belongs to.
+        turn: Number of the turn that the first message of the step belongs to.
         lane: Name of the actor.
         label: Short description; may be untrusted text.
         start_s: Seconds since the trace began.
         end_s: Seconds since the trace began; not before the start.
-        first: Number of the message that began it.
-        last: Number of the message that ended it, or of the last message before it was abandoned.
-        grade: `fail` if it ended badly, `warn` if another attempt followed or it ended with a warning.
+        first: Number of the message that began the step.
+        last: Number of the message that ended the step, or of the last message before it was abandoned.
+        grade: `fail` if the step failed, `warn` if it was tried again or ended with a warning, else empty.
     """
 
     turn: int
@@ -340,9 +344,9 @@ class TurnDigest(Struct, kw_only=True):
         turn: The turn's number; 0 for messages before the first turn.
         start_s: Time of its first message, in seconds since the trace began.
         end_s: Time of its last message.
-        outcome: As in `TurnCompleted`; `failed`, `parked`, `unfinished` (the trace ends in it), or
-            empty for no turn.
-        reason: Why it is not `answered`; printable.
+        outcome: As in `TurnCompleted`; `failed`, `parked`, `unfinished` (the trace ends in the turn), or
+            empty for turn 0.
+        reason: Why the outcome is not `answered`; printable.
         action: What the host did with the answer, in a few words; printable.
         question: The beginning of the host's text; printable.
         answer: The beginning of the model's answer; printable. Both help to distinguish the turns of a batch.
@@ -376,7 +380,7 @@ class DigestWriter:
         self._latest = 0
 
     def see(self, envelope: EpisodeEnvelope) -> int:
-        """Add a message and return its turn; without one, it belongs to the turn of the message before."""
+        """Add a message and return its turn. A message that names no turn belongs to the latest turn."""
         turn = turn_of(envelope) or self._latest
         self._latest = max(self._latest, turn)
         digest = self.digests.get(turn)
@@ -422,12 +426,12 @@ class MarkCount(Struct, kw_only=True):
 
 
 class PageTurn(TurnDigest, kw_only=True):
-    """A turn in the page; `viewer_page/trace.js` takes it.
+    """A turn in the page; `viewer_page/trace.js` reads the fields by name.
 
     Attributes:
         took_s: How long the turn took.
         phases: Seconds by kind of span.
-        marks: The problems of its messages, the bad ones first.
+        marks: The problems that the turn's messages report, failures before warnings.
     """
 
     took_s: float
@@ -445,11 +449,11 @@ class TurnTotals(Struct):
     died: set[str] = field(default_factory=set)
 
     def add_mark(self, row: "Row") -> None:
-        """Count the mark of a message, but count one event only once, although two messages may tell it.
+        """Count the mark of a message, unless an earlier message has reported the same problem.
 
-        A server that died during a call is told by `ServerDied`, and again when its session closes. A turn's
-        end has the turn's kind as its mark, for instance `forced`, which an earlier message such as
-        `FinalForced` may have too. The second message is not counted.
+        When a server dies in a call, `ServerDied` is counted, and the `SessionClosed` or `ServerEnded` that
+        follows is not. `TurnCompleted` is not counted if an earlier message of the turn has its mark: the end
+        of a forced turn has the mark of the request that forced it.
         """
         if row.kind == "TurnCompleted" and row.mark in self.marks:
             return
@@ -469,7 +473,7 @@ class TurnTotals(Struct):
             self.phases[span.phase] = self.phases.get(span.phase, 0.0) + took_s
 
     def page_turn(self, digest: TurnDigest) -> PageTurn:
-        """Return the turn as the page holds it."""
+        """Return the turn's digest and sums in the form that the page reads."""
         fields = asdict(digest)
         return PageTurn(
             **{**fields, "end_s": max(digest.end_s, self.end_s)},
@@ -523,7 +527,7 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
     Attributes:
         live: Whether the page follows the trace, and requests new pieces.
         images: How many different images its messages show.
-        kinds: The kinds of its messages.
+        kinds: The kinds of the trace's messages.
     """
 
     title: str
@@ -557,7 +561,7 @@ class PageFeed:
         max_message_chars: Longer messages are cut.
 
     Attributes:
-        overview: The episode in figures.
+        overview: The episode's subject, end and cost.
     """
 
     def __init__(self, images: ImageTable, max_message_chars: int = MAX_MESSAGE_CHARS) -> None:
@@ -588,7 +592,7 @@ class PageFeed:
         return turn
 
     def finish(self) -> None:
-        """Add the spans that have no end."""
+        """Add the spans whose end is not recorded."""
         self._add_spans(self._spans.finish())
 
     @property

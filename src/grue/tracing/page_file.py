@@ -80,7 +80,8 @@ def _hash(text: str) -> str:
 def embedded(value: object) -> bytes:
     """Return JSON that is safe to embed in HTML and JavaScript.
 
-    In JSON these characters occur only in strings, so each can be written as an escape.
+    `<`, `>`, `&` and the two line separators of Unicode are written as escapes. In JSON they occur only in
+    strings, so the value stays the same.
     """
     written = msgspec.json.encode(value)
     for char, escape in _ESCAPES:
@@ -92,10 +93,10 @@ _ESCAPES = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "<>
 
 
 def refuse_foreign(target: Path, name: str) -> None:
-    """Refuse to replace a file that is not a page of this template.
+    """Refuse to replace a file that is not a page that grue wrote from the template `name`.
 
     Raises:
-        TraceError: The file is not such a page, or cannot be read.
+        TraceError: The file exists and is not such a page, or it cannot be read.
     """
     mark = f'<meta name="generator" content="grue {name}">'.encode()
     try:
@@ -115,7 +116,7 @@ REFERENCE = "grue-image:"
 MAX_IMAGE_CHARS = 24_000_000
 """Most characters of base64 of an image that a page shows."""
 MAX_IMAGES_CHARS = 96_000_000
-"""Most characters of base64 of all images of a page. In place of further images, messages say so."""
+"""Most characters of base64 of all images of a page. A further image is replaced by a text with its size."""
 
 _IMAGE = re.compile(
     rb'(\\*")(?:data:image/[a-z+.-]{1,20};base64,)?'
@@ -135,7 +136,7 @@ class ImageTable:
     """Collects the images of a page.
 
     Args:
-        spool: A file for their base64, so that they are not kept in memory.
+        spool: A file for the base64 of the images, so that they are not kept in memory.
     """
 
     def __init__(self, spool: IO[bytes]) -> None:

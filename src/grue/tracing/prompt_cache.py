@@ -65,15 +65,15 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
     Attributes:
         seq: Number of its `RequestCompletion`.
-        reply: Number of the message that ended it.
-        prompt_bytes: Size of its tools, system text and messages; of messages only those in the trace.
-        repeated_bytes: How many bytes at its beginning equal those of the earlier prompt.
-        compared_with: Number of the request that sent the earlier prompt; `None`: there was none.
+        reply: Number of the message that ended the request.
+        prompt_bytes: Size of the prompt's tools, system text and messages, as far as the trace has them.
+        repeated_bytes: How many bytes at the prompt's beginning equal those of the earlier prompt.
+        compared_with: Number of the request with the earlier prompt; `None`: there was no earlier prompt.
         after_s: Seconds since that request. Caches forget, most of them after 5 minutes.
         input_tokens: Tokens of the prompt, as the endpoint has counted them; 0 if it has reported none.
-        cached_tokens: How many of them the endpoint reports as read from its cache.
+        cached_tokens: How many of these tokens the endpoint reports as read from its cache.
         whole: Whether the trace holds all earlier messages. Otherwise the sizes lack the missing ones.
-        broken: Where it differs from the earlier prompt; `None`: it begins with all of it.
+        broken: Where this prompt differs from the earlier one; `None`: it begins with all of the earlier one.
     """
 
     seq: int
@@ -103,7 +103,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class _Form(Struct, frozen=True):
-    """The form in which requests are encoded, and the message from which it is known."""
+    """The form in which requests are encoded, and the message in the trace that reported this form."""
 
     profile: WireProfile
     model: str
@@ -114,9 +114,9 @@ class _Sent(Struct, frozen=True, kw_only=True):
     """A prompt that was sent.
 
     Attributes:
-        head: Size of its tools and its system text, which other conversations may begin with too.
-        tools: The tools that it offered.
-        parts: Sizes of its tools and its system text.
+        head: Size of tools and system text together; prompts of other conversations may begin with the same.
+        tools: The tools that the prompt offered.
+        parts: Size of the tools, and size of the system text.
     """
 
     seq: int
@@ -133,7 +133,7 @@ class _Asked(Struct, frozen=True, kw_only=True):
     """A request under way.
 
     Attributes:
-        listed: The message with the latest list of tools, by server.
+        listed: By server, the number and kind of the message with its latest list of tools.
     """
 
     seq: int
@@ -179,9 +179,10 @@ class CachedPrompts:
         self._dropping: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Any) -> CachedPrompt | None:
-        """Take the next message; return the request that it ends, compared with those before it.
+        """Take the next message; return the request that it ends, compared with the requests before.
 
-        A request that failed returns nothing, since no endpoint has read it.
+        `None` is returned for a message that ends no request, and for the end of a request that failed, since
+        no endpoint has read that prompt.
         """
         body, cause, kind = envelope.body, envelope.cause or 0, kind_of(envelope.body)
         place = (envelope.seq, kind)
@@ -237,7 +238,7 @@ class CachedPrompts:
         return self._learned.get((asks.address, asks.model)) or _form_of(asks, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
-        """Return the conversation that a turn continues: this one, a branch of another one, or a new one."""
+        """Return the conversation for a turn: the one named `name`, a branch of another one, or a new one."""
         known = self._talks.get(name)
         if past is None or not past.length:
             return self._new(name)
@@ -281,7 +282,8 @@ class CachedPrompts:
             try:
                 talk.encoded.ask(command.new, command.mode)
             except ValueError:
-                # An old version of grue recorded messages again after a resume, or a secret was redacted.
+                # The messages do not continue the known history: an old version of grue recorded messages
+                # again after a resume, or a secret was redacted. So the sizes count as incomplete.
                 talk.whole = False
                 talk.encoded.history.forget()
 
@@ -353,7 +355,7 @@ class CachedPrompts:
         return prompt
 
     def _asked_by(self, turn: int, body: m.ReplyDropped) -> _Asked | None:
-        """Return the request that is dropped. If its reply is in the history already, remove the reply."""
+        """Return the request whose reply is dropped. Remove the reply from the history if it is in there."""
         conversation = self._dropping.pop(turn, m.ConversationId(""))
         if conversation in self._talks:
             self._talks[conversation].encoded.history.forget()
@@ -470,7 +472,7 @@ def _unmarked(profile: WireProfile) -> WireProfile:
 
 
 def _system_bytes(encoded: EncodedConversation, messages: bytes) -> int:
-    """Return the size of the system text in bytes, if the format puts it among the messages."""
+    """Return the size in bytes of the system text at the beginning of the messages; 0 if it is not there."""
     first = encoded.history.entries[0] if encoded.history.entries else None
     texts = (
         [item for item in first.items if isinstance(item, m.SystemText)] if isinstance(first, m.Said) else []
@@ -565,7 +567,7 @@ def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 
 
 def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str, tuple[int, str, str]]:
-    """Return the first tool whose offer has changed since the earlier prompt, and why."""
+    """Return the name of the first tool that is offered otherwise than in the earlier prompt, and why."""
     old, new = pair.earlier.tools, pair.sent.tools
     if not new:
         return "having no tools", _why_no_tools(talk, asked)
@@ -603,7 +605,10 @@ def _why_no_tools(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
 def _listing(
     tool: m.ToolDefinition, pair: _Compared, talk: _Prompted, asked: _Asked, why: str
 ) -> tuple[int, str, str]:
-    """Return the message that changed the offer: the server's list of tools, or the turn's choice."""
+    """Return the message because of which the prompt offers `tool` otherwise than before.
+
+    Either the turn asks for other tools, or the server has sent another list of tools.
+    """
     before, now = pair.earlier.run, pair.sent.run
     if before is not None and now is not None and before is not now:
         wanted = before.tools != now.tools
@@ -690,7 +695,7 @@ class CacheReport(Struct, frozen=True, kw_only=True):
 
 
 def cache_report(episode: str, envelopes: Iterable[Any]) -> CacheReport:
-    """Compare the prompts of a trace with those before them."""
+    """Compare each prompt of a trace with the earlier prompts."""
     prompts = tuple(cached_prompts(envelopes))
     broken = [each.broken for each in prompts if each.broken is not None]
     totals = CacheTotals(
@@ -714,7 +719,7 @@ def cached_prompts(envelopes: Iterable[Any]) -> Iterator[CachedPrompt]:
 
 
 def told(prompt: CachedPrompt) -> str:
-    """Return where and why a prompt differs from the earlier one; empty if it repeats all of that."""
+    """Return where and why a prompt differs from the earlier one; empty if it begins with the earlier one."""
     broken = prompt.broken
     if broken is None:
         return ""

@@ -1,8 +1,8 @@
 """Open an episode's trace file and decode its messages.
 
-Facts of hosts that are not installed are read and shown as data, and written back unchanged. For each kind
-and set of fields a class is made. To readers it behaves like the host's own class: it has the kind's name,
-its tag and its fields.
+Facts of hosts that are not installed can be read and shown too, and are written back unchanged. For this, a
+class is made for each kind of fact and set of fields. Readers can use it like the host's own class: it has
+the kind's tag and the same fields, whose values are plain JSON.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _TAGS = msgspec.json.Decoder(_Tag)
 
 
 def tag_of(body: bytes) -> str:
-    """Return the tag of a message in JSON; empty: it has none.
+    """Return the tag of a message in JSON; empty if the message has no tag.
 
     Raises:
         msgspec.DecodeError: `body` is not a JSON object, or its tag is not a text.
@@ -54,7 +54,7 @@ def can_be_fact(tag: str) -> bool:
 
 
 def unknown_fact(body: bytes) -> Fact:
-    """Return a fact from JSON, as data.
+    """Return a fact from JSON, as an object of a class that is made for its tag and its fields.
 
     Raises:
         msgspec.DecodeError: `body` is not a JSON object.
@@ -66,10 +66,10 @@ def unknown_fact(body: bytes) -> Fact:
 
 
 def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
-    """Return a fact of an episode's course with the fields that its host has added.
+    """Return an `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded` with the fields that its host has added.
 
-    If a loaded host has declared a subclass with such fields, the fact is read into that class. Otherwise the
-    fields are added as data.
+    If a loaded host has declared a subclass with such fields, the fact is read into that class. Otherwise a
+    class is made that has these fields too, with plain JSON as their values.
     """
     if type(fact) not in EPISODE_FACTS:
         return fact
@@ -79,7 +79,7 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
         return fact
     for declared in subclasses_of(type(fact)):
         if not set(added).isdisjoint(declared.__struct_fields__):
-            with contextlib.suppress(msgspec.ValidationError):  # the fact is of another host
+            with contextlib.suppress(msgspec.ValidationError):  # the subclass is another host's: try the next
                 return msgspec.json.decode(body, type=declared)
     kind = _class_for(str(fact.__struct_config__.tag), added, type(fact))
     names = kind.__struct_fields__[-len(added) :]
@@ -105,7 +105,8 @@ def _class_for(
             rename={python_name: name for name, python_name in names.items() if python_name != name},
         )
     except ValueError as error:
-        # Quotes, backslashes and control characters cannot be in the name of a field.
+        # msgspec refuses names of fields with quotes, backslashes or control characters. Only a damaged or
+        # hostile file has such names.
         raise msgspec.ValidationError(f"a field has no usable name: {error}") from error
     return kind  # type: ignore[no-any-return]
 
@@ -123,7 +124,7 @@ EpisodeEnvelope: TypeAlias = Envelope[EpisodeBody]
 EpisodeTrace: TypeAlias = Trace[EpisodeBody]
 
 NOTES = "trace"
-"""The receiver of notes and facts."""
+"""The receiver in the envelopes of notes and facts, which are recorded but sent to no actor."""
 
 TRACE_FILE = "trace.jsonl"
 """Name of the trace in a run folder."""
@@ -155,7 +156,8 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         """Return the class of a line's message, from its tag; `None`: only decoding the line can tell."""
         tag = line.tag
         kind = self.kinds.get(tag)
-        # A fact of a host that is not loaded is read as data.
+        # The class of a fact of a host that is not loaded is made when the fact is decoded. Until then only
+        # its base is known.
         return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:
@@ -188,17 +190,18 @@ class EpisodeReader(TraceReader[EpisodeBody]):
 
 
 def open_episode(path: str | PathLike[str]) -> EpisodeReader:
-    """Open a trace file, or the one of a run folder, to read it a line at a time.
+    """Open a trace file, or the trace file in a run folder, to read it a line at a time.
 
     Raises:
-        TraceError: The file is missing, not a trace, or of a later format; while it is read: it is damaged.
+        TraceError: The file is missing, not a trace, or of a later format. If a line is damaged, the reader
+            raises this when it comes to the line.
     """
     path = Path(path)
     return EpisodeReader(path / TRACE_FILE if os.path.isdir(path) else path)  # noqa: PTH112 - never raises
 
 
 def read_episode(path: str | PathLike[str]) -> EpisodeTrace:
-    """Read a whole trace file, or the one of a run folder, into memory.
+    """Read a whole trace file, or the trace file in a run folder, into memory.
 
     Raises:
         TraceError: The file is missing, not a trace, of a later format, or damaged.

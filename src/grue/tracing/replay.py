@@ -106,7 +106,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         return any(isinstance(envelope.body, m.TurnInterrupted) for envelope in self.noted)
 
     def crashed_of(self, kind: type[Exception]) -> bool:
-        """Whether the agent raised an exception of this name."""
+        """Return whether the agent crashed with an exception whose class has the name of `kind`."""
         crash = self.crash.body if self.crash is not None else None
         return isinstance(crash, ActorFailed) and crash.error.startswith(kind.__name__)
 
@@ -279,9 +279,9 @@ class _Drive:
                 return "trace"
 
     def _had_nobody_to_tell(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> bool:
-        """Return whether the command was not recorded, because the session's actor had ended already.
+        """Return whether `command` is a `CloseSession` that was not sent, as the session's actor had ended.
 
-        The agent then records the `SessionClosed` of the session itself.
+        The agent then puts a `SessionClosed` into its own mailbox, which the recording has instead.
         """
         return isinstance(command, m.CloseSession) and any(
             isinstance(message.body, m.SessionClosed)
@@ -325,7 +325,7 @@ _CUT = "… [cut: "
 
 
 def same_redacted(one: str, other: str) -> bool:
-    """Return whether two texts agree, at least up to the point where one of them was cut."""
+    """Return whether two texts differ only around placeholders, as far as neither of them was cut."""
     first, second = _around_placeholders(one), _around_placeholders(other)
     if first == second:
         return True
@@ -404,7 +404,8 @@ def _after(outcome: _Outcome) -> Settled:
         case m.SessionOpened():
             return Proven()
         case m.McpDisabled(reason=reason):
-            return Disabled(reason, until_s=0.0)  # `_open` sees in the recording whether it was tried again
+            # Let each turn try again: `_open` sees in the recording whether the turn did.
+            return Disabled(reason, until_s=0.0)
         case m.StartupFailed():
             return Untried()
 
@@ -484,7 +485,8 @@ class _Session:
         first = self._sent[0].body if self._sent else None
         left_alone = isinstance(first, m.McpDisabled) and not first.newly
         if isinstance(first, m.McpDisabled) and left_alone:
-            # A host may disable a server between two turns, with a reason of its own.
+            # A host may disable a server between two turns, with a reason of its own. So take the reason from
+            # the recording.
             self._connection = Disabled(first.reason)
         at_s = 0.0 if left_alone else math.inf  # the recording shows whether it was time to try again
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy, at_s))
@@ -494,7 +496,8 @@ class _Session:
             case ReportDisabled(reason, newly, last_words, retry_s):
                 recorded = self._sent[0].body if self._sent else None
                 if isinstance(recorded, m.McpDisabled):
-                    # Take both from the recording: old traces lack them, and `retry_s` depends on the clock.
+                    # Take `last_words` and `retry_s` from the recording: old traces lack them, and `retry_s`
+                    # depends on the clock.
                     last_words, retry_s = recorded.last_words, recorded.retry_s
                 disabled = m.McpDisabled(
                     server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s
@@ -561,7 +564,7 @@ class _Session:
         return replace(settled, batch=called.batch)
 
     def _expect(self, body: m.TurnEvent | m.SessionNote, cause: EpisodeEnvelope) -> None:
-        """Compare the next recorded message with `body`. If no message follows, the session was cancelled."""
+        """Compare the next recorded message with `body`; if none follows, the session was cancelled."""
         if not self._sent:
             return
         recorded = self._sent[0]
@@ -639,7 +642,7 @@ def replay(
         turn: Replay only turns with this number. Earlier turns are still read, for the state of the servers.
 
     Raises:
-        TraceError: While a file is read: it is damaged.
+        TraceError: The trace file is damaged. Raised when the damaged line is read.
     """
     connections = Connections()
     for turn_slice, cut_off in _with_cut_off(split_turns(envelopes)):
@@ -744,7 +747,7 @@ def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Diverge
                 asked = command
             case m.CompletionReceived(request=request) | m.CompletionFailed(request=request):
                 if envelope.receiver != AGENT:
-                    continue  # the request is for a server's sampling
+                    continue  # this is the reply to a server that asked the model (sampling)
                 if asked is None or asked.request != request:
                     reason = f"it answers request {request}, but no such request is open"
                 asked = None

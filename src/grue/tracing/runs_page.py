@@ -25,10 +25,10 @@ class _Run(Struct, frozen=True, kw_only=True):
     """A row of the index; `viewer_page/runs.js` shows it.
 
     Attributes:
-        name: Its path in the folder; printable.
-        page: The relative address of its page; empty: there is none.
-        started: When it started, in seconds since the epoch.
-        error: Why it cannot be read; empty if it can; printable.
+        name: The run's path in the folder; printable.
+        page: The relative address of the run's page; empty: the run has no page.
+        started: When the episode started, in seconds since the epoch.
+        error: Why the trace cannot be read; empty if it can be read; printable.
     """
 
     name: str

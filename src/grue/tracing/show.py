@@ -63,7 +63,7 @@ _SUMMARY_SHARE = 0.42
 
 
 class _Layout(Struct, frozen=True):
-    """The widths of the columns; `width` is the terminal's, `None`: lines are not cut."""
+    """The widths of the columns. Lines are cut to the terminal's `width`; with `None` they are not cut."""
 
     widths: tuple[int, ...]
     width: int | None
@@ -214,7 +214,7 @@ def render_live(
 
 
 def render_whole(envelopes: Iterable[EpisodeEnvelope], *, colour: bool = False) -> Iterator[str]:
-    """Yield messages in full, one line for each field; texts of several lines keep their lines."""
+    """Yield messages in full: one line for each field, or several lines for a text that has several."""
     layout = _Layout.of((column.live_width for column in _COLUMNS), None, colour)
     for envelope in envelopes:
         cells = _cells(envelope)

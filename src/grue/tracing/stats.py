@@ -1,4 +1,4 @@
-"""The statistics of an episode, as data; `counts.py` computes them, `stats_table.py` prints them.
+"""The classes for an episode's statistics; `counts.py` computes the statistics, `stats_table.py` prints them.
 
 Percentiles use the nearest rank, so each is a measured value: the smallest one such that the given percentage
 of all values are not larger. Times are rounded to the microsecond.
@@ -74,8 +74,8 @@ class Phases(Struct, frozen=True, kw_only=True):
 class PhaseClock:
     """Measures how long each phase has lasted.
 
-    Use `take` for an episode's envelopes, in order. A reader that has a `StepTracker` of its own passes its
-    changes to `note` instead.
+    Use `take` for an episode's envelopes, in order. A reader that has a `StepTracker` of its own calls `note`
+    instead, with the changes that the tracker returns.
     """
 
     def __init__(self) -> None:
@@ -94,12 +94,12 @@ class PhaseClock:
         return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
 
     def take(self, envelope: EpisodeEnvelope) -> None:
-        """Count the time until this envelope, then start or end the phases that it starts or ends."""
+        """Count the time until this envelope, then apply the steps that begin or end with the envelope."""
         resumed = isinstance(envelope.body, EpisodeResumed)
         self.note(envelope.t, self._steps.take(envelope), resumed=resumed)
 
     def note(self, t: float, changes: Sequence[StepChange] = (), *, resumed: bool = False) -> None:
-        """Count the time until an envelope, then start or end the phases that its changes start or end.
+        """Count the time until an envelope, then apply the steps that begin or end with the envelope.
 
         Args:
             t: Seconds since the trace began.
@@ -167,11 +167,11 @@ class TurnStats(Struct, frozen=True, kw_only=True):
     """The turns of an episode.
 
     Attributes:
-        started: `RunTurn` messages.
+        started: Number of turns that began.
         outcomes: Number of turns by outcome: the kinds of `TurnCompleted`; `failed`; `unfinished`: killed,
             crashed, or still under way.
-        iterations: Replies with tool calls in turns that have ended.
-        duration: Time from `RunTurn` to `TurnCompleted` or `TurnFailed`.
+        iterations: Number of replies with tool calls in turns that have ended.
+        duration: The time of a turn from `RunTurn` to `TurnCompleted` or `TurnFailed`.
     """
 
     started: int
@@ -190,8 +190,8 @@ class ModelStats(Struct, frozen=True, kw_only=True):
         cut_results: Results of tools that were cut before the model read them.
         dropped_replies: Replies that were dropped, because the tools turned out to differ from the presumed
             ones.
-        usage: Tokens and cost of all replies. If a request was cancelled because its reply was to be dropped,
-            its usage is an estimate.
+        usage: Tokens and cost of all replies. For a reply that was dropped before it arrived, they are
+            estimates.
         duration: Durations of requests that got a reply, from the first attempt to the reply.
     """
 
@@ -208,13 +208,14 @@ class ToolStats(Struct, frozen=True, kw_only=True):
     """The calls of one tool, by its canonical name.
 
     Attributes:
-        calls: Sent to the server; each one that ended is also counted in one of the next four.
-        returned: Answered with a result.
-        errors: Answered with an error.
-        timed_out: Not answered in time.
-        lost: Not answered because the server died.
-        skipped: Never sent: something before it went wrong.
-        rejected: Never sent: unknown tool or unreadable arguments.
+        calls: Calls that were sent to the server. Each one that has ended is also counted as returned, error,
+            timed out or lost.
+        returned: Calls that were answered with a result.
+        errors: Calls that were answered with an error.
+        timed_out: Calls that were not answered in time.
+        lost: Calls that were not answered because the server died.
+        skipped: Calls that were never sent, because something before them in the turn went wrong.
+        rejected: Calls that were never sent, because the tool is unknown or the arguments cannot be read.
         duration: Durations of the calls that ended, as the session measured them.
     """
 
@@ -236,10 +237,10 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         starts: Sessions that opened.
         failed_starts: Attempts to connect that failed.
         retries: Failed attempts that were followed by another one.
-        disabled: How often it was disabled, for a time or for the rest of the episode.
-        deaths: Deaths in the middle of a call.
-        endings: How its processes ended, from `SessionClosed` or, if a process outlived its turn, from
-            `ServerEnded`; a session without a process: `none`.
+        disabled: How often the server was disabled, for a time or for the rest of the episode.
+        deaths: How often the server died in the middle of a call.
+        endings: How often its processes ended in each way, from `SessionClosed` or, if a process outlived its
+            turn, from `ServerEnded`. A session without a process counts as `none`.
         startup: How long turns waited for the sessions that opened, as the session measured it.
         spares: Sessions that were prewarmed.
         spares_lost: Prewarmed or kept sessions that could not be used when their turn began.
@@ -269,20 +270,20 @@ class SlowTurn(Struct, frozen=True, kw_only=True):
 
 
 class EpisodeStats(Struct, frozen=True, kw_only=True):
-    """An episode in numbers.
+    """The statistics of an episode.
 
     Attributes:
         started_at: Seconds since the epoch.
         wall_s: The sum of the phases, that is, the time during which a host ran.
         resumptions: How often the episode was resumed after an interruption.
-        ending: Why the host ended it; `None`: it has not ended.
-        tools: By name.
-        servers: In the order of their first message.
-        slowest_turns: The slowest first, at most five.
+        ending: Why the host ended the episode; `None`: it has not ended.
+        tools: The counts of each tool, sorted by name.
+        servers: The counts of each server, in the order of their first message.
+        slowest_turns: At most five turns, the slowest first.
         trace_bytes: Size of the trace file.
-        payload_bytes: Size of the payloads beside it.
-        hosted: A host recorded an episode. Otherwise the trace consists of turns only.
-        cut_short: Whether its last line is incomplete, because the host was killed while it wrote the line.
+        payload_bytes: Size of the payload files beside the trace file.
+        hosted: Whether a host recorded facts of an episode. Otherwise the trace consists of turns only.
+        cut_short: Whether the trace's last line is incomplete, because the host was killed while it wrote it.
     """
 
     episode: str
@@ -304,5 +305,5 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
 
 
 def nearest_rank(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of sorted values, of which there is at least one."""
+    """Return a percentile, by nearest rank, of at least one value; the values must be sorted."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -14,13 +14,13 @@ a `StepTracker` what is under way, so that they agree.
 | teardown | `CloseSession`                      | `SessionClosed`                                      |
 | host     | a fact whose `step` is `begins`     | a fact whose `step` is `ends`                        |
 
-A reply ends the request that caused it. If it has no cause, as with a host's own LLM actor, it ends the
-request with its number, and so does `ReplyDropped`. A request or a connect that is tried again ends, and a
-new attempt of the same step begins.
+A reply ends the request that caused it. A reply without a cause, as from a host's own LLM actor, ends the
+request whose number it has, and so does `ReplyDropped`. When a request or a connect is tried again, the
+attempt ends, and a new attempt of the same step begins.
 
-A turn that was killed or crashed has no message that ends it. It ends with the host's next fact that is
-recorded between turns, or, if it crashed, with the next `RunTurn`. When a turn ends, all its steps that are
-still under way are abandoned. A session that was opened before its turn stays under way when the turn begins.
+No message ends a turn that was killed or crashed. Such a turn ends with the host's next fact that is recorded
+between turns, or, if it crashed, with the next `RunTurn`. When a turn ends, all its steps that are still
+under way are abandoned. A session that was opened before its turn stays under way when the turn begins.
 `EpisodeResumed` abandons all steps.
 """
 
@@ -44,7 +44,7 @@ class Step(Struct, frozen=True, kw_only=True):
     Attributes:
         key: Identifies the step while it is under way; the same for all attempts.
         began: The envelope that began the first attempt.
-        attempt: One-based.
+        attempt: Number of this attempt, counted from 1.
         start_s: When this attempt begins, after the pause before a retry if there is one.
         first: Number of the envelope that began this attempt.
     """
@@ -68,7 +68,7 @@ class StepEnded(Struct, frozen=True):
     """An attempt at a step is over.
 
     Attributes:
-        reported: Whether the current message reports its end. Otherwise the step was abandoned.
+        reported: Whether the current message reports the end of the step. Otherwise the step was abandoned.
         retried: Whether another attempt follows.
     """
 
@@ -93,7 +93,7 @@ class StepTracker:
         self._changes: list[StepChange] = []
 
     def take(self, envelope: Envelope[Any]) -> list[StepChange]:
-        """Return the steps that begin and end with this envelope."""
+        """Return the attempts at steps that begin and end with this envelope."""
         rule = self._rules.get(type(envelope.body))
         if rule is None and isinstance(envelope.body, Fact) and moves_steps(type(envelope.body)):
             rule = self._rules[Fact]
@@ -185,14 +185,14 @@ class StepTracker:
         self._end(self._question("check", envelope))
 
     def _question(self, kind: StepKind, envelope: Envelope[Any]) -> Hashable:
-        """Return the key of the request that a reply belongs to."""
+        """Return the key of the request that a reply answers; `None`: no such request is under way."""
         if envelope.cause is not None:
             return (kind, envelope.cause)
         number = getattr(envelope.body, "request", None)
         return self._asked_as(number, kind=kind)
 
     def _asked_as(self, number: int | None, turn: int | None = None, kind: StepKind = "model") -> Hashable:
-        """Return the key of the open request with this number, in `turn`; `None`: in any turn."""
+        """Return the key of the open request with this number, in any turn if `turn` is `None`."""
         for key, step in self.open.items():
             asked = getattr(step.began.body, "request", None)
             if step.kind == kind and asked == number and turn in (None, step.turn):
@@ -226,7 +226,10 @@ class StepTracker:
             self._changes.append(StepEnded(step, reported=reported))
 
     def _leave(self, turns: set[int], *, ended: Hashable = None) -> None:
-        """End those of `turns` that are under way, and abandon all their open steps."""
+        """End the turns in `turns` that are under way, and abandon their open steps.
+
+        The step with the key `ended` counts as ended by the current message, and not as abandoned.
+        """
         left = {turn for turn in turns if ("turn", turn) in self.open}
         self._crashed -= left
         for key in [key for key, step in self.open.items() if step.turn in left and step.kind != "host"]:

@@ -2,7 +2,7 @@
 
 The fields of a row are the columns of its table, so these classes also describe the tables that `grue fleet
 export` writes and `grue trace query` reads. A trace that ends early, or is damaged, gives the rows up to that
-place: turns, calls and requests without an end have empty columns.
+place. In the rows of turns and requests that have no end there, the columns about the end are empty.
 """
 
 from collections.abc import Iterator
@@ -23,18 +23,18 @@ class TurnRow(Struct, kw_only=True):
 
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.
-        turn: Its number.
-        began_at: When it began, in seconds since the epoch.
-        duration_s: How long it took; empty: it has not ended.
+        turn: The turn's number.
+        began_at: When the turn began, in seconds since the epoch.
+        duration_s: How long the turn took; empty: it has not ended.
         outcome: `answered`, `forced`, `degraded`, `fallback`, `failed` or `parked`; empty: it has not ended.
         reason: Why the outcome is not `answered`.
-        system: The instructions.
-        user: The host's text.
+        system: The system text for the model.
+        user: The host's text for the model.
         answer: The answer: its text, or JSON.
-        iterations: Replies with tool calls.
-        requests: Requests to the model.
-        tool_calls: Tool calls that the model asked for.
-        cost_usd: Its cost, as the endpoint reports it.
+        iterations: How many replies asked for tool calls.
+        requests: How many requests went to the model.
+        tool_calls: How many tool calls the model asked for.
+        cost_usd: The cost of the turn, as the endpoint reports it.
     """
 
     episode: str
@@ -60,17 +60,17 @@ class CallRow(Struct, kw_only=True):
     """A tool call that the model asked for; table `calls`. Calls of a turn without an end are left out.
 
     Attributes:
-        episode: As in `turns`; `turn` too.
-        iteration: Number of the reply that asked for it.
-        call_id: Its id, unique in the turn.
+        episode: As in the table `turns`; so is `turn`.
+        iteration: Number of the reply that asked for the call.
+        call_id: The call's id, unique in the turn.
         tool: Canonical name of the tool.
-        arguments: The model's text, which need not be JSON.
-        changed_arguments: What was sent instead, because a person changed it.
+        arguments: The arguments as the model wrote them, which need not be JSON.
+        changed_arguments: The arguments that were sent instead, if a person changed them.
         settlement: `returned`, `timed_out`, `died`, `skipped`, `rejected`, `denied` or `interrupted`.
-        is_error: Whether it failed, or the tool reported an error.
-        error: The error.
+        is_error: Whether the call failed, or the tool reported an error.
+        error: The text of the error.
         result: What the tool returned, as JSON.
-        duration_s: How long it took; empty: it was not sent.
+        duration_s: How long the call took; empty: it was not sent.
     """
 
     episode: str
@@ -91,21 +91,21 @@ class RequestRow(Struct, kw_only=True):
     """A request to the model; table `requests`.
 
     Attributes:
-        episode: As in `turns`; `turn` too.
-        message: Number of its message in the trace.
-        request: Its number in the turn.
+        episode: As in the table `turns`; so is `turn`.
+        message: Number of the request's message in the trace.
+        request: The request's number in the turn.
         conversation: Id of the conversation.
         asked_by: `agent`, or the session of a server that asks the model (sampling).
-        final: Whether it asks for the final answer, and offers no tools.
-        aside: Whether it is not part of the conversation, such as a request for a summary.
-        outcome: `received`, `failed` or `dropped`; empty: it has not ended.
+        final: Whether the request is for the final answer, and so offers no tools.
+        aside: Whether the request is not part of the conversation, such as a request for a summary.
+        outcome: `received`, `failed` or `dropped`; empty: the request has not ended.
         model: The model that replied.
         content: The reply's text.
         reasoning: The text of the model's thinking.
         tool_calls: How many calls the reply asks for.
         finish_reason: Why the reply ended.
         error: Why there is no reply.
-        elapsed_s: How long it took, with retries.
+        elapsed_s: How long the request took, with retries.
     """
 
     episode: str
@@ -140,14 +140,17 @@ _READ = frozenset(
 
 
 def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
-    """Yield the rows of an episode; a turn and its requests when they have ended, the others at the end.
+    """Yield the rows of an episode: each turn, with its calls, and each request when it has ended.
+
+    Turns and requests that have not ended come last.
 
     Args:
         trace: The trace, or its run folder.
         episode: The episode's id, for the rows.
 
     Raises:
-        TraceError: The trace is damaged or cannot be read. The rows before that have been yielded.
+        TraceError: The trace is damaged or cannot be read. Raised after the rows of all messages before the
+            damaged place have been yielded.
     """
     rows = _Rows(episode)
     try:
@@ -164,8 +167,8 @@ class _Rows:
     """The rows of turns and requests that have not ended.
 
     Attributes:
-        turns: The turns under way, by number of the message that began them.
-        requests: The requests under way, by number of the message that their end will name as its cause.
+        turns: The turns under way, each by the number of the message that began it.
+        requests: The requests under way, each by the number of the message that its end will name as cause.
     """
 
     def __init__(self, episode: str) -> None:
@@ -214,7 +217,7 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """From now on, expect the end of the dropped request with the number of `drop` as its cause."""
+        """Expect the end of the dropped request to name the message `seq`, which is `drop`, as its cause."""
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)

@@ -15,15 +15,17 @@ from grue.tracing.reading import EpisodeEnvelope
 
 
 class TurnSlice(Struct):
-    """A turn and the facts that its host recorded around it; the first turn has all facts before it.
+    """The messages of a turn, with the facts that its host recorded around it.
+
+    The slice of the first turn also has all facts before that turn.
 
     Attributes:
-        turn: The turn's number; 0 if there is no turn.
-        resumed: An interrupted episode continues with this turn.
-        again: Whether the turn runs again: its number is not higher than that of the slice before.
-        begun: Its `RunTurn` has arrived.
-        over: The turn has ended or crashed.
-        overtaken: A later turn has started, and nothing has arrived for this one since.
+        turn: The turn's number; 0 if the slice has only facts.
+        resumed: Whether an interrupted episode continues with this turn.
+        again: Whether the turn runs again: its number is not higher than the number of the slice before.
+        begun: Whether the turn's `RunTurn` has arrived.
+        over: Whether the turn has ended or crashed.
+        overtaken: Whether a later turn has started, and nothing has arrived for this turn since.
     """
 
     turn: int = 0
@@ -46,7 +48,8 @@ class TurnSlice(Struct):
 
 
 _MOST_AT_ONCE = 1000
-"""Most slices that wait for the end of their turn; a turn that is cancelled as it begins never gets one."""
+"""Most slices that wait for the end of their turn. Without this limit, a turn that is cancelled as it begins,
+and so never has an end, would keep all later slices waiting."""
 
 
 def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
@@ -59,14 +62,17 @@ def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 class TurnSplitter:
-    """The slices that are still open. Envelopes without a turn are added to the last one."""
+    """Sorts envelopes into slices, and holds the slices that are still open.
+
+    An envelope without a turn is added to the last slice.
+    """
 
     def __init__(self) -> None:
         self.slices: deque[TurnSlice] = deque()
         self._last = 0
 
     def completed_by(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
-        """Yield the slices that this envelope, which belongs to none of them, completes."""
+        """Yield the slices that are complete because `envelope` begins another slice."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
@@ -76,7 +82,8 @@ class TurnSplitter:
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
-                unfinished[0].overtaken = True  # only a batch goes on without an `EpisodeResumed`
+                # The host runs a batch again, and was not killed: after that, `EpisodeResumed` comes first.
+                unfinished[0].overtaken = True
             while self.slices:
                 yield self.slices.popleft()
         elif turn and own is None:
@@ -106,7 +113,7 @@ class TurnSplitter:
         return turn_slice
 
     def _of(self, turn: int) -> TurnSlice | None:
-        """Return the slice of a turn: its own, or the last slice if that has no turn yet."""
+        """Return the slice of a turn, or the last slice if that has no turn yet; 0 stands for no turn."""
         last = self.slices[-1] if self.slices else None
         if turn == 0 or last is None or last.turn in (0, turn):
             return last
@@ -114,7 +121,7 @@ class TurnSplitter:
 
 
 def turn_of(envelope: EpisodeEnvelope) -> int:
-    """Return the number of the turn that an envelope belongs to; 0: none.
+    """Return the number of the turn that an envelope belongs to; 0 if it belongs to no turn.
 
     A host also records facts between turns; most of them name the turn that they belong to.
     """

@@ -30,7 +30,7 @@ from grue.tracing.page_file import ImageTable, embedded, page_parts
 from grue.tracing.reading import EpisodeReader, open_episode
 
 _MOST_IN_NOTEBOOK = 8_000_000
-"""Characters of a page that a notebook can keep; it stores each output."""
+"""Longest page in a notebook, in characters: the notebook stores the page in its own file."""
 
 STYLE = ("viewer", "story")
 SCRIPTS = (
@@ -63,7 +63,7 @@ SCRIPTS = (
 def write_html(
     trace: Path, target: Path, *, title: str = "", max_message_chars: int = MAX_MESSAGE_CHARS
 ) -> Overview:
-    """Write a trace as a page that only its owner can read, and return the episode in figures.
+    """Write a trace as a page that only its owner can read, and return the episode's subject, end and cost.
 
     An existing file is replaced.
 
@@ -73,7 +73,7 @@ def write_html(
         trace: The trace file, or the run folder that holds it.
         target: The page.
         title: The page's title; default: the episode's name.
-        max_message_chars: Longer messages are cut; the page says so and names the trace file.
+        max_message_chars: Longer messages are cut; the page marks them as cut and names the trace file.
 
     Raises:
         TraceError: The trace cannot be read or the page cannot be written; no partial page is left.
@@ -95,7 +95,7 @@ class TracePage:
         height_px: Height of the frame.
 
     Raises:
-        MCPConfigError: There is no trace: the runner was made without `trace=`.
+        MCPConfigError: `trace` is `None`, because the runner was made without `trace=`.
     """
 
     def __init__(self, trace: str | PathLike[str] | None, *, height_px: int = 640) -> None:
@@ -104,7 +104,7 @@ class TracePage:
         self.path, self._height_px = Path(trace), height_px
 
     def _repr_html_(self) -> str:
-        """Return the frame. Its scripts cannot reach the notebook."""
+        """Return the HTML of the frame. Scripts in the frame cannot reach the notebook."""
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "page.html"
             write_html(self.path, target)
@@ -150,12 +150,13 @@ def write_pieces(
     """Write a trace's messages, a script element for each piece, and return the rest of the page's data.
 
     Args:
-        pieces: A file for the messages. In the page they come after the other data, but are known earlier.
+        pieces: A file for the messages. In the page the messages come after the other data, which is known
+            only when all messages have been read.
         reader: The trace.
         title: The title of this trace in the page.
         feed: Makes the page's data from the trace.
         side: Number of the trace in the page, counted from 0.
-        turns: Message numbers of interest. The turn of each of these messages is written into it.
+        turns: Numbers of messages of interest, as keys. The turn of each message is stored as its value.
     """
     for envelope in reader:
         turn = feed.see(envelope)
@@ -210,10 +211,11 @@ _SCRIPTS = (
     "passages", "head", "request", "pieces", "compare",
 )  # fmt: skip
 _MOST_DIVERGENCES = 5000
-"""Most differences that a page lists. One more is kept, to show that there are further ones."""
+"""Most differences that a page lists. One more is looked for, to know whether the page has to name further
+ones."""
 
 _MOST_IN_FULL = 500
-"""Most differences that a page describes in full; for further ones it has only their place."""
+"""Most differences that a page describes in full; of each further one it has only the place and one line."""
 
 
 class _Difference(Struct, array_like=True):
@@ -224,7 +226,7 @@ class _Difference(Struct, array_like=True):
         right: Number of the message in the second trace; 0: it is missing there.
         text: What differs, in a line; printable.
         details: The full description, only for the first differences; empty for others.
-        turn: The turn that the page shows it in.
+        turn: The turn in which the page shows the difference.
     """
 
     left: int
@@ -251,7 +253,7 @@ def write_comparison(
 
     Args:
         left: A trace file, or the run folder that holds it.
-        right: Another one.
+        right: Another trace file or run folder.
         target: The page; an existing file is replaced. Only its owner can read it.
         max_message_chars: Longer messages are cut.
 

@@ -14,7 +14,7 @@ from grue.protocol.context.history import History, SaidStep, items_of, take_step
 from grue.runtime.trace.recorder import Envelope
 
 MOST_KEPT = 100
-"""Most conversations that are remembered after their turn; the one unused for longest is dropped first."""
+"""Most conversations that are remembered after their turn; the one unused for longest is forgotten first."""
 
 
 class AsSent(Struct, frozen=True):
@@ -22,10 +22,10 @@ class AsSent(Struct, frozen=True):
 
     Attributes:
         said: The messages of the conversation, oldest first.
-        fresh: How many of the last items are new in this request.
+        fresh: How many of the last items in `said` are new in this request.
         missing: How many entries before `said` are not in the trace.
-        tools: The tools on offer.
-        answer: The schema of the answer; `None`: any text.
+        tools: The tools that the request offers.
+        answer: The schema of the answer that the request demands; `None`: any text.
         message: The request's number in the trace.
     """
 
@@ -44,7 +44,7 @@ class _Talk:
         self.tools: tuple[m.ToolDefinition, ...] = ()
 
     def take(self, step: SaidStep) -> None:
-        """Add a message. If it contradicts the history so far, drop the history and begin again with it."""
+        """Add a message. If it contradicts the history, count the history as missing and begin a new one."""
         try:
             take_step(self.history, step)
         except ValueError:
@@ -122,5 +122,6 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # Only a server's sampling is not begun by a turn. It has one request, so it is not remembered.
+        # Only the conversation of a server's sampling is not begun by a turn. It has one request, so it is
+        # not remembered.
         return self._talks.get(name) or _Talk()

@@ -1,8 +1,8 @@
 """Turn trace envelopes into log events.
 
 `EventFeed` takes the envelopes of an episode in order and returns the events that each one makes. It does no
-I/O; observers write what it returns. If the requirements name an event, they also specify its text and
-fields. Events that depend on one message alone are in `tracing/message_words.py`.
+I/O; observers write the events that it returns. If the requirements name an event, they also specify its text
+and fields. Events that depend on one message alone are in `tracing/message_words.py`.
 
 The settlement of a tool call decides its events. Each call that was sent has one `mcp_tool_call`. Each
 settlement has the events of its row in the table. Each failure, that is, each tool message with an error, has
@@ -46,11 +46,11 @@ class Event(Struct, frozen=True, kw_only=True):
 
     Attributes:
         at: Seconds since the epoch.
-        event_type: Its name, such as `mcp_tool_call`.
+        event_type: The event's name, such as `mcp_tool_call`.
         message: One printable line for people.
         turn: One-based number of the turn; 0 outside turns.
-        fields: Further data of the event: JSON values, with the names from the requirements. Text in it is
-            untrusted.
+        fields: Further data of the event: JSON values, with the names from the requirements. Texts in these
+            values are untrusted.
     """
 
     at: float
@@ -79,19 +79,19 @@ class Moment(Struct, frozen=True):
     turn: int
 
     def info(self, event_type: str, message: str, **fields: object) -> Event:
-        """Return an event of this level."""
+        """Return an event of the level `info`."""
         return self._event("info", event_type, message, fields)
 
     def warning(self, event_type: str, message: str, **fields: object) -> Event:
-        """Return an event of this level."""
+        """Return an event of the level `warning`."""
         return self._event("warning", event_type, message, fields)
 
     def error(self, event_type: str, message: str, **fields: object) -> Event:
-        """Return an event of this level."""
+        """Return an event of the level `error`."""
         return self._event("error", event_type, message, fields)
 
     def event(self, line: LogLine) -> Event:
-        """Return a fact's event."""
+        """Return the event for a log line of a message or a fact."""
         return self._event(line.level, line.event, line.message, line.fields)
 
     def _event(self, level: LogLevel, event_type: str, message: str, fields: m.JsonObject) -> Event:
@@ -135,7 +135,7 @@ class EventFeed:
     """Turn the envelopes of one episode into its events.
 
     Args:
-        episode_id: Carried by every event; `EpisodeStarted` replaces it.
+        episode_id: The episode's id in each event, until an `EpisodeStarted` gives another id.
     """
 
     def __init__(self, episode_id: str = "") -> None:
@@ -171,7 +171,7 @@ class EventFeed:
         return [*own, *self._of_sequence(moment, body)]
 
     def _of_sequence(self, moment: Moment, body: object) -> list[Event]:
-        """Return the events that a message makes because of those before it."""
+        """Return the events of a message that depend on earlier messages too."""
         if isinstance(body, _Connecting):
             return self._connecting(moment, body)
         if isinstance(body, _Calling):
@@ -207,7 +207,10 @@ class EventFeed:
         return []
 
     def _is_known(self, drift: m.ToolDrifted) -> bool:
-        """Return whether this drift was logged already: every session of the episode notes it again."""
+        """Return whether this drift was logged already, and count it as logged.
+
+        Every session of the episode records the same drift again.
+        """
         known = drift in self._drifted
         self._drifted.add(drift)
         return known
@@ -226,7 +229,7 @@ class EventFeed:
         return moment.warning("mcp_disabled", f"{what}: {error}", server_name=body.server, error=error)
 
     def _without_tools(self, moment: Moment) -> list[Event]:
-        """Return an event if no server is left for the episode, once all servers have reported."""
+        """Return an event if all servers have reported, none is open, and one was newly disabled."""
         if self._expected or self._open or not self._newly_disabled:
             return []
         self._newly_disabled = False
@@ -296,7 +299,10 @@ class EventFeed:
         return [completion, self._failed(moment, call.name, result.error_message or "")]
 
     def _rejected(self, moment: Moment, name: str, error: str, call_id: str) -> Event:
-        """Return the event of a call that was not sent. It has the arguments: there is no `mcp_tool_call`."""
+        """Return the event of a call that was not sent.
+
+        The event has the call's arguments, because no `mcp_tool_call` has logged them.
+        """
         call = self._calls.get(call_id)
         failed = self._failed(moment, name, error)
         if call is None:
@@ -304,7 +310,7 @@ class EventFeed:
         return replace(failed, fields={**failed.fields, "arguments": call.arguments})
 
     def _failed(self, moment: Moment, name: str, error: str) -> Event:
-        # The error text may already begin with the same words as the event's text.
+        # The error may begin with the same words as the event's text. Do not write them twice.
         error = error.removeprefix(_CALL_FAILED)
         return moment.warning(
             "mcp_tool_error",
@@ -356,7 +362,7 @@ class EventFeed:
 
 
 def _action(answer: object) -> object:
-    """Return the field `action` of an answer that is an object with one; otherwise the whole answer."""
+    """Return the field `action` of an answer that is an object, or any other answer as a whole."""
     return answer.get("action") if isinstance(answer, dict) else answer
 
 
@@ -373,8 +379,8 @@ class LoggerObserver:
     """An observer that gives `logger` each event's text, with type and fields as the record's attributes.
 
     Args:
-        logger: A logger, or anything with its `info`, `warning` and `error`.
-        episode_id: Carried by every record; `EpisodeStarted` replaces it.
+        logger: A logger, or any object with a logger's methods `info`, `warning` and `error`.
+        episode_id: The episode's id in each record, until an `EpisodeStarted` gives another id.
 
     Attributes:
         logger: The logger.

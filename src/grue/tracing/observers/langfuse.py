@@ -81,11 +81,11 @@ class LangfuseObserver(Outbox):
         client: The caller's client, which is flushed but never shut down. `None`: the observer creates one
             from the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). It does
             not touch the global tracer provider and, like all Langfuse clients, lives until the process ends.
-        session_id: The session's id, unless `EpisodeStarted` has another one; `None`: a new id.
+        session_id: The Langfuse session's id, until an `EpisodeStarted` gives another id; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names,
             sizes, usage and kinds of errors. With `"reference"`, a generation has only the new messages of
             its conversation, and the number of its request in the trace, which has the other messages.
-        warn: Called with the warning, from any thread; `None`: the logger `grue`.
+        warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
     Attributes:
@@ -113,7 +113,7 @@ class LangfuseObserver(Outbox):
 
 
 def _client_from_environment(warn: Warn) -> Any:
-    """Return a client; `None` after a warning that says why it could not be made."""
+    """Return a client; `None` after a warning with the reason why the client could not be made."""
     missing = [name for name in _KEYS if not os.environ.get(name)]
     if find_spec("langfuse") is None:
         warn(f"{INSTALL}. The episode continues without it.")
@@ -188,7 +188,7 @@ class _LangfuseSink(SpanSink):
         if observation is None:
             return
         if isinstance(event.subject, m.RunTurn):
-            # kept open, because a host may record its own calls in it later
+            # Keep the ended turn's observation: a host may still record calls of its own as its children.
             self._ended_turn = {event.span: observation}
         observation.update(**self._ending(event.outcome), **self._judged(event.verdict))
         observation.end(end_time=nanoseconds(event.at))
@@ -333,13 +333,13 @@ def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractConte
 
 
 def _parameters(asks: m.ModelAsked) -> m.JsonObject:
-    """Return the sampling settings as Langfuse takes them: numbers and texts."""
+    """Return the sampling settings in the form that Langfuse accepts: each is a number or a text."""
     sampling = asks.sampling.items()
     return {name: ", ".join(value) if isinstance(value, list) else value for name, value in sampling}
 
 
 def usage_details(usage: m.Usage) -> dict[str, int]:
-    """Return tokens in Langfuse's terms: classes that do not overlap, and add up to the total."""
+    """Return the tokens by Langfuse's classes, which do not overlap, and add up to the total."""
     details = {
         "input": max(0, usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens),
         "output": max(0, usage.output_tokens - usage.reasoning_tokens),

@@ -8,7 +8,7 @@
 | completion            | `chat {model}`                                  | client   |
 | call of an MCP tool   | `execute_tool {tool}`, `mcp.method.name` with it | client   |
 | call of a function    | `execute_tool {tool}`                           | internal |
-| any other event       | an event of the span that it happens in         |          |
+| any other event       | an event of the span in which it happens        |          |
 
 `otel_attributes.py` has the names and attributes. Times and parents come from the trace, never from the
 thread that writes the spans.
@@ -71,11 +71,11 @@ class OtelObserver(Outbox):
         capture_content: Send prompts, arguments, outputs and error texts; off by default, as the
             conventions recommend. With `"reference"`, a completion has only the new messages of its
             conversation, and the number of its request in the trace, which has the other messages.
-        session_id: The conversation's id, if neither the turn nor the host names one; `None`: none.
+        session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
         agent_name: The agent's name in the spans of turns.
         agent_description: What the agent does, in a sentence; empty: not given.
-        agent_version: Its version, by which spans of two versions can be told apart; empty: not given.
-        warn: Called with the warning, from any thread; `None`: the logger `grue`.
+        agent_version: The agent's version, to tell the spans of two versions apart; empty: not given.
+        warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
     Attributes:
@@ -128,7 +128,7 @@ class OtelObserver(Outbox):
 
 
 def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
-    """Return a tracer provider, or `None` after a warning, and whether it is this observer's own."""
+    """Return a tracer provider, or `None` after a warning, and whether the observer has to shut it down."""
     if not _installed():
         warn(f"{INSTALL}. The episode continues without it.")
         return None, False
@@ -172,7 +172,7 @@ class _OtelSink(SpanSink):
         self._ended_turn: dict[SpanId, Any] = {}
 
     def context_of(self, message: int) -> Any:
-        """Return the context of the span of a tool call, by the number of its message. Thread-safe."""
+        """Return the context of a tool call's span, by the number of the call's message. Thread-safe."""
         from opentelemetry.trace import SpanContext, TraceFlags
 
         assert self.ids is not None, "asked for only if there are ids"
@@ -216,7 +216,7 @@ class _OtelSink(SpanSink):
         if span is None:
             return
         if isinstance(event.subject, m.RunTurn):
-            # kept open, because a host may record its own calls in it later
+            # Keep the ended turn's span: a host may still record calls of its own as its children.
             self._ended_turn = {event.span: span}
         attributes = present(self._say.ending(event))
         span.set_attributes(attributes)
@@ -239,7 +239,7 @@ class _Ids:
 
     Attributes:
         trace: The id of the trace.
-        next_span: The id of the next span; `None`: a generated one.
+        next_span: The id for the span that begins next; `None`: the SDK generates an id.
     """
 
     def __init__(self, others: Any) -> None:
@@ -248,7 +248,7 @@ class _Ids:
         self.next_span: int | None = None
 
     def span_of(self, message: int) -> int:
-        """Return the id of the span of a tool call."""
+        """Return the id of a tool call's span; `message` is the number of the call's message."""
         digest = hashlib.blake2b(f"{self.trace:032x}{message}".encode(), digest_size=8).digest()
         return int.from_bytes(digest) or 1
 
@@ -258,7 +258,7 @@ class _Ids:
         return int(self._others.generate_span_id()) if told is None else told
 
     def generate_trace_id(self) -> int:
-        """Return the id of the trace: an observer writes only one."""
+        """Return the id of the observer's only trace."""
         return self.trace
 
     def is_trace_id_random(self) -> bool:
@@ -267,7 +267,7 @@ class _Ids:
 
 
 def _own_tracer(provider: Any) -> tuple[Any, _Ids | None]:
-    """Return a provider's tracer and its ids; `None`: the tracer is not the SDK's and makes its own ids."""
+    """Return a provider's tracer, and its ids; the ids are `None` if the tracer is not the SDK's."""
     tracer: Any = None if provider is None else provider.get_tracer("grue")
     others = getattr(tracer, "id_generator", None)
     if others is None:

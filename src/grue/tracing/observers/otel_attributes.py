@@ -7,8 +7,8 @@ Attributes on which samplers decide (operation, provider, model, address, agent)
 If a trace does not name them by then (in older versions, or with a host's own model actor), they are set at
 the end.
 
-The conventions have a JSON schema for each attribute with the words of models and tools. Every text is cut at
-`CONTENT_LIMIT`.
+The conventions have a JSON schema for each attribute that holds text of models or tools. Each of these texts
+is cut at `CONTENT_LIMIT` characters.
 """
 
 from collections.abc import Iterable
@@ -73,7 +73,7 @@ def answered(text: str) -> str:
 
 
 def tool_definitions(tools: Iterable[m.ToolDefinition]) -> str | None:
-    """Return the tools on offer; only their names if that is too long, and `None` if there are none."""
+    """Return the offered tools as JSON, or only their names if that is too long; `None`: no tools."""
     named = [{"type": "function", "name": tool.name} for tool in tools]
     full = [
         {**name, "description": tool.description, "parameters": tool.input_schema}
@@ -86,7 +86,7 @@ def tool_definitions(tools: Iterable[m.ToolDefinition]) -> str | None:
 
 
 def value_text(value: object) -> str:
-    """Return a JSON value as text, cut."""
+    """Return a JSON value as text, cut at `CONTENT_LIMIT` characters."""
     value = clipped(value)
     return value if isinstance(value, str) else json_text(value)
 
@@ -129,10 +129,10 @@ def _medium(medium: m.Attachment) -> m.JsonObject:
 
 
 Attributes: TypeAlias = dict[str, Any]
-"""Attributes of a span; those that are `None` are left out."""
+"""Attributes of a span by name; `present` leaves out the attributes that are `None`."""
 
 UNKNOWN_PROVIDER = "_OTHER"
-"""The provider if a host's own actor asks the model. The conventions require a name."""
+"""The provider's name if a host's own actor asks the model: the conventions require some name."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -145,9 +145,9 @@ class AgentDescription(Struct, frozen=True):
     """An application's description of its agent, for the spans of turns.
 
     Attributes:
-        name: Its name, which is also in the span's name.
-        description: What it does, in a sentence; empty: not given.
-        version: Its version, to distinguish the spans of two versions; empty: not given.
+        name: The agent's name, which is also in the span's name.
+        description: What the agent does, in a sentence; empty: not given.
+        version: The agent's version, to distinguish the spans of two versions; empty: not given.
     """
 
     name: str = "agent"
@@ -160,8 +160,8 @@ class Conventions:
 
     Args:
         agent: The agent in the spans of turns.
-        capture_content: Whether prompts, arguments, outputs and error texts may be sent, and how much of its
-            conversation a generation has; see `Capture`.
+        capture_content: Whether prompts, arguments, outputs and error texts may be sent, and whether a
+            generation has its whole conversation; see `Capture`.
     """
 
     def __init__(self, agent: AgentDescription, capture_content: Capture) -> None:
@@ -311,7 +311,7 @@ class Conventions:
             "openai.response.system_fingerprint": facts.system_fingerprint if _is_openai(asks) else None,
             "gen_ai.output.messages": replied(reply) if self._capture else None,
             "gen_ai.usage.reasoning.output_tokens": reply.usage.reasoning_tokens or None,
-            "llm.cost.total": reply.usage.cost_usd,  # OpenInference's name for it
+            "llm.cost.total": reply.usage.cost_usd,  # OpenInference's name for the cost
             **_finished(reply.finish_reason),
             **_used(reply.usage),
         }
@@ -328,7 +328,7 @@ class Conventions:
                 return {}
 
     def _judged(self, event: SpanClosed) -> Attributes:
-        """Return the attributes of how a span ended. `error.type` is only on spans that failed."""
+        """Return the attributes of a span's verdict. Only a span that failed has `error.type`."""
         verdict = event.verdict
         if verdict.level != "error":
             return {"grue.warning": verdict.error_type or None, **self._detail(verdict)}
@@ -353,7 +353,7 @@ def _episode(episode: Episode) -> tuple[str, Attributes]:
 
 
 def _mcp(use: ToolUse) -> Attributes:
-    """Return the attributes of an MCP request. A tool call has no other span for its request."""
+    """Return the attributes of the MCP request of a tool call, which has no span of its own."""
     if not use.protocol_version:
         return {}
     by_http = bool(use.address)

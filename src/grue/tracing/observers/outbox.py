@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 BOUND = 10_000
-"""How many envelopes the queue holds: some hundred turns, in case the thread gets no time to run."""
+"""How many envelopes the queue holds: those of some hundred turns, while the thread gets no time to run."""
 
 CLOSE_S = 5.0
 """How long `close` waits by default, in seconds."""
@@ -73,10 +73,10 @@ class OutboxStatistics(Struct, frozen=True, kw_only=True):
     """How many envelopes were handled, dropped or failed so far.
 
     Attributes:
-        taken: Taken by the thread.
-        dropped: Dropped, because the queue was full.
-        failed: Taken, but the consumer raised an exception.
-        waiting: In the queue now.
+        taken: Envelopes that were put into the queue.
+        dropped: Envelopes that were dropped, because the queue was full.
+        failed: Envelopes for which the consumer raised an exception.
+        waiting: Envelopes that are in the queue now.
     """
 
     taken: int
@@ -94,7 +94,7 @@ class Outbox:
         consumer: Gets the envelopes, in order.
         name: The observer's name, in warnings and as the thread's name.
         bound: How many envelopes the queue holds.
-        warn: Called with the one warning, from any thread; `None`: the logger `grue`.
+        warn: Called with the one warning, from any thread; `None`: the warning goes to the logger `grue`.
     """
 
     def __init__(
@@ -137,9 +137,10 @@ class Outbox:
         return self._closed
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until the consumer has handled everything queued so far; return whether it has.
+        """Wait until the consumer has handled everything queued so far; return whether it has done so.
 
-        This blocks, so do not call it from a thread that runs an event loop. It does not flush the backend.
+        This blocks, so do not call it from a thread that runs an event loop. Data that the backend's client
+        has buffered is not flushed.
 
         Args:
             timeout_s: How long to wait, in seconds.
@@ -195,8 +196,8 @@ class Outbox:
                 self._warn(f"{self._name}: nothing is sent: {error}.")
                 return
             self._thread = thread
-            # atexit handlers run last in, first out, so this one runs before that of a client that was
-            # created earlier.
+            # atexit handlers run last in, first out. So this handler runs before the handler of a client that
+            # was created earlier, and the client is still open.
             atexit.register(self.close)
 
     def _run(self) -> None:

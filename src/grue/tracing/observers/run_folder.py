@@ -10,8 +10,8 @@
 
 Every line reads `[LEVEL] Turn N: ...` or `[LEVEL] Turn N Iteration I: ...`; events outside turns have turn 0.
 Lines that the requirements specify are written word for word. Any other event, such as a failed call or the
-end of the episode, is a line with its own level and text. Two events that only repeat a neighbouring line are
-left out.
+end of the episode, is a line with the event's level and text. Two kinds of events, which only repeat a
+neighbouring line, are left out.
 """
 
 import json
@@ -53,7 +53,7 @@ class RunFolder(Closing):
         episode_id: The episode's id, for the files.
         resume: Continue the files of an episode that was interrupted. The recorder must not have recorded
             anything yet; it continues with the numbers and the time of the trace.
-        options: How the trace is written.
+        options: Settings for writing the trace.
 
     Raises:
         TraceError: The folder or a file in it cannot be written; the text names the place and the cause. With
@@ -95,13 +95,13 @@ class RunFolder(Closing):
             recorder.add(observer)
 
     def _require_place(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Raise if the folder is gone; an observer that checks each message from or to the host."""
+        """Raise `TraceError` if the folder is gone; checked at each message from or to the host."""
         del line
         if self._outside in (envelope.sender, envelope.receiver) and not os.path.exists(self._place):  # noqa: PTH110 - never raises
             raise TraceError(f"The run folder {self.path} was moved or deleted while it was being written.")
 
     def flush(self) -> bool:
-        """Wait until everything recorded so far is flushed to the operating system; return whether it is.
+        """Flush everything recorded so far to the operating system; return whether that was possible.
 
         Raises:
             TraceError: The disk is full or failed, or the folder is closed.
@@ -122,7 +122,8 @@ class RunFolder(Closing):
         """Write a file of the host's own into the folder, without secrets, and return its name.
 
         Args:
-            name: Relative to the folder, such as `artifacts/page.json`. Its last part is made a plain name.
+            name: Path of the file in the folder, such as `artifacts/page.json`. In its last part, characters
+                other than letters, digits, `.`, `_` and `-` become `_`.
             content: JSON if `name` ends in `.json`, text in UTF-8 otherwise.
 
         Raises:
@@ -144,7 +145,7 @@ class RunFolder(Closing):
         return f"{above}/{last}".lstrip("/")
 
     def discard(self) -> None:
-        """Close the files and remove them, and the folder if nothing else is in it."""
+        """Close and remove the trace and the logs, and remove the folder if nothing else is in it."""
         self.close()
         for name in ("trace.jsonl", "events.jsonl", "episode.log"):
             (self.path / name).unlink(missing_ok=True)
@@ -172,7 +173,7 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
         path = parent / (f"{name}{suffix}" if number == 1 else f"{name}-{number}{suffix}")
         try:
             # In containers that share `parent`, two processes may have the same number. `mkdir` succeeds for
-            # only one of them.
+            # only one of the two, and the other takes the next name.
             path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             continue
@@ -229,7 +230,7 @@ def _entry(event: Event) -> dict[str, object]:
 
 
 ARGUMENTS_LIMIT = 2000
-"""Longest JSON text of a call's arguments in a line, in characters; the trace has the whole."""
+"""Longest JSON text of a call's arguments in a line, in characters; the trace has the whole text."""
 
 _WITHOUT_A_LINE = {"mcp_iteration_start", "mcp_no_content"}
 
@@ -281,7 +282,7 @@ class EpisodeLog:
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Return the line about skipped calls, once for each batch."""
+        """Return the line about skipped calls; an empty list if the batch has had this line already."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []

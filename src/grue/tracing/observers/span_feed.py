@@ -17,8 +17,8 @@ These rules hold for any sequence of envelopes:
 - A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed, and
   every turn that is open when the episode ends, at the time of its last envelope.
 - If a host has recorded `EpisodeStarted`, its `EpisodeEnded` decides how the episode ended. Without a host's
-  facts, as with a plain `Runner`, the episode ended as its last turn did; if a turn is still open, it was cut
-  off.
+  facts, as with a plain `Runner`, the episode ended as its last turn did; if a turn is still open, the
+  episode was cut off.
 - Time never runs backwards: it is monotonic, counted from the wall clock's time of the first envelope.
 
 Source: P31-32
@@ -88,7 +88,7 @@ class SpanScope:
         return self.session or self.root
 
     def calls_elsewhere(self) -> list[SpanId]:
-        """Return the open calls of this session whose parent is a turn that has ended."""
+        """Return the open calls in this session that are children of a turn that has ended."""
         outside = (span for span in self.open.values() if span.parent not in self.open)
         return [span.span for span in outside if span.span != self.root]
 
@@ -109,7 +109,7 @@ class SpanFeed:
     """Turn the envelopes of one episode into its spans.
 
     Args:
-        episode_id: The episode's id until `EpisodeStarted` gives it; empty: none.
+        episode_id: The episode's id until `EpisodeStarted` gives another id; empty: no id.
         model: The model's name until the trace gives it.
     """
 
@@ -132,7 +132,7 @@ class SpanFeed:
         self._events: list[SpanEvent] = []
 
     def feed(self, envelope: Envelope[Any]) -> list[SpanEvent]:
-        """Return the spans that `envelope` begins and ends and its notes, in order; mostly one or none."""
+        """Return the beginnings, ends and notes of spans that follow from `envelope`; mostly one or none."""
         self._events = []
         if self._epoch is None:
             self._epoch = envelope.at - envelope.t
@@ -217,7 +217,7 @@ class SpanFeed:
         scope.session = scope.root
 
     def _abandon(self, scope: SpanScope) -> None:
-        """End a turn that gets no further envelope, at the time of its last one."""
+        """End a turn that gets no further envelope, at the time of its last envelope."""
         verdict = CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
         self._end_scope(scope, scope.last_at, None, verdict)
 
@@ -409,8 +409,9 @@ class SpanFeed:
         return self._open(scope, use, self._called_by(scope, began.turn))
 
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
-        """Return the span that contains a call that is recorded in a turn."""
-        # A session outside turns has a number of its own, and so do its calls unless the host named a turn.
+        """Return the span that contains a call; `turn` is the number of the turn in its envelope."""
+        # Calls in a session outside turns have the number of the session, unless the host named a turn. If
+        # the host named the turn that has just ended, the call is a child of that turn.
         number, span = self._ended_turn
         outside = isinstance(scope.command, m.OpenSession) and turn != scope.turn
         return span if outside and turn == number else scope.innermost

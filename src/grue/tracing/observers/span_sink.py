@@ -23,11 +23,11 @@ Capture: TypeAlias = bool | Literal["reference"]
 the number of its request in the trace."""
 
 DETAIL_LIMIT = 1_000
-"""Longest text of a failure's reason."""
+"""Longest text of a failure's reason, in characters."""
 
 
 class SpanSink(ABC):
-    """The base of span exporters, used as an outbox's consumer. Runs in one thread.
+    """The base of span exporters; an outbox calls its methods, all from one thread.
 
     Args:
         feed: Turns envelopes into spans.
@@ -77,8 +77,8 @@ class SpanSink(ABC):
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return seconds since the epoch as OpenTelemetry counts them."""
-    # Round to microseconds, because a float of this size has no more digits.
+    """Return seconds since the epoch as nanoseconds, in which OpenTelemetry counts."""
+    # Round to microseconds, because a float of this size has no further digits.
     return round(seconds * 1_000_000) * 1_000
 
 
@@ -91,7 +91,7 @@ def clipped(value: object, limit: int = CONTENT_LIMIT) -> object:
 
 
 def clipped_text(text: str, limit: int = CONTENT_LIMIT) -> str:
-    """Return a text, or its beginning."""
+    """Return a text, or its beginning if it is longer than `limit`."""
     return str(clipped(text, limit))
 
 
@@ -110,8 +110,8 @@ class ShownHistory(NamedTuple):
 def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
     """Return the part of its conversation that a generation shows: the `whole`, or only the new messages.
 
-    Of the messages before the request, only the newest `HISTORY_LIMIT` characters are shown. System texts at
-    the beginning stay.
+    Of the messages before the request, only the newest are shown, up to `HISTORY_LIMIT` characters. System
+    texts are shown even if they are older.
     """
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:

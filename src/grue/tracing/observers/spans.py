@@ -30,7 +30,7 @@ SpanId = NewType("SpanId", int)
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """A whole episode; `started` is its host's `EpisodeStarted`, if there is one."""
+    """A whole episode; `started` is the `EpisodeStarted` of its host, `None` if the host recorded none."""
 
     episode_id: str
     started: EpisodeStarted | None = None
@@ -40,7 +40,7 @@ class ToolSession(Struct, frozen=True, kw_only=True):
     """The part of a turn in which tools are offered, or a session that was opened outside turns.
 
     Attributes:
-        max_iterations: Replies with tool calls after which the turn is forced to its answer; `None` outside.
+        max_iterations: Replies with tool calls after which the turn must answer; `None` outside turns.
     """
 
     servers: tuple[m.ServerName, ...]
@@ -51,8 +51,8 @@ class Generation(Struct, frozen=True, kw_only=True):
     """One completion: its request, with the messages before it.
 
     Attributes:
-        asks: The requested model, its endpoint and settings; with empty texts if the trace has not named them
-            yet.
+        asks: The requested model, its endpoint and settings; empty texts if the trace has not named model and
+            endpoint yet.
         sent: The whole conversation as it was sent.
         asked_by: Name of the actor that makes the request: the agent, or a server that samples.
     """
@@ -71,12 +71,12 @@ class ToolUse(Struct, frozen=True, kw_only=True):
         tool: The tool's name at its server.
         timeout_s: The call's time limit.
         iteration: One-based number of the reply that requested it; 0 outside turns.
-        protocol_version: The MCP revision of its server; empty for servers that do not use MCP.
+        protocol_version: The MCP revision of the tool's server; empty for servers that do not use MCP.
         description: The server's text about the tool; untrusted.
         address: The URL of a server over HTTP; empty for others.
         request_id: The id of the JSON-RPC request; known when the span is closed.
-        error_code: The code of the JSON-RPC error that answered it; known when the span is closed.
-        message: The number of its message in the trace.
+        error_code: The code of the JSON-RPC error that answered the call; known when the span is closed.
+        message: The number of the call's message in the trace.
     """
 
     call_id: m.CallId
@@ -98,9 +98,9 @@ class EpisodeSummary(Struct, frozen=True, kw_only=True):
     """The result of an episode.
 
     Attributes:
-        ended: The host's fact about its end; `None`: there is none.
-        asked: The host's text of its first turn; `None`: there was no turn.
-        answered: The end of its last turn with an answer; `None` if no turn has one.
+        ended: The host's fact about the episode's end; `None`: the host recorded none.
+        asked: The `RunTurn` of the first turn, with the host's text; `None`: there was no turn.
+        answered: The end of the last turn that has an answer; `None`: no turn has an answer.
     """
 
     ended: EpisodeEnded | None = None
@@ -132,9 +132,10 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
     """A span begins.
 
     Attributes:
-        parent: The span that contains it; `None`: it is the outermost.
-        at: Seconds since the epoch.
-        conversation: Id of the conversation; of the episode if its turns are not part of one; empty: no id.
+        parent: The span that contains this span; `None`: this span is the outermost.
+        at: When the span begins, in seconds since the epoch.
+        conversation: Id of the conversation, or of the episode if its turns are in no conversation; empty: no
+            id.
         asks: The model that the turn asks; `None`: unknown.
     """
 
@@ -148,7 +149,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):
-    """An event without duration in a span; `facts` are names and numbers, no content."""
+    """An event without duration in a span; `facts` has names and numbers, but no text of models or tools."""
 
     span: SpanId
     at: float
@@ -158,7 +159,7 @@ class SpanNoted(Struct, frozen=True, kw_only=True):
 
 
 class SpanClosed(Struct, frozen=True, kw_only=True):
-    """A span ends; without an outcome if it was cut off.
+    """A span ends; `outcome` is `None` if it was cut off.
 
     Attributes:
         subject: The subject from the span's beginning, completed by later messages.
