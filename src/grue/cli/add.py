@@ -150,7 +150,13 @@ def _add_bundle(
 
 @contextmanager
 def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator[Path]:
-    """Download a bundle into a file of this context, if the user agrees. Its digest is checked later."""
+    """Download a bundle if the user agrees, and yield its file. The caller checks its digest in the block.
+
+    When the block ends, the file is deleted.
+
+    Raises:
+        MCPConfigError: The user did not agree, or the bundle cannot be downloaded.
+    """
     where = printable(urlsplit(offered.url).hostname or "")
     say(f"download {printable(offered.url, 500)}")
     if not adding.yes:

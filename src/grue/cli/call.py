@@ -25,7 +25,7 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 
 
 def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str]) -> m.JsonObject:
-    """Return the arguments of a call; a pair replaces a member of the same name.
+    """Return the arguments of a call; a pair replaces the member of `text` that has the same name.
 
     Args:
         tool: The tool's definition from its server.
@@ -157,7 +157,7 @@ def call_tool(options: CallOptions) -> bool:
 
 
 def _require_all(tool: m.ToolDefinition, arguments: m.JsonObject) -> None:
-    """Refuse a call without the arguments that its tool needs, and say which it takes."""
+    """Refuse a call that lacks an argument that its tool requires, and list all arguments of the tool."""
     missing = [printable(name) for name in required_of(tool) if name not in arguments]
     if missing:
         taken = "\n".join(arguments_of(tool, _WIDTH))[:_MOST_CHARS]

@@ -92,7 +92,7 @@ class Launch(Struct, frozen=True):
 
     Attributes:
         launcher: npx or uvx.
-        installed: The launcher has the package, so that the start downloads nothing.
+        installed: Whether npx is known to have the package, so that the start downloads nothing.
     """
 
     server: StdioServer
@@ -104,7 +104,7 @@ def before_start(server: McpServer) -> Launch | None:
     """Look at a server before it is started; `None`: it is not started by npx or uvx."""
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return None
-    # Only a second start shows whether uv has the package in its cache.
+    # For uvx, `installed` stays false: only a second start shows whether uv has the package in its cache.
     return Launch(server, launcher, installed=launcher == "npx" and direct_command(server) is not None)
 
 

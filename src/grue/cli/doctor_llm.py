@@ -245,7 +245,7 @@ def _in_a_word(failure: MCPError) -> str:
 
 
 class _Tried:
-    """A small turn: its replies, and why it failed."""
+    """A small turn that has been run: its replies, and why it failed; `failure` is `None` if it did not."""
 
     def __init__(self, endpoint: LlmEndpoint, user: str, *, tool: bool = False, answer: Any = None) -> None:
         self.replies: list[m.CompletionReceived] = []

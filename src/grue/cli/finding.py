@@ -11,10 +11,10 @@ class Finding(Struct, frozen=True):
     """The result of one check.
 
     Attributes:
-        verdict: The result; `open`: the check gave none.
+        verdict: The result; `open` if the check could not decide.
         text: What was found; its further lines say what to do.
-        lacking: What the last line of the output names as an exception, such as "tools of files"; empty:
-            nothing.
+        lacking: The part that is not in order, such as "tools of files". The last line of the output names it
+            after "Everything is in order, except for". Empty if there is no such part.
     """
 
     verdict: Verdict

@@ -23,7 +23,7 @@ _MOST_TEXT = 240
 def print_failures(
     directory: Path, *, score: str, passing: float | None, as_json: bool, show_all: bool
 ) -> None:
-    """Print the episodes by what went wrong, each group with commands that open traces.
+    """Print the failed episodes, grouped by what went wrong, each group with commands that open traces.
 
     Raises:
         FleetError: There is no fleet.

@@ -71,7 +71,8 @@ def print_status(directory: Path, *, as_json: bool) -> None:
 
 def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
     done = outcomes["scored"] + outcomes["failed"]
-    # a program has added cases to this folder, so the latest sweep is unknown
+    # With more episodes than the manifest counts, a program has added cases to this folder. Nothing then
+    # tells which episodes belong to the latest sweep.
     if outcomes.total() > manifest.total:
         said = f"{done:,} episodes of {manifest.work} are done; the latest run was about {manifest.total:,}."
     else:
@@ -91,8 +92,8 @@ def print_table(
 
     Args:
         directory: The fleet's folder.
-        by: The settings that make a cell; `None`: all that differ, without `seed`. If that would be too many
-            rows for a person, only the settings with the fewest values.
+        by: The settings that make a cell; `None`: all that differ, without `seed`, or if these would make too
+            many rows for a person, only those with the fewest values.
         as_json: Print JSON.
         everything: Also count episodes that are not in the latest sweep.
 

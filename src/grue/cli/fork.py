@@ -72,7 +72,7 @@ def fork_turn(options: ForkOptions) -> None:
 
     Raises:
         MCPConfigError: An option or a file cannot be used.
-        MCPError: As `Runner.fork`.
+        MCPError: Any other error of `Runner.fork`.
     """
     change = change_of(options)
     recorded = read_run(options.trace, options.turn)
@@ -195,7 +195,7 @@ def _content(file: Path) -> object:
 
 
 def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
-    """Return the tools of a listing file, or of the one that belongs to a lock; `lock`: the project's."""
+    """Return the tools of a listing file, or of the listing beside a lock; `lock` is the project's lock."""
     if str(file) == LOCK and not file.exists():
         file = tool_lock_file.lock_path(GameConfiguration.of_project().mcp_config_path)
     listing = tool_listing_file.listing_path(file) if file.name == tool_lock_file.FILE_NAME else file

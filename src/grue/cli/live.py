@@ -45,8 +45,8 @@ from grue.tracing.facts import EpisodeResumed
 from grue.tracing.message_words import DIM, YELLOW
 
 _LEFT_OUT = ("settings", "conditions")
-"""Fields that are left out, because whoever reads these lines has chosen the options. Changes of them are
-printed."""
+"""Fields of `episode` and `resumed` that are left out, because the user has chosen these options. Of a
+resumed episode, the options that have changed are printed."""
 
 
 class JsonLines:
@@ -125,8 +125,8 @@ def status_rows(progress: Progress, now: float, size: os.terminal_size, spinner:
     Args:
         progress: The state of the episode.
         now: Seconds, by the same clock as the times in `progress`.
-        size: Of the terminal; its last column stays free, because a terminal may wrap there.
-        spinner: Its frames.
+        size: The size of the terminal. Its last column stays free, because a terminal may wrap there.
+        spinner: The frames of the spinner, one character each.
     """
     width = size.columns - 1
     doing = [*progress.doing.values()]
@@ -258,7 +258,8 @@ class LiveView(Closing):
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()
         self._gone = False
-        # A daemon thread: only `close` waits for a stopped terminal, and not the interpreter's exit too.
+        # Make it a daemon thread, so that only `close` waits for a stopped terminal. The interpreter's exit
+        # would wait for any other thread, too.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:

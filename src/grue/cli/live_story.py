@@ -30,7 +30,7 @@ class Line(Struct, frozen=True):
     """A paragraph of the story.
 
     Attributes:
-        text: Printable.
+        text: The text; every character in it is printable.
         style: ANSI attributes of the text.
         hanging: Indentation of the second and further rows.
         lead: Text before `text`, with a style of its own.
@@ -182,7 +182,7 @@ class Story:
         yield from self._once(body)
 
     def _once(self, body: Struct) -> Iterator[Line]:
-        # Each turn's session records the same problem again.
+        # Print a problem only once, because each turn's session records it again.
         if body not in self._told:
             self._told.add(body)
             yield from _problem(body)

@@ -15,8 +15,8 @@ class Output(Protocol):
     """An output that a live view can print to.
 
     Attributes:
-        colour: It shows ANSI colours.
-        redraws: The cursor can be moved, so the status rows can be overwritten.
+        colour: Whether it shows ANSI colours.
+        redraws: Whether the cursor can be moved, so that the status rows can be overwritten.
         spinner: The spinner's frames, in characters of the output's encoding.
     """
 

@@ -19,7 +19,7 @@ def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: b
     """Have a person log in to a server, and store the tokens.
 
     Args:
-        server: Its name.
+        server: The server's name.
         mcp_config: A file of MCP servers; `None`: the project's.
         scope: Further scopes to ask for.
         browser: Open a browser where there is one.

@@ -39,7 +39,7 @@ class Commands(TyperGroup):
     """A command group whose usage errors are safe to print, whatever the user typed."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. If it has another name here, raise an error that says so."""
+        """Find the command. If people type this word for another command, raise an error that names that."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:

@@ -204,7 +204,7 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     config.mcp_enabled = True
     if options.output not in ("json", "quiet"):
         why = "no MCP servers are configured"
-        if (file := config.mcp_config_path).is_file():  # only this command needs an option to use the file
+        if (file := config.mcp_config_path).is_file():  # other commands use this file without an option
             why = f"{shown_path(file)} is not used without --mcp-config, or enabled = true"
         say(
             f"grue: {why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none:"

@@ -68,10 +68,11 @@ def known_servers(
         config: The settings.
         mcp_config: The file that the user named; `None` if none was named.
         unasked: Use the file that the settings name even if they do not turn MCP on, but not if they turn it
-            off. For commands whose only purpose is servers.
+            off. Commands whose purpose is servers set this, such as `grue tools`.
 
     Raises:
-        MCPConfigError: The file is missing or invalid. A server that cannot be used raises nothing.
+        MCPConfigError: The file is missing or invalid. A server that cannot be used raises no error; it is in
+            `unusable`.
     """
     there = config.mcp_config_path.is_file()
     used = takes_servers(config, project_tables()) if unasked else config.mcp_enabled

@@ -54,7 +54,7 @@ class RunStory(Story):
     """Turn the messages of a run into lines.
 
     Args:
-        beside_status: A status line shows what is under way.
+        beside_status: Whether a status line shows what is under way; see `Story`.
     """
 
     def __init__(self, *, beside_status: bool = False) -> None:

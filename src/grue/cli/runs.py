@@ -37,7 +37,9 @@ class _Result(Struct):
 
 
 def list_runs(folder: Path) -> None:
-    """Print the episodes of a folder and of its `runs`, the latest first; of `runs` also those beside it.
+    """Print the episodes of a folder and of its subfolder `runs`, the latest first.
+
+    If the folder is `runs` itself, the episodes in the working directory are printed, too.
 
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.
@@ -56,7 +58,7 @@ def list_runs(folder: Path) -> None:
 
 
 def write_runs(folder: Path, open_browser: bool) -> None:
-    """Write an index page of the episodes of a folder and of its `runs`, and the pages that it links to.
+    """Write an index page of the episodes of a folder and of its subfolder `runs`, and the linked pages.
 
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.

@@ -119,7 +119,7 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
     """Watch a server while calls are made to it, and print the box that it needs.
 
     Returns:
-        Whether every call was answered; a call that failed may have needed more.
+        Whether every call was answered. A call that failed may have needed more than the printed box opens.
 
     Raises:
         MCPConfigError: There is no such server, or a trace cannot be read.

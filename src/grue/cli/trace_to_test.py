@@ -116,7 +116,7 @@ def _fault(path: Path, turn: int) -> str:
 
 
 def _not_again(run: RecordedRun) -> str:
-    """Return what in the turn cannot be repeated with recorded replies, in words; empty if all can."""
+    """Return why the turn cannot be run again with recorded replies; empty if it can."""
     end = _end(run)
     broken = next((call for call in _calls(run) if call.settlement in _NOT_AGAIN), None)
     if broken is not None:
@@ -449,7 +449,7 @@ def _test(
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
-        if end.kind in {"answered", "forced"}:  # in the test, no server is missing
+        if end.kind in {"answered", "forced"}:  # not `degraded`: no server is missing in the test
             yield f"    assert outcome.kind == {end.kind!r}, outcome.reason"
         yield from _cuts(run, end)
         return

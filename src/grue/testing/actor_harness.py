@@ -78,8 +78,8 @@ _UNLIMITED = sys.maxsize
 class FakeChannel(Mailbox[M]):
     """A mailbox without an actor behind it.
 
-    It gives no reply unless the test has called `answers` or calls `reply`. `close` makes senders fail with
-    `MailboxClosed`; `abandon` also makes those fail that wait for a reply.
+    No ask gets a reply unless the test has called `answers` or calls `reply`. `close` makes later sends fail
+    with `MailboxClosed`; `abandon` also fails the asks that wait for a reply.
 
     Args:
         name: The name of the actor that it stands for.
@@ -273,7 +273,7 @@ class ActorHarness:
         """Run the actor in a new task.
 
         Raises:
-            RuntimeError: Another one was started. A harness drives one actor.
+            RuntimeError: Another actor was started. A harness drives one actor.
         """
         if self._actor is not None:
             raise RuntimeError(f"This harness drives {self._actor.name}: use another one for {actor.name}.")
@@ -594,7 +594,8 @@ class TraceWatch:
             fields: Values that the message's fields must have.
 
         Raises:
-            AssertionError: No such message was recorded. The text shows those of this kind, or all.
+            AssertionError: The message was recorded too rarely or too often. The text shows the messages of
+                this kind, or all messages if there are none.
         """
         found = [body for body in self.bodies(kind) if _has(body, fields)]
         if (times is None and not found) or (times is not None and len(found) != times):
@@ -606,7 +607,7 @@ class TraceWatch:
         """Assert that no message of this kind, with these fields, was recorded.
 
         Raises:
-            AssertionError: Such a message was recorded; the text shows them.
+            AssertionError: Such a message was recorded; the text shows the messages of this kind.
         """
         found = [body for body in self.bodies(kind) if _has(body, fields)]
         if found:
@@ -619,7 +620,7 @@ class TraceWatch:
             wanted: Kinds of messages, or whole messages.
 
         Raises:
-            AssertionError: A message is missing, or came too early. The text names the first.
+            AssertionError: A message is missing, or came too early. The text names the first such message.
         """
         position = 0
         for index, each in enumerate(wanted):

@@ -19,10 +19,10 @@ class Called(Struct, frozen=True):
 
     Attributes:
         name: Canonical name of the tool, `SERVER.TOOL`.
-        arguments: As the model wrote them: a JSON object; if they are none, the text.
-        result: What the tool returned; left out: it is not checked.
-        error: The error that the model reads instead of a result; left out together with `result`: neither is
-            checked.
+        arguments: The arguments that the model wrote: a JSON object, or the text if it is not one.
+        result: What the tool returned; not checked if it is left out.
+        error: The error that the model reads instead of a result. If `result` and `error` are both left out,
+            neither is checked.
         settlement: How the call was settled.
     """
 
@@ -41,7 +41,7 @@ def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
         expected: The calls.
 
     Raises:
-        AssertionError: It made other calls; the text names the first call that differs, and how.
+        AssertionError: The turn made other calls; the text names the first call that differs, and how.
     """
     for number, call in enumerate(outcome.tool_calls, start=1):
         if number > len(expected):
@@ -63,11 +63,10 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
     Args:
         outcome: What `Runner.run_turn` has returned.
         answer: The answer, or the JSON value that a trace has of it.
-        fallback: Whether it is the host's fallback, because the model gave no acceptable answer.
+        fallback: Whether the answer is the host's fallback, because the model gave no acceptable answer.
 
     Raises:
-        AssertionError: It gave another answer; or it ended with the fallback and should not have, or vice
-            versa.
+        AssertionError: The turn gave another answer, or `fallback` is wrong about where its answer came from.
         TypeError: `outcome` is not the outcome of a turn.
     """
     if not hasattr(outcome, "kind"):
@@ -81,7 +80,7 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
 
 
 def arguments_of(call: m.ToolCall | m.ToolCallRecord) -> object:
-    """Return the arguments of a call as a JSON object; if they are none, as text."""
+    """Return the arguments of a call as a JSON object; as text if they are not a JSON object."""
     try:
         value: object = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError:

@@ -51,7 +51,7 @@ class MockMCPManager:
 
     It lists `thoughtbox.think` and every tool for which a result was set. A tool without a set result returns
     `{"default": "result"}`, even if it is not listed. Calls are answered whether a session is open or not;
-    `connected` shows which.
+    `connected` shows whether one is open.
 
     Attributes:
         server_name: The server that its tools belong to.

@@ -49,7 +49,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 """The choices of `--ask`: requests to the client."""
 
 UNPROMPTED_ACTIONS = ("exit", "kill", "close-stdout", "noise", "change-tools")
-"""The choices of `--after-listing`: actions without a request. For the last two, a log message is sent."""
+"""The choices of `--after-listing`: actions without a request. A log message follows the last two of them."""
 
 GARBAGE = (
     b"Server listening...",

@@ -87,8 +87,8 @@ def _new_since(before: _Present, mark: str) -> _Present:
         # Read only processes that are new since the block began, not the machine's hundreds of others.
         frozenset(each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)),
         frozenset(_descriptors()) - before.descriptors,
-        # A thread that Python did not start gets its entry when it first asks for `current_thread()`, which
-        # may be long after its start.
+        # Leave out threads that the kernel listed before the block. A thread that Python did not start gets
+        # its entry when it first asks for `current_thread()`, which may be long after its start.
         frozenset(
             each
             for each in set(_threads(before.running)) - before.threads

@@ -251,7 +251,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Return sentences that explain a request: whether it repairs a reply, and its last message if a text."""
+    """Return sentences about a request: whether it repairs a reply, and its last message if it is a text."""
     from grue.messages import REPAIR_REQUEST  # imported here, because few scripts are too short
     from grue.runtime.safe_text import printable
 
@@ -289,8 +289,9 @@ class ScriptedLlmServer:
             tool names may have dots.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted` and no further fields.
-        window: Longest request that it takes, which it then counts in `usage`; `None`: any, not counted.
-        port: Its port; 0: a free one. A program that is started again keeps its `base_url` with a port.
+        window: The most tokens that a request may have. The server then counts the tokens of each request and
+            puts the number into `usage`. `None`: any number, not counted.
+        port: Its port; 0: a free one. With a fixed port, the `base_url` is the same after a restart.
         retry_after: The header `Retry-After` of errors that have none. With `"0"` a client retries at once,
             so that a failing model does not delay a test by half a minute.
 
@@ -374,7 +375,7 @@ class ScriptedLlmServer:
         self._thread.join()
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Return the reply to a POST, with the wait that errors ask for."""
+        """Return the reply to a POST; to an error without a `Retry-After`, add the one of `retry_after`."""
         reply = self._answer(path, headers, raw)
         if self._retry_after is None or reply.status < _FIRST_ERROR:
             return reply

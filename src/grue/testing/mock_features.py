@@ -204,7 +204,7 @@ def _add_tools_that_notify(server: MockServer) -> None:
 async def _log(server: MockServer, ctx: Context[Any, Any], level: LoggingLevel, text: str) -> None:
     """Send a log message if the client asked for it: with `logging/setLevel`, since 2026-07-28 in a request.
 
-    The SDK's own method warns that logging is deprecated, each time.
+    The SDK's own method is not used, because it warns at each message that logging is deprecated.
     """
     request = ctx.request_context
     if server.logs(level) and level in allowed_log_levels(request.protocol_version, request.meta):

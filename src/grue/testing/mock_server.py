@@ -198,7 +198,7 @@ _METHODS: Mapping[Feature, tuple[str, ...]] = {
     "completions": ("completion/complete",),
     "logging": ("logging/setLevel",),
 }
-# Closing the port at the end of a test must not wait longer for clients that stay connected.
+# Seconds that the end of a test waits for clients that stay connected, before it closes the port.
 _GRACE_S = 1
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

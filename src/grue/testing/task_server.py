@@ -7,9 +7,9 @@ Its tool `research` has to be called as a task. Each question about the task mov
 such task), `refused` (it answers with an error), `unusable` (a state that does not exist), `silent` (it does
 not answer) and `die` (it exits). The tool `quick` answers at once.
 
-`--form experimental` is that of 2025-11-25, with a handshake, and `extension` that of 2026-07-28, without
-one. With `--store FILE` the tasks outlive the process. `--record FILE` gets a line for each request that it
-reads: the method, and the task or the answers that came with it.
+`--form experimental` is the form of MCP 2025-11-25, which has a handshake; `--form extension` is the form of
+2026-07-28, which has none. With `--store FILE` the tasks outlive the process. With `--record FILE` the server
+writes a line for each request: the method, and the task or the answers that came with it.
 """
 
 import argparse

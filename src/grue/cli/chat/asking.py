@@ -51,7 +51,7 @@ class ServerQuestion(Question[m.JsonObject | Declined]):
 
 
 class Asker:
-    """The callbacks of a runner that ask: `approve` and `elicit`.
+    """The two callbacks by which a runner asks the user: `approve` and `elicit`.
 
     Attributes:
         report: Passes a question to the main thread. Set it before the first turn.

@@ -75,7 +75,7 @@ class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
         return f"turn {self.turn} is no longer part of the conversation{remains}"
 
     def severity(self) -> Severity:
-        """Return `warn` if there were calls."""
+        """Return `warn` if the turn had called tools, because what they did remains."""
         return "warn" if self.calls else ""
 
 
@@ -99,7 +99,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
         said: The turns that are part of the conversation, oldest first.
         calls: The tools that each turn has called.
         file: Name of the file that holds the conversation; empty: nothing was said.
-        model: The model that was chosen last; empty: that of the start.
+        model: The model that was chosen last; empty if the chat still has the model of its start.
         turn: Number of the last turn.
     """
 

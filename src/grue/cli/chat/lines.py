@@ -79,7 +79,7 @@ def request_lines(message: str) -> Iterator[Line]:
 
 
 def tool_lines(tools: Sequence[m.ToolDefinition], wanted: str) -> Iterator[Line]:
-    """Return the tools; the whole definition if `wanted` is the name of one."""
+    """Yield the tools whose names contain `wanted`; if it is a tool's full name, that tool's definition."""
     found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]
     exact = [tool for tool in found if tool.name in (wanted, f"mcp.{wanted}")]
     if not found:

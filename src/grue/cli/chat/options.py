@@ -28,7 +28,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue chat`; see its help.
 
     Attributes:
-        mcp: With tools.
+        mcp: Whether the chat has tools.
         instructions: The system text.
         ask: Ask before every tool call that the configured policy allows.
         resume: The run folder to resume, with the options of its first run.
@@ -88,7 +88,7 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
         endpoint: The model's endpoint.
         servers: The MCP servers, by name.
         notes: Sentences about settings that have no effect.
-        learned: Returns the box that the watched server needs, as text; `None`: none is watched.
+        learned: Returns the box that the watched server needs, as text; `None` if no server is watched.
     """
 
     endpoint: LlmEndpoint

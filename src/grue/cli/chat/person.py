@@ -110,9 +110,9 @@ class Field(Struct, frozen=True, kw_only=True):
     """One field of a form.
 
     Attributes:
-        kind: JSON Schema's type.
-        options: The values to choose from; empty: any.
-        default: What an empty input stands for, as text.
+        kind: The type of the field's value, as JSON Schema names it.
+        options: The values to choose from; empty if the user can type any.
+        default: The value that an empty input stands for, as text.
     """
 
     name: str

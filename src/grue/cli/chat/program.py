@@ -108,7 +108,7 @@ class ChatProgram:
     Args:
         screen: Where it prints.
         redaction: The secrets that are not to be shown.
-        here: The folder that the user is in.
+        here: The folder in which the user started the program. `/save` writes there.
 
     Attributes:
         talk: The conversation. Set it before `run`.

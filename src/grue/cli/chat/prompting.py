@@ -38,7 +38,7 @@ _USABLE = {
     1: termios.OPOST,
     _LOCAL_MODES: termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN,
 }
-"""The modes that are on in a usable terminal, by their index in that list."""
+"""The modes that are on in a usable terminal, by their index in the list that `tcgetattr` returns."""
 
 _MAX_HISTORY_BYTES = 2**20
 _STYLE = Style.from_dict(

@@ -126,7 +126,7 @@ class Talk:
 
     Raises:
         TraceError: The run folder cannot be written; or the chat cannot be resumed.
-        ConversationError: Its conversation file cannot be read or written.
+        ConversationError: The conversation's file cannot be read or written.
     """
 
     def __init__(self, options: ChatOptions, wiring: ChatWiring, on_event: Callable[[Any], object]) -> None:
@@ -197,7 +197,7 @@ class Talk:
         return self._loop.conversation
 
     def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools. Starts the servers, if that has not been done.
+        """Return the tools. Starts the servers if they have not been started.
 
         Raises:
             MCPServerStartupError: A server does not start.

@@ -169,7 +169,7 @@ _HOUSE_OBJECTIVES: Final = {
     "take music box": "Play the whole tune to whoever hums in the cellar, then bring Mr Pym the deed.",
 }
 _HOUSE_ROUNDS: Final = {
-    # Two calls in one reply.
+    # One reply with two calls.
     "open teapot": (
         (
             Thought(
@@ -188,7 +188,7 @@ _HOUSE_ROUNDS: Final = {
             ),
         ),
     ),
-    # A branch.
+    # Two replies: the second thought starts a branch.
     "light lantern": (
         (Thought("The trapdoor is free. I could go down now; it is dark there, but I know the way back."),),
         (
@@ -225,7 +225,7 @@ _ZORK_OBJECTIVES: Final = {
     "turn on lamp": "Find a treasure under the house, and a way back up.",
 }
 _ZORK_ROUNDS: Final = {
-    # Two calls in one reply.
+    # One reply with two calls.
     "open window": (
         (
             Thought(
@@ -236,7 +236,7 @@ _ZORK_ROUNDS: Final = {
             ),
         ),
     ),
-    # Three iterations, the last of them a revision.
+    # Three replies: the last thought revises an earlier one.
     "move rug": (
         (
             Thought(
@@ -256,7 +256,7 @@ _ZORK_ROUNDS: Final = {
             ),
         ),
     ),
-    # A branch.
+    # The last thought starts a branch.
     "turn on lamp": (
         (Thought("A rickety staircase leads down into darkness. I could feel my way."),),
         (

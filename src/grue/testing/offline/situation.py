@@ -56,7 +56,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     Attributes:
         situation: The game; `None` if the conversation is about something else.
         rounds: Number of replies with tool calls since the message that describes the game.
-        settled: No more thinking: the host has asked for the answer, or a call has failed.
+        settled: Whether thinking is over, because the host has asked for the answer or a call has failed.
     """
 
     situation: Situation | None

@@ -10,6 +10,6 @@ modules.
 - `responses_dialect.py`, `messages_dialect.py`: the other two formats: their translations to chat
   completions and back, their streams, and what they refuse in addition;
 
-Nothing here may import the client's own encoders in `grue.protocol.chat_wire`: both are written from the
-providers' documents, so that tests find a mistake in one of them.
+Nothing here may import the client's own encoders in `grue.protocol.chat_wire`. The encoders and these modules
+are written separately from the providers' documents, so that tests find a mistake that only one of them has.
 """

@@ -1,6 +1,6 @@
 """The batches of the scripted endpoint: OpenAI's `/files` and `/batches`, Anthropic's `/messages/batches`.
 
-A batch has ended when the client has asked for its state a number of times. Each of its requests is then
+A batch ends after the client has asked for its state `BatchFaults.looks` times. Each of its requests is then
 checked and answered as if it had been posted alone, so one script serves both. A batch is refused as
 providers refuse it: for a file that is not JSON Lines, ids that are not unique, a request to another address
 or model than the first one, and a request for a stream.
@@ -48,17 +48,18 @@ class BatchFaults(Struct, kw_only=True):
     """The faults of batches. They may be changed while the server runs.
 
     Attributes:
-        looks: How often a client has to ask for a batch's state until it has ended.
-        ends: How a batch ends. Requests of one that `expired` or was `cancelled` are answered, unless
-            `unanswered` says otherwise; those of one that has `failed` never are.
+        looks: How often a client has to ask for a batch's state until the batch has ended.
+        ends: How a batch ends. The requests of an `expired` or `cancelled` batch are answered, unless
+            `unanswered` says otherwise. The requests of a `failed` batch are never answered.
         why: The provider's reason for a batch that has `failed`.
-        unanswered: Called with the id of each request; returns its outcome in place of a reply. `lost`: the
-            request is missing from the results.
-        in_place: Called with method, path, and how often these were requested; returns a reply to send, such
-            as a 429, and then the request is not carried out.
-        after: As `in_place`, but the request is carried out first, so that only its own reply is lost.
-        results: Called with the lines of a file of results, and how often the file was read; returns what is
-            sent.
+        unanswered: Called with the id of each request; returns the outcome of the request in place of a
+            reply, or `None` to let it be answered. `lost`: the request is missing from the results.
+        in_place: Called with method, path, and how often this path was requested with this method. Returns a
+            reply to send, such as a 429, and then the request is not carried out; or `None`.
+        after: Called like `in_place`, but after the request was carried out. If it returns a reply, that is
+            sent, and the request's own reply is lost.
+        results: Called with the lines of a file of results, and how often the file was read; returns the
+            lines to send.
     """
 
     looks: int = 0
@@ -87,7 +88,7 @@ class ScriptedBatches:
     """The batches of one scripted endpoint.
 
     Args:
-        ask: Answers a request that was posted alone; takes path, headers and body.
+        ask: Answers one request, as if it had been posted alone; takes path, headers and body.
 
     Attributes:
         faults: The faults to cause.
@@ -247,7 +248,7 @@ class ScriptedBatches:
             return
         good: list[bytes] = []
         bad: list[bytes] = []
-        for item, url, body in reversed(batch.requests):  # results come in any order
+        for item, url, body in reversed(batch.requests):  # because providers send results in any order
             missing = self.faults.unanswered(item)
             if missing == "lost":
                 continue

@@ -175,8 +175,8 @@ def part_refusals(
         where: The part's place in the request, for messages.
         part: A part that is not text.
         images: Whether the model takes images.
-        audio: Whether it takes audio.
-        files: Whether it takes PDF files.
+        audio: Whether the model takes audio.
+        files: Whether the model takes PDF files.
         max_base64: Longest base64 text of an image.
     """
     match part:
@@ -258,8 +258,8 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
         developer_role: A message may have the role `developer`.
         known_fields_only: A field of the request that neither OpenAI nor OpenRouter documents is refused.
         images: The model takes images.
-        audio: It takes audio.
-        files: It takes PDF files.
+        audio: The model takes audio.
+        files: The model takes PDF files.
         max_image_base64: Longest base64 text of an image.
     """
 

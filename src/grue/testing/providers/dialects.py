@@ -66,7 +66,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     admission: Callable[[Mapping[str, str]], tuple[int, str] | None] | None = None
 
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
-        """Translate a request to chat completions (empty: impossible); return it and the refusal, if any.
+        """Return a request as chat completions, empty if it cannot be translated, and its refusal, if any.
 
         Args:
             body: The request.
