@@ -16,14 +16,14 @@ class MCPError(Exception):
 
 
 class MCPConfigError(MCPError):
-    """A configuration file, table or value cannot be used; raised before anything starts.
+    """A configuration file, table or value cannot be used. It is raised before the turn starts anything.
 
     Attributes:
         path: The file, or `None` when the value did not come from a file.
         line: One-based line of the fault, or `None`.
         column: One-based column of the fault, or `None`.
-        problems: One entry for each wrong value, if the fault is in values. Their keys lead from the
-            outermost table of the file or argument to the value.
+        problems: One entry for each wrong value, if the fault is in values. The keys of an entry lead from
+            the outermost table of the file, or from the argument, to the value.
 
     Source: R2.2, R2.3
     """
@@ -63,12 +63,12 @@ class MCPConfigError(MCPError):
 class MissingDependencyError(MCPConfigError, ImportError):
     """A package or program that the configuration needs is not installed; the text says how to install it.
 
-    It is an `ImportError` too, so that code that tries an optional feature can catch that.
+    It is an `ImportError` too, so that code that tries an optional feature can catch `ImportError`.
     """
 
 
 class SandboxError(MCPError):
-    """A box cannot be made: this machine cannot enforce it, or a path of it cannot be opened.
+    """A box cannot be made: this machine cannot enforce it, or a path that the box needs cannot be opened.
 
     Attributes:
         problem: What is wrong, in a sentence.
@@ -89,11 +89,11 @@ class MCPServerStartupError(MCPError):
     """An MCP server could not be started on the first turn of an episode.
 
     Attributes:
-        server: Its name in the configuration.
-        phase: `spawn`, `initialize` or `list`.
-        command: The command line.
-        exit_status: Its exit status, if it exited.
-        stderr_tail: The last lines of its stderr.
+        server: The server's name in the configuration.
+        phase: The step that failed: `spawn`, `initialize` or `list`.
+        command: The server's command line.
+        exit_status: The exit status of the server's process, if it exited.
+        stderr_tail: The last lines that the server wrote to stderr.
 
     Source: R6.1
     """
@@ -120,7 +120,7 @@ class NeedsLogin(MCPServerStartupError):  # noqa: N818 - named for what it repor
     """A server wants a person to log in. The text names the command, `grue login SERVER`.
 
     Attributes:
-        server: Its name in the configuration.
+        server: The server's name in the configuration.
     """
 
 
@@ -146,11 +146,11 @@ class ToolNotFound(MCPToolCallError):  # noqa: N818 - named as the fact it repor
 
 
 class ToolChanged(MCPToolCallError):  # noqa: N818 - named as the fact it reports, like the messages
-    """The tool has another definition than the call was decided for, or is gone. Nothing was sent."""
+    """The tool was changed or removed after the call had been decided on. The call was not sent."""
 
 
 class ToolCallDenied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages
-    """The runner's tool policy denies the call. Nothing was sent."""
+    """The runner's tool policy denies the call. The call was not sent."""
 
 
 class ToolCallTimedOut(MCPToolCallError, TimeoutError):  # noqa: N818 - named as the event it reports
@@ -224,7 +224,7 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
 
     Attributes:
         limit_s: The limit.
-        doing: What the turn was waiting for.
+        doing: What the turn was waiting for when the limit passed.
         tool_calls: The tool calls so far (`ToolCallRecord`).
     """
 
@@ -261,9 +261,9 @@ class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, lik
     """The provider stopped the model's reply before its end, by a content filter for example.
 
     Attributes:
-        raw: The text that there was by then.
+        raw: The part of the text that had arrived before the stop.
         tool_calls: The tool calls of the turn (`ToolCallRecord`).
-        finish_reason: The provider's word for it, such as `content_filter`.
+        finish_reason: The provider's word for the stop, such as `content_filter`.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like
     """The turn is parked: it waits for a person. `Runner.resume` goes on with it, in any process.
 
     Attributes:
-        turn: Its number.
+        turn: The number of the parked turn.
         questions: The calls that a person has to decide on (`ApprovalQuestion`).
         expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
     """
@@ -297,10 +297,10 @@ class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like
 
 
 class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
-    """A person's changed arguments cannot be used: the tool's input schema refuses them. Decide again.
+    """The tool's input schema refuses the arguments that a person put in place of the model's. Decide again.
 
     Attributes:
-        call_id: The call.
+        call_id: The call whose arguments the person changed.
         name: Canonical name of its tool.
     """
 
@@ -315,11 +315,11 @@ class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like
 
 
 class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the messages
-    """A fork of a recorded turn made a call that the record has no result of. Nothing was called."""
+    """A fork of a recorded turn made a tool call that the record has no result of. The call was not sent."""
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """An actor raised an unexpected exception, which is the cause of this one. The trace has the details."""
+    """An actor raised an unexpected exception: this error's `__cause__`. The trace has the details."""
 
     def __init__(self, message: str, *, actor: str) -> None:
         super().__init__(message)
@@ -341,14 +341,14 @@ class ConversationError(MCPError):
 
 
 class ConversationBusy(ConversationError):  # noqa: N818 - named for what the caller met, like the others
-    """The conversation is in the middle of another turn. Wait for it, or continue a `branch`."""
+    """Another turn of the conversation is running. Wait for that turn, or continue a `branch`."""
 
 
 class ConversationParked(ConversationError):  # noqa: N818 - named for what the caller met, like the others
-    """A turn of the conversation is parked, so no other one begins. Resume it, abandon it, or branch.
+    """A turn of the conversation is parked, so no other turn can begin. Resume it, abandon it, or branch.
 
     Attributes:
-        turn: Its number.
+        turn: The number of the parked turn.
         questions: The calls that a person has to decide on (`ApprovalQuestion`).
     """
 

@@ -43,7 +43,7 @@ class OwnKeywords(StructMeta):
 
 
 def own_keywords(init: Callable[P, None]) -> Callable[P, None]:
-    """Return a decorator for the `__init__` of another class: it refuses keywords as `OwnKeywords` does."""
+    """Return `init`, of a class that is no Struct, with the check of keywords that `OwnKeywords` makes."""
     owner, names = init.__qualname__.partition(".")[0], tuple(signature(init).parameters)[1:]
     _OWNERS[owner] = names
 
@@ -89,18 +89,18 @@ def check_settings(
 ) -> None:
     """Check the fields of a user's settings: their types, and that numbers are finite and not negative.
 
-    A list becomes a tuple where a tuple is declared. Values that are the defaults are not looked at, since
-    turns copy settings often.
+    A list becomes a tuple where a tuple is declared. A field that still has its default is skipped, to save
+    time: turns copy settings often.
 
     Args:
         settings: A Struct that calls this in `__post_init__`.
-        only: The fields to check; empty: all.
+        only: The fields to check; empty: all fields.
         above_0: Numbers that may not be 0 either.
         any_number: Numbers that may be negative.
 
     Raises:
-        MCPConfigError: A value cannot be used. Names the class and the field, and shows numbers only: any
-            other value may be a secret.
+        MCPConfigError: A value cannot be used. The text names the class and the field. It shows numbers only,
+            because any other value may be a secret.
     """
     kind = type(settings)
     for name, default in _defaults(kind):
@@ -175,7 +175,7 @@ def _number_fault(
 
 
 def shown(value: object) -> str:
-    """Return the beginning of a value's `repr`; of a number that Python refuses to write, its length."""
+    """Return the beginning of a value's `repr`, or the length of a number that Python refuses to print."""
     try:
         return f"{value!r:.60}"
     except ValueError:
@@ -185,7 +185,7 @@ def shown(value: object) -> str:
 
 
 def is_usable(number: float, *, above_0: bool) -> bool:
-    """Return whether a number is finite, not negative, and one that a trace can hold."""
+    """Return whether a number is finite, not negative (or above 0) and small enough for a trace to hold."""
     return number < _MOST and (number > 0 if above_0 else number >= 0)
 
 

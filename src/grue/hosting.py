@@ -1,14 +1,13 @@
-"""What authors of hosts import besides `grue`: connections, models, settings, facts, traces.
+"""What authors of hosts import besides `grue`: connections, models, settings, tool policies, traces.
 
-Connect an agent to your own kind of tool server: implement `ToolConnection`.
-
+To connect an agent to your own kind of tool server, implement `ToolConnection`.
 Pass it to `Runner(servers=...)`. An MCP server, a dictionary of functions and a connection of your own look
 the same to the agent. `open` returns the tools, `call` makes one call, `close` ends the connection. Raise
 `ServerFailed` if the connection cannot be used or was lost, and `ToolTimedOutError` if a call took too long.
 Any other exception is a bug, and ends the turn as a crash. With a `ConfinedFolder`, tools can read and write
 files of one folder only.
 
-Ask a model in your own way: write an LLM actor.
+To ask a model in your own way, write an LLM actor.
 
 A `WireProfile` describes what an endpoint accepts, a `LentConversation` encodes the conversation so far.
 Pass a factory for your actor to `Runner(llm=...)`; see `LlmFactory`.
@@ -19,7 +18,7 @@ calls are denied and which need approval; `ask_about` asks a person, or returns 
 Read the settings that users write: `pyproject.toml`, `mcp_config.json`, the tool lock, YAML of your own.
 `Runner.from_toml` does all of this at once.
 
-Write traces and read them, with the run folder, observers and readers, and resume an episode with `Past`.
+Write traces and read them, with run folders, observers and readers. Resume an episode with `Past`.
 
 ```python
 with RunFolder("runs/1", runner.recorder, episode_id="1"):

@@ -3,12 +3,13 @@
 Read it first: the messages are the interface between the actors, and a trace consists of them. A command is
 imperative and goes to one actor (`OpenSession`, `CallTools`). An event is past tense and reports the result
 of a command (`SessionOpened`, `ToolTimedOut`). A note is a fact for the trace only; no actor reacts to it
-(`IterationStarted`, `ToolCalled`). All are frozen msgspec Structs. Their tags are their names, so this module
-is also the schema of the trace file. A renamed class must keep its old tag, or old traces become unreadable.
+(`IterationStarted`, `ToolCalled`). All messages are frozen msgspec Structs. The tag of each is its class's
+name, so this module is also the schema of the trace file. A renamed class must keep its old tag, or old
+traces become unreadable.
 
-The file begins with what messages carry: names, tools, what is said, failures. Then it has a section for each
-actor that the agent exchanges messages with: the LLM actor, a session actor, the approval actor, itself, the
-host.
+The file begins with what messages carry: names, tools, texts of a conversation, failures. Then it has a
+section for each actor that the agent exchanges messages with: the LLM actor, a session actor, the approval
+actor, the agent itself, the host.
 
 ```
 host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm       ▶ ToolSupportChecked
@@ -30,8 +31,8 @@ are canonical, `{server}.{tool}`, unless a field says `tool`: then it is the bar
 A field typed `object` holds a JSON value: None, bool, int, float, str, list or dict of the same.
 
 The classes that `__all__` lists are public: programs meet them in traces, in tests, in connections and models
-of their own. The others pass between grue's actors. As data of a trace they are as stable as these, but
-their classes may change in any version.
+of their own. The other classes pass between grue's actors. In a trace their data is as stable as that of the
+public classes, but the classes themselves may change in any version.
 """
 
 from typing import TYPE_CHECKING, ClassVar, Literal, NewType, TypeAlias, Union
@@ -146,10 +147,12 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         output_schema: JSON Schema of the structured result, if the server declares one.
         full_name: The canonical name, if it is not `{server}.{tool}`. Connections of the host's own may
             name their tools differently.
-        annotations: The server's statements about the tool's behaviour; untrusted. `None`: there are none.
+        annotations: The server's statements about the tool's behaviour; untrusted. `None`: the server makes
+            none.
         trusted: The annotations can be trusted, because the tool lock holds this definition. Never set by a
             server.
-        boxed: Its server runs in a box that this machine enforces whole. Set by the host, never by a server.
+        boxed: The tool's server runs in a box that this machine enforces whole. Set by the host, never by a
+            server.
     """
 
     server: ServerName
@@ -186,12 +189,12 @@ class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The handle of a call that its server works on as a task of its own, and answers later.
+    """The handle of a call that its server works on as a task, which it answers later.
 
     Attributes:
-        task_id: The server's name for it; untrusted.
+        task_id: The server's id of the task; untrusted.
         poll_s: How many seconds the server wants the client to wait between two status requests.
-        ttl_s: How long the server keeps it, from its creation; `None`: not stated, or without a limit.
+        ttl_s: How many seconds after its creation the server keeps the task; `None`: not stated, or no limit.
     """
 
     task_id: str
@@ -200,14 +203,14 @@ class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A validated tool call: its arguments are a JSON object, and the server lists its tool.
+    """A validated tool call: its arguments are a JSON object, and the server lists the tool.
 
     Attributes:
-        task: The server's task for this call, if an earlier process has sent it already. The call is not sent
-            again; the server is asked for the task's result.
-        definition: Digest of the definition that the tool had when the call was decided on. The session does
-            not send the call if the tool has another definition by then, or is gone. Empty, as in old traces:
-            not checked.
+        task: The server's task for this call, if an earlier process has sent the call already. The call is
+            not sent again; the server is asked for the task's result.
+        definition: Digest of the definition that the tool had when the call was decided on. If the tool has
+            been changed or removed since, the session does not send the call. Empty, as in old traces: this
+            is not checked.
     """
 
     call_id: CallId
@@ -250,13 +253,13 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
     """One tool call of a finished turn, with its result.
 
     Attributes:
-        settlement: `returned` (by the server, error or not), `timed_out`, `died` (the server did), `skipped`
-            (never sent), `rejected` (never sent: unknown tool, or arguments that are unreadable or do not fit
-            its schema), `denied` (by the policy or by a person), `interrupted` (sent by a process that was
-            killed: it may have taken effect).
-        iteration: One-based number of the reply that asked for it.
-        duration_s: `None` if it was never sent.
-        changed_arguments: What was sent instead of `arguments`, because a person changed them.
+        settlement: `returned` (the server answered, with a result or an error), `timed_out`, `died` (the
+            server did), `skipped` (never sent), `rejected` (never sent: the tool is unknown, or the arguments
+            cannot be read or do not fit the tool's schema), `denied` (by the policy or by a person),
+            `interrupted` (sent by a process that was killed: the call may have taken effect).
+        iteration: One-based number of the reply that asked for the call.
+        duration_s: How long the call took; `None` if it was never sent.
+        changed_arguments: The arguments that were sent instead of `arguments`, because a person changed them.
     """
 
     call_id: CallId
@@ -299,7 +302,8 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True, gc=False)
     Attributes:
         attachments: The media that `content` describes, in the same order. An endpoint that does not
             support one of them gets the description only.
-        whole_chars: How long the text was before it was cut to `TurnLimits.max_result_chars`. 0: it is whole.
+        whole_chars: How long the text was before it was cut to `TurnLimits.max_result_chars`. 0: it was not
+            cut.
 
     Source: R11.5, P44
     """
@@ -314,8 +318,8 @@ class CachePoint(Struct, frozen=True):
     """A place where an endpoint's prompt cache is to end: a `cache_control` that a caller has set.
 
     Attributes:
-        end: Characters of the text before it.
-        control: The marker, as it is sent.
+        end: The number of characters of the text that stand before the place.
+        control: The value of `cache_control`, as it is sent.
     """
 
     end: int
@@ -333,9 +337,10 @@ class UserText(Struct, frozen=True, tag="user", omit_defaults=True, gc=False):
     """The host's text for the model.
 
     Attributes:
-        attachments: The images that belong to it. An endpoint that does not support one of them gets a
-            description.
-        stub: The text that replaces it if a `ContextPolicy` clears it; empty: it is never cleared.
+        attachments: The images that are sent with the text. An endpoint that does not support one of them
+            gets a description of it instead.
+        stub: The text that replaces this one if a `ContextPolicy` clears it; empty: this one is never
+            cleared.
     """
 
     text: str
@@ -354,9 +359,9 @@ class Echo(Struct, frozen=True, kw_only=True):
     """Parts of a reply that the provider needs in later requests: thoughts, signatures, their order.
 
     Attributes:
-        wire: The wire format that it is written in.
-        model: The model, as the settings name it. Another model cannot read it.
-        data: A JSON object; each wire format has its own.
+        wire: The wire format that `data` is written in.
+        model: The model, as the settings name it. Another model cannot read `data`.
+        data: A JSON object; each wire format has its own kind.
     """
 
     wire: str
@@ -368,7 +373,7 @@ class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaul
     """A reply of the model, as a conversation keeps it.
 
     Attributes:
-        echo: What has to be sent to the provider again with it; `None`: nothing.
+        echo: What has to be sent to the provider again with the reply; `None`: nothing.
     """
 
     content: str | None = None
@@ -386,7 +391,7 @@ class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=Tr
     """A change of a conversation's history: shorter texts take the place of tool results and user texts.
 
     Attributes:
-        results: The new answers of their calls. They have no attachments.
+        results: The tool messages that replace earlier ones with the same call ids. They have no attachments.
         texts: How many user texts are replaced by their stubs: the oldest ones that have a stub and were not
             replaced before.
     """
@@ -450,8 +455,8 @@ class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         length: How many entries the conversation had, rewrites included.
-        digest: A SHA-256 of their JSON, in hexadecimal; empty if there were none.
-        file: The file that the conversation is appended to; empty: none.
+        digest: A SHA-256 of the entries' JSON, in hexadecimal; empty if there were no entries.
+        file: The file that the conversation is appended to; empty: the conversation has no file.
     """
 
     conversation: ConversationId
@@ -468,13 +473,13 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         phase: The step that failed.
-        command: The command line in shell syntax, or the URL.
-        cause: One sentence.
+        command: The server's command line in shell syntax, or its URL.
+        cause: What went wrong, in one sentence.
         exit_status: The process's status, if it exited by itself.
-        signal: The signal that killed it, such as `SIGKILL`.
+        signal: The signal that killed the process, such as `SIGKILL`.
         elapsed_s: Seconds since the spawn began.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
-        remedy: What to do.
+        remedy: What the person can do about it.
         needs_login: Whether only a person's login at the server helps.
     """
 
@@ -491,7 +496,7 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
 
     @property
     def last_words(self) -> str:
-        """The last line that the server wrote to stderr, at most 200 characters; empty: none."""
+        """The last line that the server wrote to stderr, at most 200 characters; empty: it wrote no line."""
         line = self.stderr_tail.rstrip().rpartition("\n")[2].strip()
         return line if len(line) <= _MAX_LAST_WORDS else f"{line[: _MAX_LAST_WORDS - 1]}…"
 
@@ -507,12 +512,12 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
             `invalid_reply`: the reply cannot be parsed. `damaged`: an event of the stream is garbled, lost or
             out of order.
         endpoint: Base URL without credentials.
-        status: HTTP status, if there was one.
+        status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
         attempts: Requests that were sent.
-        remedy: What to do.
+        remedy: What the user can do about it.
         overflow: Set if the request was refused because it is longer than the model's context window.
-        reason: Why it failed; `None` in the traces of versions that did not record it.
+        reason: Why the completion failed; `None` in the traces of versions that did not record it.
         retry_after_s: The wait that the endpoint asked for before the next request.
     """
 
@@ -544,7 +549,8 @@ class DeadlineMissed(Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         limit_s: Limit of the whole turn.
-        kept_s: The part of it that was reserved for closing sessions. The work was stopped that much earlier.
+        kept_s: The part of the limit that was reserved for closing sessions. The work was stopped that much
+            earlier.
     """
 
     limit_s: float
@@ -562,7 +568,7 @@ class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
     """The model gave no acceptable answer and the host has no fallback.
 
     Attributes:
-        stopped: Why the endpoint stopped the last reply before its end, in its words; empty if it did not.
+        stopped: The endpoint's word for why it stopped the last reply before its end; empty if it did not.
     """
 
     reason: str
@@ -610,11 +616,11 @@ class RequireAnswer(Struct, frozen=True, tag="answer"):
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Tokens of one or more completions; `cost_usd` is `None` if the endpoint does not report it.
+    """Tokens of one or more completions; `cost_usd` is `None` if the endpoint does not report the cost.
 
     Attributes:
-        cached_tokens: Those of the prompt that were read from the provider's cache.
-        cache_write_tokens: Those of the prompt that were written to it.
+        cached_tokens: Tokens of the prompt that were read from the provider's cache.
+        cache_write_tokens: Tokens of the prompt that were written to the provider's cache.
     """
 
     input_tokens: int = 0
@@ -625,7 +631,7 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     cost_usd: float | None = None
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Add two usages. Counts are clamped to 63 bits. The cost is `None` only if both are."""
+        """Add two usages. Counts are clamped to 63 bits. The cost is `None` only if both costs are."""
         mine, theirs = self.cost_usd, other.cost_usd
         return Usage(
             input_tokens=_within_63_bits(self.input_tokens + other.input_tokens),
@@ -638,7 +644,7 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The model that a turn asks, its address and settings, for spans and people. No decision depends on it.
+    """The model that a turn asks, its address and settings, for spans and people. No code decides by them.
 
     Attributes:
         model: The model's name, as the request has it.
@@ -658,10 +664,10 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 
 
 class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts that an endpoint reports about a reply beside the reply itself. No decision depends on them.
+    """Facts that an endpoint reports about a reply beside the reply itself. No code decides by them.
 
     Attributes:
-        id: The endpoint's id of the completion.
+        id: The endpoint's id for the completion.
         service_tier: The service tier that answered (OpenAI).
         system_fingerprint: The version of the provider's system (OpenAI).
         first_chunk_s: For a streamed reply, the time from the request to its first event.
@@ -674,11 +680,11 @@ class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplyTokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tokens of a reply, as the endpoint says that the model wrote them. No decision depends on them.
+    """The tokens of a reply, as the endpoint says that the model wrote them. No code decides by them.
 
     Attributes:
-        ids: Their ids, in order; empty: the endpoint does not say.
-        logprobs: Their log-probabilities, in the same order; empty: the endpoint does not say.
+        ids: The tokens' ids, in order; empty: the endpoint does not say.
+        logprobs: The tokens' log-probabilities, in the same order; empty: the endpoint does not say.
     """
 
     ids: tuple[int, ...] = ()
@@ -709,7 +715,7 @@ def _within_63_bits(count: int) -> int:
 
 
 class CheckToolSupport(Message, frozen=True, kw_only=True):
-    """agent -> llm: check whether the model can call tools, before any are offered.
+    """agent -> llm: check whether the model can call tools, before the first request offers them.
 
     Source: R12
     """
@@ -719,9 +725,9 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
     """llm -> agent: whether the model supports tools.
 
     Attributes:
-        by: How that is known: `forced` by the configuration, from the `endpoint`'s model list, from the
+        by: How this is known: `forced` by the configuration, from the `endpoint`'s model list, from the
             host's `client`, or by the model's `name`.
-        reason: Why it does not, for people; empty if it does.
+        reason: Why the model does not support tools, for people; empty if it does.
     """
 
     model: str
@@ -733,12 +739,15 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
 
 ListingSource = Literal["runner", "trace", "cache", "locked", "known"]
 """Where a presumed listing is from: an earlier turn of this runner, the trace of an episode or a turn that is
-resumed, the user's cache, or the listing file beside the tool lock. `known`: the listing cannot change, as
-with function tools."""
+resumed, the user's cache, or the listing file beside the tool lock. `known`: the listing cannot change,
+because the server is a dictionary of functions."""
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):
-    """The tools that a server is presumed to list, because it did before, if a turn would offer them."""
+    """The tools that a server is presumed to list in this turn, because it has listed them before.
+
+    Tools that the turn would not offer are left out.
+    """
 
     server: ServerName
     tools: tuple[ToolDefinition, ...]
@@ -748,27 +757,27 @@ class PresumedListing(Struct, frozen=True, kw_only=True):
 class ToolsPresumed(Message, frozen=True, kw_only=True):
     """agent -> agent: the first request may offer these tools before the servers have listed theirs.
 
-    Recorded right after `RunTurn`. Servers that are disabled have no listing here.
+    This event is recorded right after `RunTurn`. Servers that are disabled have no listing here.
     """
 
     listings: tuple[PresumedListing, ...]
 
 
 class RequestCompletion(Message, frozen=True, kw_only=True):
-    """agent -> llm: add new items to the conversation and ask the model. For sampling, a session asks too.
+    """agent -> llm: add new items to a conversation and ask the model. A session sends it for sampling.
 
-    The LLM actor keeps the history, including the assistant's messages, so this carries new items only.
+    The LLM actor keeps the history, including the model's replies, so the message carries new items only.
 
     Attributes:
         conversation: Id of the conversation; an unknown id starts an empty one.
         request: One-based number of the request in its turn.
         stream: Note the reply's text as it arrives.
-        aside: Ask beside the conversation: neither `new` nor the reply is added to it, and the last reply, if
-            it has no answers yet, is left out.
+        aside: Ask with a copy of the conversation: neither `new` nor the reply is kept. The copy leaves out
+            the last reply, if its tool calls have no answers yet.
         clears: If the request is too long for the model, the agent clears parts of the history. So the LLM
             actor reports the overflow at once, and does not try the request in other forms.
         presumed: The request offers tools that no server has listed yet in this turn. So a `DropCompletion`
-            may follow before it is answered.
+            may follow before the reply has come.
     """
 
     conversation: ConversationId
@@ -782,10 +791,11 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
 
 
 class DropCompletion(Message, frozen=True, kw_only=True):
-    """agent -> llm: cancel this request if it is under way, and forget the reply to it if there is one.
+    """agent -> llm: cancel this request if it is under way, or forget the reply to it if that has come.
 
     Attributes:
-        reason: Why, for people: which tools are not as they were presumed, or which server did not start.
+        reason: Why the reply is not wanted, for people: which tools are not as they were presumed, or which
+            server did not start.
     """
 
     conversation: ConversationId
@@ -797,8 +807,8 @@ class RewriteHistory(Message, frozen=True, kw_only=True):
     """agent -> llm: change the history of the conversation before the next request.
 
     Attributes:
-        reason: Why: the request would be too long for the `window`, or the endpoint has reported an
-            `overflow`.
+        reason: Why it is changed: the next request would be too long for the `window`, or the endpoint has
+            reported an `overflow`.
     """
 
     conversation: ConversationId
@@ -810,17 +820,18 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
     """llm -> agent: the model's reply.
 
     Attributes:
-        content: Its text. There may be tool calls as well.
+        content: The reply's text. The reply may have tool calls as well.
         refusal: The model's text if it declines to answer and the endpoint marks that.
         reasoning: The model's reasoning text, for people; never used as an answer.
         finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`). For people
-            only; no decision depends on it.
+            only; no code decides by it.
         usage: Sum over all replies to this request, including one that was cut short.
-        echo: What has to be sent to the provider again with the reply. Old traces lack it.
+        echo: What has to be sent to the provider again with the reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last reply that `usage` counts; 0: the endpoint has not
             counted them.
         facts: What the endpoint says about the reply.
-        stopped: Why the endpoint stopped the reply before its end, if not for its length; else empty.
+        stopped: The endpoint's word for why it stopped the reply before its end; empty if it did not, or if
+            it did because of the reply's length.
         written: Set if the text consists of tool calls, or did before grue turned them into calls.
         tokens: The reply's tokens, if the endpoint was asked for them. `None`: it reports none, or the reply
             contained a secret, which the tokens' ids would reveal.
@@ -858,7 +869,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 
 
 class CompletionPostponed(Message, frozen=True, kw_only=True):
-    """llm -> agent: the request is stored for a batch, so the turn waits, without a process, for the reply.
+    """llm -> agent: the request is stored for a batch, and the turn waits for the reply without a process.
 
     Attributes:
         item: The request's id in the batch.
@@ -871,7 +882,7 @@ class CompletionPostponed(Message, frozen=True, kw_only=True):
 class ReplyDropped(Message, frozen=True, kw_only=True):
     """llm -> agent: the request is not under way any more, and its reply is forgotten.
 
-    The one answer to `DropCompletion`. A reply that was on its way to the agent arrives before it.
+    This is the only answer to `DropCompletion`. A reply that was on its way to the agent arrives before it.
 
     Attributes:
         usage: The cost of the request, unless a `CompletionReceived` has reported it. For a cancelled request
@@ -885,12 +896,13 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
 class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
     """llm: a model could not be asked. This request and later ones go to the next model of its chain.
 
-    The conversation is encoded for the new model. `ThoughtsDropped` follows if that cannot read all thoughts.
+    The conversation is encoded for the new model. `ThoughtsDropped` follows if the new model cannot read all
+    thoughts.
 
     Attributes:
         model: The model that could not be asked.
-        address: Its base URL without credentials.
-        reason: Why; untrusted.
+        address: The base URL of that model's endpoint, without credentials.
+        reason: Why it could not be asked; untrusted.
         asks: The model that is asked now.
     """
 
@@ -915,7 +927,7 @@ class ReplyCut(LlmNote, frozen=True, kw_only=True):
 
     Attributes:
         limit_tokens: The limit that was sent; `None`: the endpoint's default.
-        retried_with: The larger limit of the retry; `None`: the reply is used as it is.
+        retried_with: The larger limit of the retry; `None`: the cut reply is used.
     """
 
     request: int
@@ -928,7 +940,7 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
     """llm: a conversation's history was changed, so the next request does not begin like the last one.
 
     Attributes:
-        reason: Why, for people.
+        reason: Why the history was changed, for people.
     """
 
     conversation: ConversationId
@@ -937,12 +949,12 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
 
 
 class CostUncounted(Message, frozen=True, kw_only=True):
-    """host: the cost of replies is not known, so a limit on it has no effect. Noted once for each runner.
+    """host: the cost of replies is not known, so a limit on it has no effect. Noted once a runner.
 
     Attributes:
         model: The model that is asked.
         endpoint: The kind of endpoint, as its profile is named.
-        limit_usd: The limit.
+        limit_usd: The limit that has no effect.
     """
 
     model: str
@@ -973,7 +985,7 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
 
     Attributes:
         request: The request that offered the tools.
-        tools: How many it offered.
+        tools: How many tools it offered.
         prompt_tokens: How many tokens the endpoint has counted for all of the prompt.
         endpoint: The kind of endpoint, as its profile is named.
     """
@@ -986,11 +998,11 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
 
 
 class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
-    """llm: requests leave out settings that the endpoint does not take (any more). Noted once for each.
+    """llm: requests leave out settings that the endpoint does not take (any more). Noted once each.
 
     Attributes:
         request: The first request without them.
-        settings: Their names, as in the settings.
+        settings: The names of the settings that are left out.
         endpoint: The kind of endpoint, as its profile is named.
     """
 
@@ -1004,10 +1016,10 @@ class OfferChanged(LlmNote, frozen=True, kw_only=True, omit_defaults=True):
     """llm: a request of a conversation offers other tools than the one before, so prompt caches begin anew.
 
     Attributes:
-        request: The request that offers them.
+        request: The request that offers other tools.
         added: Names of the tools that were not offered before.
-        removed: Names of those that are not offered any more.
-        changed: Names of those that have another description or other arguments now.
+        removed: Names of the tools that are not offered any more.
+        changed: Names of the tools that have another description or other arguments now.
     """
 
     conversation: ConversationId
@@ -1022,7 +1034,7 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
 
     Attributes:
         request: The request that was refused.
-        changed: What is known of the endpoint now, by the names of the fields of `WireProfile`.
+        changed: The fields of `WireProfile` that have another value now, with these values.
         rewritten: Earlier messages are encoded in another way than before, so prompt caches begin anew.
     """
 
@@ -1069,7 +1081,7 @@ class TextDelta(LlmNote, frozen=True, kw_only=True):
 
 
 class OpenSession(Message, frozen=True, kw_only=True):
-    """agent -> session: connect, with `timeout_s` per attempt. A stdio server gets a new process."""
+    """agent -> session: connect, with `timeout_s` for each attempt. A stdio server gets a new process."""
 
     server: ServerName
     turn: int
@@ -1078,7 +1090,7 @@ class OpenSession(Message, frozen=True, kw_only=True):
 
 
 class SessionOpened(Message, frozen=True, kw_only=True):
-    """session -> agent: connected, initialised, listed.
+    """session -> agent: the server is connected and initialised, and has listed its tools.
 
     Attributes:
         attempt: 1, or 2 after a retry.
@@ -1087,7 +1099,7 @@ class SessionOpened(Message, frozen=True, kw_only=True):
         serves_unlisted: Whether tools that are not in the list can be called too.
         address: The URL of an MCP server over HTTP, without secrets; empty for others.
         box: A text about what the server's process can reach in its box, and what of the box is not enforced;
-            empty: it has no box, or is not a process that grue has started.
+            empty: the server has no box, or is not a process that grue has started.
 
     Source: R6.8, P8
     """
@@ -1104,13 +1116,14 @@ class SessionOpened(Message, frozen=True, kw_only=True):
 
 
 class McpDisabled(Message, frozen=True, kw_only=True):
-    """session -> agent: no tools from this server in this turn; `FailurePolicy` says when it is tried again.
+    """session -> agent: the server offers no tools in this turn; `FailurePolicy` says when it is tried again.
 
     Attributes:
-        newly: This turn disabled it. Otherwise an earlier turn did.
-        last_words: The last line that it wrote to stderr when it was given up; empty: none.
-        retry_s: For how many seconds grue does not connect to it again; `None`: until the episode ends, or no
-            connect was tried. Old traces lack this field and `last_words`.
+        newly: This turn disabled the server. Otherwise an earlier turn did.
+        last_words: The last line that the server wrote to stderr before it was given up; empty: it wrote
+            none.
+        retry_s: For how many seconds grue does not connect to the server again; `None`: until the episode
+            ends, or no connect was tried. Old traces lack this field and `last_words`.
 
     Source: R6.9, R6.10, P27
     """
@@ -1123,7 +1136,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """The reason with the server's last words, for people."""
+        """Why the server is disabled, for people: the reason and its last words."""
         if not self.last_words:
             return self.reason
         return f"{self.reason.removesuffix('.')}. Its last line on stderr: {self.last_words}"
@@ -1156,7 +1169,7 @@ class CallTools(Message, frozen=True, kw_only=True):
 
 
 class ToolsChanged(Message, frozen=True, kw_only=True):
-    """session -> agent: the server's tool list has changed. Sent between two batches only."""
+    """session -> agent: the server's tool list has changed. This is sent between two batches only."""
 
     server: ServerName
     tools: tuple[ToolDefinition, ...]
@@ -1179,7 +1192,7 @@ class ToolReturned(Message, frozen=True, kw_only=True):
 
 
 class ToolTimedOut(Message, frozen=True, kw_only=True):
-    """session -> agent: no result in time. The session has sent the server a cancellation.
+    """session -> agent: no result came in time. The session has sent the server a cancellation.
 
     Attributes:
         request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
@@ -1198,9 +1211,8 @@ class ToolSkipped(TurnNote, frozen=True, kw_only=True, omit_defaults=True):
     """session -> agent, or a note of the agent: the call was not sent to its server.
 
     Attributes:
-        refused: Something is wrong with the call itself, such as arguments that its tool's schema refuses,
-            or a tool that has changed since the call was decided on.
-            The model can correct it.
+        refused: Something is wrong with the call itself, such as arguments that its tool's schema refuses, or
+            a tool that has changed since the call was decided on. The model can correct it.
     """
 
     batch: BatchId
@@ -1225,7 +1237,7 @@ class ServerDied(Message, frozen=True, kw_only=True):
 
 
 class CloseSession(Message, frozen=True, kw_only=True):
-    """agent -> session: close the connection and end all its processes.
+    """agent -> session: close the connection and end all processes of the server.
 
     Source: R3.5, R3.7
     """
@@ -1234,14 +1246,14 @@ class CloseSession(Message, frozen=True, kw_only=True):
 
 
 class SessionClosed(Message, frozen=True, kw_only=True):
-    """session -> agent: closed; no process of the server's group is alive.
+    """session -> agent: the session is closed, and no process of the server's group is alive.
 
     Attributes:
         ending: How the process ended. `polite`: by itself after end of input. `terminated`: by SIGTERM.
             `killed`: by SIGKILL. `died`: before it was asked to. `none`: there was no process. `handed_over`:
-            it is ended in the background, and is gone before the next turn's first tool call
+            the process is ended in the background, and is gone before the next turn's first tool call
             (`ServerEnded`).
-        stderr_tail: The last lines that it wrote to stderr; untrusted, control characters removed.
+        stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
 
     Source: P9
     """
@@ -1266,7 +1278,7 @@ class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
     """session: this call is being sent to its server.
 
     Attributes:
-        task: The call was sent by an earlier process. Its server is now asked for the result of this task.
+        task: Set if an earlier process has sent the call. Then only the result of this task is asked for.
 
     Source: P28
     """
@@ -1280,7 +1292,7 @@ class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TaskCreated(SessionNote, frozen=True, kw_only=True):
-    """session: the server has made a task of the call under way, and is asked for its result from now on.
+    """session: the server has made a task of the call under way. From now on the session asks for its result.
 
     The call's own end follows as for any other call: `ToolReturned`, `ToolTimedOut` or `ServerDied`.
     """
@@ -1310,9 +1322,9 @@ class ServerRequested(SessionNote, frozen=True, kw_only=True):
     """host: a request to a server outside turns has ended. Its answer is not recorded.
 
     Attributes:
-        method: Such as `prompts/get` or `resources/read`.
-        error: Why it failed; empty: it was answered, or cancelled.
-        duration_s: From when it was sent to its end.
+        method: The method of the request, such as `prompts/get` or `resources/read`.
+        error: Why the request failed; empty: it was answered, or cancelled.
+        duration_s: Seconds from sending the request to its end.
     """
 
     server: ServerName
@@ -1326,10 +1338,11 @@ class ToolDrifted(SessionNote, frozen=True, kw_only=True):
     """session: a tool differs from the definition that the user approved in the tool lock.
 
     Attributes:
-        tool: Bare name.
-        change: `added`: it is not in the lock. `removed`: the server no longer lists it.
-        parts: The changed parts, for `changed`.
-        refused: It is not offered to the model.
+        tool: The tool's bare name.
+        change: `added`: the tool is not in the lock. `removed`: the server no longer lists it. `changed`: its
+            definition is another one.
+        parts: The changed parts of the definition, for `changed`.
+        refused: The tool is not offered to the model.
     """
 
     server: ServerName
@@ -1419,7 +1432,7 @@ class DeadlinePassed(Message, frozen=True, kw_only=True):
 
     Attributes:
         limit_s: Limit of the whole turn.
-        kept_s: The part of it that is reserved for closing sessions.
+        kept_s: The part of the limit that is reserved for closing sessions.
     """
 
     limit_s: float
@@ -1433,7 +1446,7 @@ class TurnInterrupted(Message, frozen=True, kw_only=True):
 
 
 class IterationStarted(TurnNote, frozen=True, kw_only=True):
-    """agent: sends the nth request that offers tools."""
+    """agent: the agent sends the turn's request number `iteration` that offers tools."""
 
     iteration: int
     max_iterations: int
@@ -1447,7 +1460,7 @@ class ToolsVerified(TurnNote, frozen=True, kw_only=True):
 
     Attributes:
         changed: Names of tools that are not as they were presumed. The next request that offers tools offers
-            them anew. If `server` is empty, the reply calls none of these tools.
+            the servers' present tools. If `server` is empty, the reply calls none of the changed tools.
         server: The server that has started at its first call; empty: all servers have listed their tools.
     """
 
@@ -1457,7 +1470,7 @@ class ToolsVerified(TurnNote, frozen=True, kw_only=True):
 
 
 class ToolRejected(TurnNote, frozen=True, kw_only=True):
-    """agent: a call was rejected and not sent: unknown tool or invalid arguments.
+    """agent: a call was rejected and not sent, because its tool is unknown or its arguments are invalid.
 
     Source: R6.4
     """
@@ -1485,10 +1498,10 @@ class DecisionIgnored(TurnNote, frozen=True, kw_only=True):
 
 
 class ReplyUnusable(TurnNote, frozen=True, kw_only=True):
-    """agent: the model's reply had neither content nor tool calls, or text that is a tool call.
+    """agent: the model's reply has no content and no tool calls, or a tool call written as text.
 
     Attributes:
-        seen: What it had instead; empty: nothing.
+        seen: What the reply has instead; empty: nothing.
 
     Source: R5.10
     """
@@ -1505,7 +1518,7 @@ class SummaryFailed(TurnNote, frozen=True, kw_only=True):
 
 
 class FinalForced(TurnNote, frozen=True, kw_only=True):
-    """agent: requests the final answer, without tools.
+    """agent: the agent requests the final answer, without tools.
 
     Source: R5.7
     """
@@ -1521,7 +1534,7 @@ class RepairRequested(TurnNote, frozen=True, kw_only=True):
 
 
 class FellBack(TurnNote, frozen=True, kw_only=True):
-    """agent: no acceptable answer; the host's fallback value is used.
+    """agent: the model gave no acceptable answer, so the host's fallback value is used.
 
     Source: R15.3
     """
@@ -1554,32 +1567,32 @@ class RunTurn(Message, frozen=True, kw_only=True):
         stream: Note the model's text as it arrives (`TextDelta`).
         attach_media: Attach the media of tool results to the conversation. Old traces lack this field.
         tool_policy: Which tool calls are made, asked about or denied.
-        history: The conversation that the turn continues; `None`: the turn has one of its own.
-        images: The images that belong to the user's text.
+        history: The conversation that the turn continues; `None`: the turn begins its own.
+        images: The images that are sent with the user's text.
         final_request: The text that asks for the final answer, without tools. Old traces lack this field and
             the next one; their turns had the default texts.
-        repair_request: The text that asks for another answer; `{reason}` stands for why the last was refused.
-        tools: Patterns of the names of the tools to offer; `None`: all.
-        resumed: Where the turn goes on; `None`: it begins.
+        repair_request: The text that asks for another answer; `{reason}` stands for what was wrong.
+        tools: Patterns of the names of the tools to offer; `None`: offer all tools.
+        resumed: The point at which the turn goes on; `None`: the turn begins.
         context: How to stay within the model's context window; `None`: nothing is cleared.
-        earlier: The sizes of the history that the turn continues, oldest first. The first one is that of the
-            conversation's first entry, which is never cleared. Only set with `context`.
-        user_stub: What takes the place of `user` if a later turn clears it; empty: it stays.
+        earlier: The sizes of the entries of the conversation before this turn, oldest first. The first entry
+            is never cleared. Only set with `context`.
+        user_stub: The text that replaces `user` if a later turn clears it; empty: it is never cleared.
         show_schemas: Questions about calls carry the tools' input schemas. Old traces lack this field and are
             replayed without them.
-        binds_calls: The turn follows four rules that old traces lack. A call is made only if its tool
-            has the definition that the call was decided for. Patterns that match no tool are noted. A call
-            that is not made is noted in its place. Thoughts do not count as part of the next prompt.
-        plain_results: A tool's text reaches the model as it is, and not within JSON. Old traces lack it.
-        states_answer: A request with tools tells the model the schema of the answer. Old traces lack it.
-        asks: Which model the turn asks; `None`: an actor of the host's, or an old trace.
-        sorts_tools: Tools are offered sorted by server and name, so a listing in which only the order has
-            changed is not offered again. Old traces lack this field.
+        binds_calls: The turn follows four rules that old traces lack. A call is not sent if its tool has
+            changed since the call was decided on. Patterns that match no tool are noted. A call that is not
+            made is noted in its place among those that are. Thoughts do not count as part of the next prompt.
+        plain_results: A tool's text reaches the model as plain text, not within JSON. Old traces lack this.
+        states_answer: A request with tools tells the model the schema of the answer. Old traces lack this.
+        asks: Which model the turn asks; `None`: the host's own actor asks it, or the trace is an old one.
+        sorts_tools: Tools are offered sorted by server and name. So if only the order of a listing changes,
+            the tools are not offered again. Old traces lack this field.
         references: Whether a result that is too long is cut and given a handle, with which `read_result`
             returns the rest. `later`: `read_result` is offered after the first such result. `now`: it is
             offered at once, because an earlier turn had such a result. Old traces lack this field.
-        when_called: The servers that start at their first call, and the tools that the model is offered of
-            them until then. Their sessions are not opened at the turn's start.
+        when_called: The servers that start at their first call, with the tools of theirs that the model is
+            offered until then. Their sessions are not opened at the turn's start.
         tool_search: When the model is offered `find_tools` and `call_tool` in place of the servers' tools;
             `None`: never, as in old traces.
         waits: The turn's requests wait for a batch, so a later process can go on with the turn at any point.
@@ -1627,7 +1640,8 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
         reason: Why the kind is not `answered`; empty otherwise.
         iterations: Replies with tool calls.
         requests: Requested completions.
-        untold: Answers to tool calls that no request has told the model. The turn's conversation keeps them.
+        untold: Results of tool calls that no request has sent to the model. The turn's conversation keeps
+            them.
     """
 
     turn: int
@@ -1643,12 +1657,12 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
 
 
 class TurnFailed(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn has no answer; every session is closed.
+    """agent -> host: the turn has no answer, and every session is closed.
 
     Attributes:
         untold: As in `TurnCompleted`.
-        unread: The turn ended while it waited for the model. Its conversation does not keep a reply that
-            came after that.
+        unread: The turn ended while it waited for the model. If the reply came later, the turn's conversation
+            does not keep it.
     """
 
     turn: int
@@ -1662,30 +1676,30 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
 
 class TurnParked(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn waits for a person; every session is closed, and its state is lost.
+    """agent -> host: the turn waits for a person. Every session is closed, and the servers' state is lost.
 
     This message and the trace before it hold all that a later process needs to go on.
 
     Attributes:
-        questions: The calls that are asked about.
-        calls: All tool calls of the reply. None of them has been sent, unless it is in `settled`.
+        questions: The calls that a person is asked about.
+        calls: All tool calls of the reply. Those that are not in `settled` have not been sent.
         settled: Calls of this reply that an earlier process has sent.
         expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
         iterations: As in `TurnCompleted`; so are `requests`, `tool_calls` and `usage`.
         batches: The number of the last batch of tool calls.
         media_bytes: Decoded size of the attachments so far.
         forced: Why the final answer was forced; empty if it was not.
-        degraded: Why configured tools are missing.
+        degraded: Why configured tools are missing; empty if none are.
         reconnected: Whether the one reconnect of the turn has been used.
         used: How often each tool with a limit was called before this reply.
         definitions: Digests of the definitions that `calls` were made for, by the tools' names. Old traces
-            lack it.
-        untold: The answers that the turn's conversation gives to the calls if the turn is given up.
-        summaries: Summaries requested so far. Old traces lack it and the next two.
+            lack this field.
+        untold: The results that the turn's conversation gives to the calls if the turn is given up.
+        summaries: Summaries requested so far. Old traces lack this field and the next two.
         overflowed: Whether the one try after an overflow has been used.
         window: The model's context window in tokens, as far as it is known.
-        refers: The model has been told a handle of a result. Old traces lack it.
-        searching: The model is offered `find_tools` and `call_tool`. Old traces lack it.
+        refers: The model has been told a handle of a result. Old traces lack this field.
+        searching: The model is offered `find_tools` and `call_tool`. Old traces lack this field.
     """
 
     turn: int
@@ -1713,12 +1727,13 @@ class TurnParked(Message, frozen=True, kw_only=True):
 
 
 class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call that was sent before its process was killed. Its server works on it as a task.
+    """A call whose server still works on it as a task, although the process that sent the call was killed.
 
     Attributes:
-        server: The server that has it.
+        server: The server that works on the task.
         call: The call as it was sent, with the task's handle.
-        changed_arguments: The arguments, if a person had changed the model's; `None`: they are the model's.
+        changed_arguments: The arguments that were sent, if a person had changed the model's arguments;
+            `None`: nobody had.
     """
 
     server: ServerName
@@ -1730,10 +1745,10 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The point at which a turn goes on after it was parked, or after its process was killed.
 
     Attributes:
-        parked: How far it had come.
-        decisions: The answers to its questions. One that is missing is asked for again.
-        new: What the model is told next, if there are no calls to go on with. Empty: the last request is sent
-            again.
+        parked: How far the turn had come.
+        decisions: The answers to the questions of `parked`. A question without an answer is asked again.
+        new: What the model is told next, if the turn has no calls to go on with. Empty: the last request is
+            sent again.
         tasks: Calls that are not sent again, because their servers can be asked for the results.
     """
 
@@ -1744,14 +1759,14 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnResumed(Message, frozen=True, kw_only=True):
-    """host: goes on with a turn. A `RunTurn` with the same number follows.
+    """host: the host goes on with a turn. A `RunTurn` with the same number follows.
 
-    It is flushed to the trace before anything else happens, so that nothing is resumed twice.
+    This note is flushed to the trace before anything else happens, so that no turn is resumed twice.
 
     Attributes:
         turn: Number of the turn.
         after: Number of the last envelope of the turn's earlier part.
-        expired: The questions had expired, so they are denied.
+        expired: The questions had expired before a person answered, so their calls are denied.
     """
 
     turn: int
@@ -1771,11 +1786,12 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
         turn: Number of the turn, in the record as here.
         at: Number of the record's first message that is not repeated.
         misses: What happens to a tool call that the record holds no result of.
-        changed: What is different from the record, for people: `system`, `limits.max_tool_iterations`.
-        limits: The limits from here on; `None`: as recorded.
-        policy: The failure policy from here on; `None`: as recorded.
-        listings: The tools that these servers list from here on.
-        asks: The model that is asked from here on; `None`: an actor of the host's.
+        changed: What is different from the record, for people, such as `system` or
+            `limits.max_tool_iterations`.
+        limits: The limits from here on; `None`: the recorded ones.
+        policy: The failure policy from here on; `None`: the recorded one.
+        listings: The tools that each of these servers lists from here on.
+        asks: The model that is asked from here on; `None`: an actor of the host's asks it.
     """
 
     trace: str
@@ -1794,7 +1810,7 @@ class TurnWaits(Message, frozen=True, kw_only=True):
     """agent -> host: the turn waits for a batch; every session is closed. Later the turn goes on.
 
     Attributes:
-        item: The id of its request in the batch.
+        item: The id of the turn's request in the batch.
     """
 
     turn: int
@@ -1803,10 +1819,10 @@ class TurnWaits(Message, frozen=True, kw_only=True):
 
 
 class WaitEnded(Message, frozen=True, kw_only=True):
-    """host -> agent: goes on with a turn that waited for a batch, or was killed while it asked the model.
+    """host -> agent: go on with a turn that waited for a batch, or was killed while it asked the model.
 
-    What comes before this in the turn is as it was recorded. Its sessions are gone; a server starts again
-    when it is called.
+    The events before this one were read from the trace. The sessions of the turn are gone; a server starts
+    again when one of its tools is called.
 
     Attributes:
         request: The request whose reply is read next.

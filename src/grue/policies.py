@@ -1,6 +1,7 @@
 """The settings of users as plain data (limits, policies, rules), and the closed sets of words.
 
-`messages.py` carries them; nothing here decides. `grue` lists the classes that programs make.
+The messages of `messages.py` have these types in their fields. The code that applies a policy is elsewhere,
+most of it in `protocol/`. Programs import the classes that they make from `grue`.
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -31,7 +32,8 @@ ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "di
 Ending: TypeAlias = Literal[ProcessEnding, "handed_over"]
 """How a server ended at the end of a turn's session: a `ProcessEnding`, or `handed_over` to the session pool.
 
-The pool keeps a server that was handed over, or ends it after the turn; the trace's `ServerEnded` says how.
+The pool keeps a server that was handed over, or ends it after the turn. The trace's `ServerEnded` says how
+the pool ended it.
 """
 
 ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
@@ -42,11 +44,11 @@ NoticeKind: TypeAlias = Literal[
 ]
 """What a server did outside of requests and replies.
 
-- `noise`: it wrote a line that is not a JSON-RPC message.
-- `bad_tool`: a tool, or a page of the listing, was left out.
-- `bad_schema`: a tool's results are not checked against its output schema.
+- `noise`: the server wrote a line that is not a JSON-RPC message.
+- `bad_tool`: a tool of the server, or a page of its listing, was left out because it cannot be used.
+- `bad_schema`: a tool's results are not checked against its output schema, because that cannot be used.
 - `too_large`: a message was not read, or was kept as text only, or notices were left out.
-- `log`, `progress`: its notifications.
+- `log`, `progress`: a notification of the server of this kind.
 - `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed.
 - `updates_ended`: a stream of such updates (`subscriptions/listen`) has ended, and the session goes on.
 """
@@ -124,10 +126,9 @@ ForceReason: TypeAlias = Literal["max_iterations", "no_content", "tool_timeout",
 
 # --- The policy for tools
 #
-# The policy for tools, as data: `ToolPolicy`, a table of `ToolRule`s, and the annotations that they match.
-#
-# What a rule can say. `protocol/tools/policy.py` applies the table. The types are part of
-# the messages, and `grue.messages` exports them, so that a trace tells which policy a turn had.
+# `ToolPolicy` is a table of `ToolRule`s, which match the names and the annotations of tools.
+# `protocol/tools/policy.py` applies the table. A turn's policy is part of its first message, so that the
+# trace shows which policy the turn had.
 
 Verdict = Literal["allow", "ask", "deny"]
 """A rule's verdict: a call is made, is made after a person has approved it, or is not made."""
@@ -192,8 +193,9 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 
     Attributes:
         rules: The first row that matches a tool decides. A tool that no row matches is allowed.
-        trusted: Servers whose annotations are trusted. Those of other servers, unless the tool lock holds
-            them, can only make the result stricter. Those of the host's functions always are.
+        trusted: Servers whose annotations are trusted. The annotations of other servers, unless the tool lock
+            holds them, can only make the result stricter. Those of the host's own functions are always
+            trusted.
         parking: A turn that has to ask ends, and `Runner.resume` goes on with it once a person has answered.
             Requires a trace file. Without parking the runner's `approve` callback is asked.
         park_for_s: Seconds after which a parked question expires; its calls are then denied. `None`: never.
@@ -207,21 +209,19 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 
 # --- Questions about tool calls, and decisions
 #
-# Questions about tool calls, and the decisions that answer them; plain data.
-#
-# For an `approve` callback, or a program that shows parked questions to a person. A decision
-# is made from its question (`question.approve()`), because it counts only for that call: its name, its
-# arguments and the tool's definition. The types are part of the messages, and `grue.messages` exports them.
+# Plain data for an `approve` callback, or a program that shows parked questions to a person. Make a decision
+# from its question (`question.approve()`): a decision counts only for a call with the same id, tool,
+# arguments and tool definition, and a decision made from the question has all of these.
 
 
 class ApprovalDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A person's answer to one question. Make it with a method of the question.
 
     Attributes:
-        call_id: The call that it is about.
+        call_id: Id of the call that the answer is about.
         name: Canonical name of the tool.
-        arguments_digest: Of the arguments that the person saw.
-        definition_digest: Of the tool's definition that the question was about.
+        arguments_digest: Identifies the arguments that the person saw.
+        definition_digest: Identifies the tool's definition that the question was about.
         verdict: Make the call, do not make it, or make it with other arguments.
         arguments: The other arguments, for `change`.
         reason: The model reads it if the call is denied.
@@ -261,7 +261,7 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     input_schema: dict[str, object] | None = None
 
     def approve(self) -> ApprovalDecision:
-        """Return the decision that the call is made as it is."""
+        """Return the decision that the call is made with the arguments of the question."""
         return self._decision("approve")
 
     def deny(self, reason: str = "") -> ApprovalDecision:
@@ -398,11 +398,12 @@ class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The size of a part of a conversation.
 
     Attributes:
-        tokens: Its size, as the endpoint has counted it or as it is estimated.
-        counted: The endpoint has counted it.
-        call_id: The tool call that it answers; empty: it is not a tool result.
+        tokens: The size of the part, as the endpoint has counted it or as it is estimated.
+        counted: Whether the endpoint has counted `tokens`.
+        call_id: The tool call whose result the part is; empty: the part is not a tool result.
         tool: Canonical name of that call's tool.
-        stub: What takes its place if it is cleared; empty for a tool result, whose stub depends on its tool.
+        stub: The text that replaces the part if it is cleared; empty for a tool result, whose stub depends on
+            its tool.
     """
 
     tokens: int
@@ -413,7 +414,7 @@ class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def clearable(self) -> bool:
-        """Whether it can be replaced by a stub."""
+        """Whether this part of the conversation can be replaced by a stub."""
         return bool(self.call_id or self.stub)
 
 
@@ -431,7 +432,7 @@ class ContextOverflow(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 # --- Limits, and what follows failures
 #
-# The limits of a turn, and what it does after failures.
+# These types say how much a turn may use, and how it goes on after failures.
 
 STARTUP_TIMEOUT_S = 10.0
 """Start-up limit in seconds where none is set, for commands that do not have to download the server."""
@@ -552,10 +553,11 @@ sessions with tool servers."""
 StartWhen = Literal["before", "beside_if_locked", "beside", "when_called"]
 """When a server starts in a turn.
 
-`before`: before the first request, which waits for its list of tools. `beside`: beside the first request, if
-its tools are known (from this runner, the trace that is resumed, the user's cache or the tool lock), else as
-`before`. `beside_if_locked`: beside it, if the listing file of the tool lock has its tools. `when_called`: at
-the first call of one of its tools, if they are known.
+`before`: before the first request, which waits for the server's list of tools. `beside`: at the same time as
+the first request, if the server's tools are known (from this runner, the trace that is resumed, the user's
+cache or the tool lock), else as `before`. `beside_if_locked`: at the same time as the first request, if the
+listing file of the tool lock has the server's tools, else as `before`. `when_called`: at the first call of
+one of the server's tools, if they are known.
 """
 
 StartAhead = Literal["after_turn", "beside_turn"]
@@ -566,8 +568,8 @@ calls change."""
 DEFAULT_START: StartWhen = "beside_if_locked"
 
 Start: TypeAlias = StartWhen | StartAhead | tuple[StartAhead, StartWhen]
-"""When the servers of a runner start. A pair says both: when they are started in advance for the next turn,
-and when one starts that was not started in advance."""
+"""When the servers of a runner start. A pair has two parts: when servers are started in advance for the next
+turn, and when a server starts that was not started in advance."""
 
 
 def starts_ahead(start: Start) -> bool:
@@ -592,15 +594,15 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
         first_connects: The same for single servers, by name; set by the runner for servers that are
             configured with `required`.
         connect_retries: Further attempts after a failed connect in a later turn.
-        retry_disabled_s: How long a server that was given up is left alone. The next turn after that tries it
-            once more; each time that fails the wait doubles, up to 15 minutes. `None`: until the episode
-            ends, which is what the Zork host uses.
-        after_timeout: After a tool call that timed out: skip the rest of the batch, run it anyway, or
-            skip it and force the final answer.
+        retry_disabled_s: How long a server that was given up is left alone. The next turn after that tries to
+            connect once more; each time that fails, the wait doubles, up to 15 minutes. `None`: until the
+            episode ends, which is what the Zork host uses.
+        after_timeout: After a tool call that timed out: skip the rest of the batch, make its other calls
+            anyway, or skip them and force the final answer.
         after_death: After a server died in the middle of a turn: force the final answer, or connect once
             more.
         fallbacks_before_stop: Consecutive fallback turns after which a host ends its episode.
-        on_tool_drift: If a server lists a tool that is not in its lock or differs from it. Has no effect
+        on_tool_drift: What to do about a tool that differs from the tool lock or is not in it. Has no effect
             without a lock.
 
     Source: R6, R6.1, R6.5, R6.6, R6.7

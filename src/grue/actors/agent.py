@@ -65,11 +65,11 @@ class AgentActor(Actor[m.TurnEvent]):
     Attributes:
         approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
             can ask.
-        presumed: The tools that the turn may presume its servers to list. Set it before the actor runs.
-        forked: Set for a fork from the beginning of a recorded turn; noted after `RunTurn`.
+        presumed: The tools that the turn presumes its servers to list. Set it before the actor runs.
+        forked: Set for a fork from the beginning of a recorded turn, and recorded after `RunTurn`.
         on_step: Called after each event, if set.
         end: How the turn ended, or that it waits for a batch; `None` while it runs.
-        last_request: The last request that was sent to the LLM actor; `None`: none yet.
+        last_request: The last request that was sent to the LLM actor; `None`: none has been sent yet.
         said: What the conversation of the turn consists of, in order: requests, replies, dropped replies.
     """
 
@@ -103,7 +103,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def is_presuming(self) -> bool:
-        """Whether the reply that is coming may still be dropped. Nothing of it is shown to the host yet."""
+        """Whether the reply to come may still be dropped. As long as it may, the host sees nothing of it."""
         return isinstance(self._state, Presuming | AwaitingDrop)
 
     @property
@@ -114,7 +114,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def awaits_model(self) -> bool:
-        """Whether a request to the model is under way. Tools may still be starting then."""
+        """Whether the agent waits for a reply of the model. Tools may still be starting meanwhile."""
         state = self._state
         presuming = isinstance(state, Presuming) and state.reply is None
         return presuming or isinstance(state, AwaitingCompletion | AwaitingSummary)
@@ -134,7 +134,7 @@ class AgentActor(Actor[m.TurnEvent]):
         return replace(progress_of(before), doing=progress_of(seen).doing)
 
     def result_of(self, call_id: m.CallId) -> m.ToolCallResult | None:
-        """Return the whole result of a settled call of this turn; `None`: there is none."""
+        """Return the whole result of a settled call of this turn; `None`: the call has no result so far."""
         state = self._state
         if isinstance(state, Idle | Finished):
             return None
@@ -177,7 +177,7 @@ class AgentActor(Actor[m.TurnEvent]):
         self._note_reply(envelope.body)
         self._before, self._state = self._state, following
         if len(commands) > 1:
-            self._pace.paused()  # while it waited for the message, others have run
+            self._pace.paused()  # other tasks have run while this one waited for the message
         for place, command in enumerate(commands):
             if len(commands) > _MANY:
                 # A reply may hold thousands of invalid calls, which are answered without a server. Let
@@ -192,8 +192,9 @@ class AgentActor(Actor[m.TurnEvent]):
         if isinstance(following, AwaitingClose | Waiting):
             # The model is not asked again, so its connections are closed while the sessions close.
             self._llm.close()
-        # Record these two as events of their own, so that a replay needs nothing but the trace. The servers
-        # have begun to start.
+        # The trace gets `forked` and `presumed` as events of their own, so that a replay needs nothing but
+        # the trace. They follow the commands of `RunTurn`, so that recording them does not delay the servers'
+        # start.
         first = (self.forked, self.presumed) if isinstance(envelope.body, m.RunTurn) else ()
         noted = [event for event in first if event is not None]
         for event in noted:
@@ -206,8 +207,8 @@ class AgentActor(Actor[m.TurnEvent]):
     ) -> tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]:
         if not envelope.is_long:
             return step(self._state, envelope.body)
-        # Long arguments take long to read, so a thread does the step. Shielded, because a trace
-        # with an event that never had its commands could not be replayed.
+        # Long arguments take long to parse, so a thread does the step. It is shielded, because a trace with
+        # an event whose commands are missing could not be replayed.
         outcome: list[tuple[TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]] = []
         with anyio.CancelScope(shield=True):
             outcome.append(await aside(step, self._state, envelope.body))
@@ -271,7 +272,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing more follows in this process: the turn has ended, or it waits for a batch."""
+        """Whether this process has nothing more to do for the turn: it has ended, or waits for a batch."""
         state = self._state
         return isinstance(state, Finished) or (isinstance(state, Waiting) and not state.pending)
 
@@ -279,7 +280,7 @@ class AgentActor(Actor[m.TurnEvent]):
         try:
             await self._sessions[command.server].send(command, sender=self.name, cause=cause)
         except MailboxClosed:
-            # The session's actor has ended, after it had ended its process. Report the close in its place,
+            # The session's actor, and the server with it, has ended already. Report the close in its place,
             # or the agent would wait for `SessionClosed` until its limit.
             closed = m.SessionClosed(server=command.server)
             await self.mailbox.send(closed, sender=command.server, cause=cause)

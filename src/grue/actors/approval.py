@@ -1,7 +1,7 @@
 """The approval actor: asks a person about a reply's tool calls, or has the turn parked.
 
-It is an actor of its own, because a person may take long: meanwhile the agent receives the deadline. Who
-answers is decided where the turn is put together (`engine/approval.py`).
+Asking is an actor's work of its own, because a person may take long, and the agent has to notice the deadline
+meanwhile. `engine/approval.py` decides who answers the questions, when it puts the turn together.
 """
 
 from collections.abc import Awaitable, Callable

@@ -2,7 +2,7 @@
 
 Read it to see what happens between `RequestCompletion` and `CompletionReceived`. `Asking` sends the requests
 that one completion takes, one after the other. To ask a model in a way of your own, write an `LlmFactory`
-(that of an endpoint is `EndpointActors`): any actor that takes `RequestCompletion` will do.
+(for endpoints, grue has `EndpointActors`): it may make any actor that answers `RequestCompletion`.
 
 The actor decides nothing itself. `protocol/chat_wire/` encodes requests and decodes replies,
 `protocol/turn/completion_attempts.py` decides what follows a failed or a cut reply, the agent decides what to
@@ -79,14 +79,14 @@ class Asking:
     """One completion: sends the requests that `attempt_step` asks for, and reports on them.
 
     Args:
-        endpoint: Sends the requests. It is open.
+        endpoint: Sends the requests. It has to be open already.
         conversation: The conversation, to which the request's items have been added already.
         command: The request.
         say: Called with each report.
         on_sent: Called whenever a request has been written; `None`: nothing is called.
         choice: Which of the offered tools has to be called; `None`: the model decides.
         lost: The cost of this completion at endpoints that were asked before.
-        retry: The limits and the backoff; `None`: those of the endpoint's settings.
+        retry: The limits and the backoff of the retries; `None`: those of the endpoint's settings.
         sleep: Waits for a number of seconds between two requests.
 
     Attributes:
@@ -119,7 +119,7 @@ class Asking:
         self._retry = endpoint.settings.retry if retry is None else retry
         self._room = current_room()
         if self._room is not None:
-            # The reply is in a batch's file, so sending the request again would give the same one.
+            # The reply is read from a batch's file, so a second request would get the same reply again.
             self._retry = replace(self._retry, max_retries=0)
         self._price = endpoint.price
         self._thoughts: ThoughtSplitter
@@ -184,7 +184,7 @@ class Asking:
                         self._show(delta)
 
     def _adapt(self, fault: Fault) -> None:
-        """Write the request in the form that the endpoint's refusal asks for, and say what has changed."""
+        """Write the request in the form that the endpoint's refusal asks for, and report what has changed."""
         before, prompt = self._conversation.profile, self._conversation.prompt
         self._endpoint.adapt_to_error(fault, before)
         self._conversation.adopt(self._endpoint.profile)
@@ -205,7 +205,8 @@ class Asking:
         if shown:
             self._thoughts = ThoughtSplitter()
         body = await self._body(settings, stream=stream)
-        # Some gateways stream whatever they are asked for, so each reply may be a stream.
+        # Some gateways stream even if no stream is asked for, so every reply is read as one that may be a
+        # stream.
         streamed = Streamed(self._conversation.format.assembler(), self._show if shown else _unshown)
         permit = await self._permit(len(body), settings.max_tokens)
         if isinstance(permit, str):
@@ -217,8 +218,8 @@ class Asking:
         reply = await self._posted(body, streamed, permit)
         self.unreported = before
         if isinstance(reply, Fault) and reply.received:
-            # The reply broke off or did not end in time. The part that arrived is billed, but came without
-            # usage.
+            # The reply broke off or did not end in time. Providers bill the part that arrived, but its usage
+            # is not known, because it comes at the end of a reply. So the usage is estimated.
             tokens = math.ceil(reply.received / per_token)
             lost = most_usage(len(body), per_token, tokens, self._price)
             self._lost, self.unreported = self._lost + lost, before + lost
@@ -265,7 +266,7 @@ class Asking:
         return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
 
     async def _posted(self, body: bytes, streamed: Streamed | None, permit: Permit | None) -> Reply | Fault:
-        """Send the request and read the reply. The permit learns the outcome whatever happens."""
+        """Send the request and read the reply. The permit is told the outcome even if this fails."""
         outcome = RequestOutcome()
         try:
             answer = await self._endpoint.post(body, streamed, self._on_sent, request=self._command.request)
@@ -297,8 +298,8 @@ class Asking:
             location, asked_s = answer.location, answer.retry_after_s
             return fault_of_status(answer.status, answer.body, location, asked_s, time.time())
         history = self._conversation.history
-        # The number is part of the ids that are made up for calls without one, so it must not start again in
-        # a later turn.
+        # The number becomes part of the ids that are made up for calls without an id, so it has to rise from
+        # turn to turn: otherwise two calls of the conversation would get the same id.
         request = max(self._command.request, history.replies + 1)
         return self._conversation.read(
             answer.body,
@@ -333,9 +334,9 @@ def offer_changed(
     before: tuple[m.ToolDefinition, ...],
     now: tuple[m.ToolDefinition, ...],
 ) -> m.OfferChanged | None:
-    """Return how the tools of a request differ from those offered before; `None`: not at all.
+    """Return how the tools of a request differ from those of the request before it.
 
-    For the first offer of a conversation it is `None`, too.
+    The result is `None` if they do not differ, and for the first tools that a conversation offers.
     """
     if before is now or not before:
         return None
@@ -363,9 +364,10 @@ class LentConversation(Struct):
     costs no more than an early one.
 
     Attributes:
-        id: The conversation that the turn's requests name.
-        encoded: The conversation. Only this actor uses it during the turn.
-        save: Writes what is new in it to its file. Called before the agent can act on it. Default: nothing.
+        id: The id by which the turn's requests name the conversation.
+        encoded: The conversation. During the turn only the actor that it is lent to uses it.
+        save: Writes what is new in the conversation to its file. It is called before the agent can act on
+            that. Default: nothing is written.
         told: The last request whose items have been added to the conversation.
         reported: How many replies with thoughts that the endpoint cannot read have been reported.
     """
@@ -388,7 +390,8 @@ class LentConversation(Struct):
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
         if long:
-            # A cancellation waits for the thread: the conversation may go on in the next turn.
+            # A cancellation waits for the thread, or the next turn of the conversation might find half a
+            # request.
             await anyio.to_thread.run_sync(self.encoded.ask, command.new, command.mode)
         else:
             self.encoded.ask(command.new, command.mode)
@@ -399,7 +402,7 @@ class LentConversation(Struct):
     async def answered(
         self, command: m.RequestCompletion, asked: EncodedConversation, reply: Reply, elapsed_s: float
     ) -> m.CompletionReceived:
-        """Keep the reply, save it unless the request was aside, and return what the agent gets.
+        """Keep the reply, save it unless the request has `aside`, and return the event for the agent.
 
         Args:
             command: The request.
@@ -439,7 +442,7 @@ class _Asked(Struct):
 
     Attributes:
         lent: The conversation that gets the reply; `conversation` is a copy of it if the request has `aside`.
-        begun: When it was asked, on the event loop's clock.
+        begun: When the request was received, on the event loop's clock.
         failures: The failures of the models that could not be asked.
     """
 
@@ -452,13 +455,13 @@ class _Asked(Struct):
 
 
 class LlmActor(Actor[m.LlmCommand]):
-    """Requests completions one at a time: from an endpoint or, if that fails, from the next of its chain.
+    """Requests completions one at a time: from an endpoint or, if that fails, from the next one of its chain.
 
     Args:
         mailbox: Receives the requests.
         agent: Gets the replies.
-        endpoint: The endpoint to ask, with its chain. They are open while the actor runs, and stay open if
-            another user has entered them too.
+        endpoint: The endpoint to ask, with its chain. The actor keeps their connections open while it runs.
+            They stay open afterwards if another user has entered them too.
         note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever a request has been written; `None`: nothing is called.
@@ -486,11 +489,11 @@ class LlmActor(Actor[m.LlmCommand]):
         self._unreported = m.Usage()
 
     def around(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Keep the endpoint's connections open."""
+        """Return the context manager in which the connections of the endpoint and its chain are open."""
         return self._chain
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Ask the endpoint and send the outcome to the agent, or as the reply if the sender awaits one."""
+        """Carry out a command. The outcome goes to a sender that awaits a reply, else to the agent."""
         match envelope.body:
             case m.RewriteHistory() as command:
                 await self._conversation(command.conversation).change(command)
@@ -511,7 +514,7 @@ class LlmActor(Actor[m.LlmCommand]):
                 await self._report(await self._answer(asked, outcome), envelope)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
-        """Ask until a model of the chain has answered, or none is left (`after_all`)."""
+        """Ask one model of the chain after the other, until one has answered or none is left."""
         tried: list[LlmEndpoint] = []
         while True:
             outcome = await asked.asking.outcome()
@@ -530,7 +533,7 @@ class LlmActor(Actor[m.LlmCommand]):
             await self._move(asked, following, outcome)
 
     async def _move(self, asked: _Asked, following: LlmEndpoint, failure: m.LlmFailure) -> None:
-        """Have another endpoint asked, from this request on. The conversation is encoded for it."""
+        """Go on with another endpoint of the chain, and encode the conversation for it."""
         asking, conversation, command = asked.asking, asked.conversation, asked.command
         asking.take_back()
         self._endpoint = following
@@ -571,10 +574,11 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask in another task, and read the mailbox meanwhile: the next message may drop this request.
 
-        The task that reads is not cancelled when the reply has come: a receive that is cancelled may lose the
-        message that it was just given. It waits for the next message in any case. The agent sends one, or
-        ends, and then the mailbox is closed. Only the exchange can be dropped. Before it, the conversation
-        has to get what the request says; after it, the reply is kept and reported whole.
+        The task that reads is not cancelled when the reply has come, because a `receive` that is cancelled
+        may lose the message that it was just given. So it waits for the next message in any case: the agent
+        sends one, or ends, and then the mailbox is closed. Only the exchange with the endpoint can be
+        dropped. Before the exchange, the conversation has to get the request's items; after it, the reply is
+        kept and reported whole.
         """
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()
@@ -628,7 +632,7 @@ class LlmActor(Actor[m.LlmCommand]):
     async def _answer(
         self, asked: _Asked, reply: Reply | m.LlmFailure
     ) -> m.CompletionReceived | m.CompletionFailed:
-        """Keep the reply, and return what the agent gets."""
+        """Keep the reply of the model, and return the event for the agent."""
         command = asked.command
         if isinstance(reply, m.LlmFailure):
             return m.CompletionFailed(request=command.request, failure=reply, usage=asked.asking.unreported)
@@ -650,7 +654,7 @@ class LlmActor(Actor[m.LlmCommand]):
     def _judge_shape(
         self, command: m.RequestCompletion, reply: Reply, say: Callable[[m.LlmNote], object]
     ) -> None:
-        """Let prompts state the schema from now on if the reply does not have the shape asked for."""
+        """If the reply does not fit the schema, have later prompts to the endpoint state the schema."""
         endpoint = self._endpoint
         answer = command.mode.answer if isinstance(command.mode, m.RequireAnswer) else None
         judged = reply.content and not (
@@ -664,7 +668,7 @@ class LlmActor(Actor[m.LlmCommand]):
             say(m.SchemaIgnored(request=command.request, endpoint=endpoint.profile.name, model=model))
 
     def _judge_tools(self, asked: _Asked, reply: Reply) -> None:
-        """Note it, once for an endpoint, if the model seems not to have been shown the tools."""
+        """Report once for each endpoint that the model seems not to have been shown the tools."""
         endpoint, conversation = self._endpoint, asked.conversation
         if reply.tool_calls or reply.written:
             endpoint.judged_tools = True
@@ -696,7 +700,7 @@ class LlmActor(Actor[m.LlmCommand]):
 
 
 def _patience(endpoint: LlmEndpoint) -> RetryPolicy:
-    """Return the retries at an endpoint of a chain: none, if the last request to it failed."""
+    """Return the retry policy for an endpoint of a chain: no retries, if the last request to it failed."""
     retry = endpoint.settings.retry
     return replace(retry, max_retries=0) if endpoint.breaker.failures else retry
 
@@ -709,24 +713,25 @@ LlmFactory: TypeAlias = Callable[[Mailbox[m.LlmCommand], Mailbox[m.TurnEvent], N
 class LendingFactory(Protocol):
     """An `LlmFactory` whose actors can continue a conversation that began before their turn.
 
-    `Runner.conversation` and `Runner.resume` need one. A factory of your own becomes one with these members.
+    `Runner.conversation` and `Runner.resume` require such a factory. Yours becomes one by having these
+    members.
     """
 
     @property
     def profile(self) -> WireProfile:
-        """How the model's messages are written."""
+        """The form in which messages to the model are written."""
         ...
 
     @property
     def model(self) -> str:
-        """The model. Thoughts of another one are not sent to it."""
+        """The name of the model. Thoughts that another model has written are not sent to it."""
         ...
 
     def lending(self, lent: LentConversation) -> LlmFactory:
         """Return a factory for one turn, whose actor continues `lent`.
 
-        The actor answers requests for the conversation `lent.id` with `lent.ask` and `lent.keep`, and keeps
-        all other conversations itself.
+        The actor answers requests for the conversation `lent.id` with `lent.ask` and `lent.answered`, and
+        keeps all other conversations itself.
         """
         ...
 
@@ -736,9 +741,10 @@ class EndpointActors:
 
     Args:
         endpoint: The endpoint.
-        lent: The conversation that the turn continues; `None`: none.
+        lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever a request has been written; `None`: nothing is called.
-        first: A request that is in the trace already, asked before all others; `None`: none.
+        first: A request that is in the trace already, and is asked before all others; `None`: there is no
+            such request.
     """
 
     def __init__(

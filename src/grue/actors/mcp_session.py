@@ -66,16 +66,17 @@ class SessionActor(Actor[m.SessionCommand]):
 
     Args:
         mailbox: Receives the commands. Its name is the server's name in the configuration.
-        agent: Gets the events.
+        agent: Gets the events of the session.
         connect: Makes a new connection for each attempt.
         note: Records a message that has no receiver in the trace.
         connection: The connection state of this server from earlier turns of the episode.
-        deadline: When everything except closing must end, on the event loop's clock.
+        deadline: When everything except closing must end, on the event loop's clock; `inf`: never.
         around_call: Makes the context manager that a call runs in; see `Recorder`.
 
     Attributes:
         connection: The connection state now. Pass it to the next turn's actor.
-        listed: The tools that the server listed last; `None`: it has listed none, or serves others too.
+        listed: The tools that the server listed last; `None`: it has listed none so far, or it also serves
+            tools that it does not list.
         reopens: Set for a fork of a turn whose session was open: the command that opens it again. No
             `SessionOpened` is sent for it, because the record has one.
     """
@@ -149,7 +150,7 @@ class SessionActor(Actor[m.SessionCommand]):
                 pass  # already reported when the session was opened
             case None:
                 # The turn's deadline has passed. That is not a failure of the server, so its connection state
-                # stays as it was. The agent has the same deadline, so it needs no report.
+                # is put back. Nothing is reported to the agent, which has the same deadline.
                 self.connection = before
 
     async def _attempt(
@@ -164,8 +165,8 @@ class SessionActor(Actor[m.SessionCommand]):
         with calling(self._connect, "the server"):
             self._connected = connection = self._connect(self._note)
         closing: float | None = None
-        # Entering counts too. A limit taken after it would end the attempt before the deadline, as a failure
-        # of the server.
+        # The limit starts before the connection is entered, so that entering counts. Otherwise the attempt
+        # could be cut off by the deadline and look like a failure of the server.
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:
@@ -241,7 +242,8 @@ class SessionActor(Actor[m.SessionCommand]):
 
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
         """Serve a batch as `protocol/tools/calls.py` says; with no connection every call is skipped."""
-        # A kept session may serve calls outside turns too. They must not get between the calls of a batch.
+        # Programs may make calls through a kept session while a turn runs. `exclusive` has them wait until
+        # the batch is done.
         async with exclusive(connection):
             await self._serve_batch(connection, batch, cause)
 
@@ -275,21 +277,21 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._report(m.ToolsChanged(server=self._server, tools=tools), cause)
 
     def _is_as_decided(self, call: m.ServerCall) -> bool:
-        """Return whether the call may be sent to the tool as it is now.
+        """Return whether the tool is still the one for which the call was decided on.
 
-        A call is decided on before it gets here: by the model, the policy, a person, a program. The server
-        may have changed the tool or removed it since, or the tool lock refuses it now.
+        The model, the policy, a person or a program decided on the call before it got here. Since then the
+        server may have changed the tool or removed it, or the tool lock may have come to refuse it.
         """
         return is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
 
     def _named(self, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools under this server's name; a host's own connection may use another one."""
+        """Return the tools under this server's name; a host's own connection may name another server."""
         return tuple(
             tool if tool.server == self._server else replace(tool, server=self._server) for tool in tools
         )
 
     async def _refused(self, connection: ToolConnection, call: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return the settlement of a call that would not be sent; `None`: it can be made."""
+        """Return the settlement of a call that the connection refuses to send; `None`: it can be sent."""
         if call.task is not None:
             return None
         reason = await refusal(connection, call.tool, call.arguments)

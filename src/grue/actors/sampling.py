@@ -13,8 +13,8 @@ from grue.tool_sessions.server_requests import Declined, Sample, Sampled, Sampli
 class CurrentSampler:
     """Forwards sampling requests to the turn that is running.
 
-    A pooled session may be opened before the turn that uses it and may outlive it, so it cannot hold the
-    `Sampler` of one turn.
+    Servers get this object, and not the `Sampler` of one turn, because a pooled session may be opened before
+    the turn that uses it and may outlive that turn.
 
     Attributes:
         sampler: The running turn's sampler; `None` if no turn runs, or the turn allows no sampling.
@@ -24,12 +24,13 @@ class CurrentSampler:
         self.sampler: Sampler | None = None
 
     def on_behalf_of(self, server: m.ServerName, *, beside: "Sampler | None" = None) -> Sample:
-        """Return the function that answers the requests of one server.
+        """Return the function that answers the sampling requests of one server.
 
         Args:
-            server: The server.
-            beside: The sampler of the turn that runs while the session is opened for the next turn. Requests
-                of the session are declined during that turn, because they would count against its limits.
+            server: The name of the server.
+            beside: The sampler of the turn that runs while the session is opened for the next turn. Until
+                that turn has ended, requests of the session are declined, because they would count against
+                its limits.
         """
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
@@ -44,7 +45,7 @@ class Sampler:
     """Answers the sampling requests of one turn.
 
     Args:
-        llm: Mailbox of the LLM actor that completes them.
+        llm: Mailbox of the LLM actor that gets the completions.
         most: How many requests are answered in this turn; further ones are declined.
     """
 
@@ -54,7 +55,7 @@ class Sampler:
         self._asked = 0
 
     def on_behalf_of(self, server: m.ServerName) -> Sample:
-        """Return the function that answers the requests of one server."""
+        """Return the function that answers the sampling requests of one server."""
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
             if self._asked >= self._most:
