@@ -40,8 +40,8 @@ class AnswerSpec(Generic[T]):
         schema: JSON Schema for the endpoint's structured output; `None`: free text.
         name: The schema's name for the endpoint.
         fallback: The answer to use if the model gives no acceptable one; `None`: the turn fails instead.
-        told: The host's own texts tell the model the form of the answer. Otherwise a turn with tools tells it
-            the schema in words, because no schema may be sent beside tools.
+        told: Whether the host's own texts already tell the model the form of the answer. If not, a turn with
+            tools tells the model the schema in words, because no schema may be sent beside tools.
 
     Source: R15.3
     """
@@ -145,7 +145,7 @@ class AnswerSpec(Generic[T]):
             told: As in `AnswerSpec`.
 
         Raises:
-            MCPConfigError: It is not a type, or JSON cannot express it.
+            MCPConfigError: `type_` is not a type, or JSON cannot express its values.
         """
         reader = _reader(type_)
 
@@ -165,7 +165,10 @@ def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
 
 
 def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> AnswerSpec[Any]:
-    """Return an `AnswerSpec` that reads answers of a recorded schema as JSON; their type is not known."""
+    """Return an `AnswerSpec` that reads an answer as JSON and checks it against a recorded schema.
+
+    It cannot return the host's own type, because a trace records only the type's schema.
+    """
     properties = form.schema.get("properties")
     value = properties.get("value") if isinstance(properties, dict) else None
     bare = value | {"$defs": form.schema.get("$defs", {})} if isinstance(value, dict) else {}
@@ -173,7 +176,7 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
     schema = bare if was_wrapped else form.schema
 
     def convert(found: object) -> object:
-        # imported here, because it imports the validator
+        # Imported here, because this module imports the schema validator, which few programs need.
         from grue.protocol.tools.json_schema import fault_of
 
         fault = fault_of(schema, found)
@@ -186,7 +189,7 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
 
 
 def unusable_answer(answer: object) -> str:
-    """Return what to write instead of a wrong `answer`; empty: it may be a type or an `AnswerSpec`."""
+    """Return what to write instead of a wrong `answer`; empty if it may be a type or an `AnswerSpec`."""
     if isinstance(answer, Mapping):
         return "answer= wants a type; for a JSON schema, answer=AnswerSpec(json.loads, schema={...})"
     if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
@@ -208,7 +211,7 @@ class _Reader:
 
     Attributes:
         name: The schema's name for the endpoint.
-        schema: The schema, of an object.
+        schema: The JSON schema of the values; its root is an object.
     """
 
     def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:
@@ -263,7 +266,8 @@ def _reader(type_: Any) -> _Reader:
     from pydantic.errors import PydanticUserError
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
-    # pydantic would accept a function as a type and validate its arguments.
+    # Functions and Structs are left to msgspec, below. It refuses a function, which pydantic would accept as
+    # a type, validating the arguments of calls.
     if not (isinstance(type_, FunctionType) or (isinstance(type_, type) and issubclass(type_, Struct))):
         try:
             adapter = TypeAdapter(type_)

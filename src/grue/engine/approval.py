@@ -1,8 +1,8 @@
 """Get answers to the questions of a tool policy: from the host's callback, or by parking the turn.
 
-It also says when a turn can be parked, and when changed arguments are refused (the machine cannot check them:
-a schema may need the validator). The turn's machine (`protocol/turn/tools.py`) decides what follows from
-an answer.
+This module also checks whether a turn can be parked, and whether arguments that a person has changed fit the
+tool's schema. The turn's machine (`protocol/turn/tools.py`) decides what follows from an answer. It does not
+check the arguments itself, because that may need the schema validator.
 
 `ask_at_terminal` is the `approve` callback for programs that a person watches.
 """
@@ -69,7 +69,7 @@ class Parking:
 
     @property
     def writer(self) -> TraceWriter | None:
-        """The writer of the trace file from which turns are resumed; `None`: there is none."""
+        """The writer of the trace file from which turns are resumed; `None`: no trace file is written."""
         return next(iter(writers_of(self._recorder)), None)
 
     def require(self, command: m.RunTurn, *, given_history: bool) -> None:
@@ -127,9 +127,9 @@ class Approval(Struct, frozen=True):
     """Gets the questions of a runner's turns answered.
 
     Attributes:
-        approve: The host's callback; `None`: there is none.
-        parking: Set if turns may be parked or wait for batches. Each call is then flushed to the trace before
-            it is sent.
+        approve: The host's callback; `None`: the host has given none.
+        parking: Set if turns may be parked or wait for batches. Each tool call is then flushed to the trace
+            before it is sent.
     """
 
     approve: Approve | None = None
@@ -240,7 +240,7 @@ def _decisions(
         return tuple(question.approve() if answer else question.deny() for question in questions)
     with host_code("approve"):
         decisions = read_decisions(answer)
-    # A decision about a call that was not asked about answers nothing. The turn gets it too, and notes it.
+    # Decisions about calls that were not asked about are passed on too. The turn only notes them.
     answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)
@@ -260,7 +260,7 @@ def _denied(questions: tuple[ApprovalQuestion, ...], reason: str) -> m.CallsDeci
     return m.CallsDecided(decisions=tuple(question.deny(reason) for question in questions))
 
 
-_INTERNAL_ERROR = -32603  # compared as JSON-RPC writes numbers
+_INTERNAL_ERROR = -32603  # JSON-RPC's code for an internal error
 NOT_WRITTEN = "the call was not sent, because the trace file could not be written before it"
 
 
@@ -268,15 +268,15 @@ class DurableConnection(WrappedConnection):
     """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
 
     A turn that can be parked may be resumed after its process was killed. A call without a result in the
-    trace may have been carried out, and is not sent again. This holds only if every call is in the trace
-    before it is sent.
+    trace may have been carried out, and is not sent again. A call that was sent but is missing in the trace
+    could be sent twice, so every call must be in the trace before it is sent.
 
-    The session records `ToolCalled` before it calls, so the flush writes it to the file. If that fails, the
-    call is not sent, and its result tells the model why.
+    The session records `ToolCalled` before it calls, so the flush writes that message to the file. If the
+    flush fails, the call is not sent, and its result tells the model why.
 
     Args:
         connection: Makes the calls.
-        policy: Says which annotations are believed.
+        policy: Says which servers are trusted to mark their tools as read-only.
         written: Flushes the trace, and returns whether that has succeeded.
     """
 
@@ -305,8 +305,8 @@ class DurableConnection(WrappedConnection):
         """Call a tool, after the call has been written to the trace file.
 
         Raises:
-            ToolRefusedError: The trace could not be written, so the call was not sent; also as the connection
-                itself raises it.
+            ToolRefusedError: The trace could not be written, so the call was not sent. Or the server has
+                refused the call.
         """
         if tool not in self._read_only and not await self._written():
             raise ToolRefusedError(NOT_WRITTEN, code=_INTERNAL_ERROR)
@@ -320,7 +320,7 @@ def check_changes(questions: Iterable[ApprovalQuestion], decisions: Iterable[App
     """Check changed arguments against the input schemas of the questions. May take half a second each.
 
     Raises:
-        ChangeRefused: They cannot be used.
+        ChangeRefused: The changed arguments of a call do not fit the schema of its tool.
     """
     for question, fault in refused_changes(questions, decisions):
         raise ChangeRefused(
@@ -336,7 +336,7 @@ def refused_changes(
 ) -> list[tuple[ApprovalQuestion, str]]:
     """Return the questions whose changed arguments cannot be used, and why.
 
-    A decision about another call is not checked; it has no effect.
+    A decision about a call that is not among `questions` is not checked, because it has no effect.
     """
     asked = {question.call_id: question for question in questions}
     refused = []
@@ -367,9 +367,9 @@ NOT_SHOWN = "its arguments are too long to be shown whole, so nobody can approve
 def ask_at_terminal(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDecision]:
     """Ask about each call on standard error, and read a line with `y` or `n` from standard input.
 
-    Pass it to a runner: `Runner(approve=ask_at_terminal)`. If one of the two is not a terminal, or the input
-    ends, every call is denied. The arguments are shown whole; a call is denied if they are too long for that.
-    What was typed before a question is on the screen does not answer it.
+    Pass this function to a runner: `Runner(approve=ask_at_terminal)`. If standard input or standard error is
+    not a terminal, or the input ends, every call is denied. The arguments are shown whole; a call is denied
+    if its arguments are too long for that. What was typed before a question is on the screen is discarded.
     """
     return [_ask(question) for question in questions]
 
@@ -392,7 +392,7 @@ def _ask(question: ApprovalQuestion) -> ApprovalDecision:
 
 
 def forget_typed(terminal: object) -> None:
-    """Discard what was typed before now: it cannot be meant for a question that is asked now."""
+    """Discard what was typed before now, because it cannot be the answer to a question that is asked now."""
     fileno = getattr(terminal, "fileno", None)
     with contextlib.suppress(OSError, ValueError, termios.error):
         if fileno is not None:

@@ -2,8 +2,8 @@
 
 The turns run in one event loop, `concurrency` at a time. Each is an episode of its own, with its own
 sessions. At most twice `concurrency` requests are read ahead or results kept, so a batch may be larger than
-memory. `CompletedTurns` are those that an earlier run of the batch has in its trace; `with_bar` shows how far
-the batch is.
+memory. `CompletedTurns` reads from a trace which turns an earlier run of the batch has completed; `with_bar`
+shows a progress bar.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
         index: Position of the request, from 0.
         outcome: The turn's outcome; `None` if the turn failed.
         error: Why the turn failed: what `run_turn` would have raised. An exception that is not an `MCPError`
-            is the cause of this one.
+            is wrapped in one, as its `__cause__`.
         recalled: The outcome is from the trace of an earlier run; the turn was not run again.
     """
 
@@ -68,8 +68,8 @@ class RecalledTurn(Struct, frozen=True):
     """A turn that an earlier run has completed.
 
     Attributes:
-        outcome: Its outcome.
-        said: The turn's entries, if its conversation does not hold them yet.
+        outcome: The turn's outcome.
+        said: The turn's entries, if the conversation that the turn belongs to does not hold them yet.
     """
 
     outcome: TurnOutcome[Any]
@@ -80,7 +80,8 @@ class _Begun(Struct):
     """The part of a turn that has been read from the trace so far.
 
     Attributes:
-        partial: `said` is not all that was said in it: a secret was redacted, or it was resumed.
+        partial: Something that was said in the turn is missing in `said`, because a secret was redacted or
+            the turn was resumed.
     """
 
     run: m.RunTurn
@@ -103,8 +104,8 @@ class CompletedTurns:
     does not contain the original text.
 
     A turn of a conversation is recalled in two cases. If the conversation is in the state before that turn,
-    it gets the turn's entries from the trace. If it is in the state after the turn, its file has kept the
-    entries.
+    the turn's entries are added to the conversation from the trace. If the conversation is in the state
+    after the turn, its file has kept the entries.
 
     Args:
         path: The trace of the earlier run, or of several runs, one after the other.
@@ -165,11 +166,11 @@ class CompletedTurns:
             self._known[_asked(begun.run, after)] = _Completed(end, took_s)
 
     def recall(self, command: m.RunTurn, answer: AnswerSpec[Any]) -> RecalledTurn | None:
-        """Return a turn; `None` if it was not completed, or its request has changed.
+        """Return the completed turn of a request; `None`: it was not completed, or its request has changed.
 
         Args:
             command: The message that would start the turn now.
-            answer: The current check of answers. An outcome that it refuses is not returned.
+            answer: The current check of answers. An outcome that this check refuses is not returned.
         """
         known = self._known.get(_asked(command, command.history))
         if known is None:
@@ -303,7 +304,7 @@ def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
 
 
 def as_ours(error: Exception) -> MCPError:
-    """Return the error of a turn as an `MCPError`; any other exception becomes the cause of an `MCPError`."""
+    """Return an error of a turn as an `MCPError`. Any other exception is wrapped in one, as its cause."""
     if isinstance(error, MCPError):
         return error
     ours = MCPError(f"The turn could not be run: {type(error).__name__}: {error}")
@@ -359,8 +360,8 @@ Draw: TypeAlias = Callable[[int, int | None, str], None]
 def drawn_progress() -> Iterator[Draw]:
     """Yield the function that shows the progress of work on standard error.
 
-    At a terminal it draws a bar, and in a notebook one of plain text in one line: rich would ask for a
-    package that draws widgets there. Elsewhere it shows nothing.
+    At a terminal the function draws a bar. In a notebook it writes a bar of plain text in one line, because
+    rich would need a package for widgets there. Elsewhere it shows nothing.
     """
     if in_notebook():
         with _in_a_line() as draw:

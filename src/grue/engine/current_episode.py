@@ -39,20 +39,20 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 class Episode:
     """An event loop in a background thread, with open connections to the model and a pool of sessions.
 
-    Its turns run one at a time (or `at_once`), whichever threads submit them. It does not refer to the runner
-    that uses it, so that a lost runner can be garbage collected, and its episode can then be ended.
+    An episode's turns run one at a time (or `at_once`), whichever threads submit them. An episode does not
+    refer to the runner that uses it, so that a lost runner can be garbage collected, which ends the episode.
 
     Args:
-        endpoint: Its connections stay open; `None`: the host has a model of its own.
+        endpoint: The model's endpoint, whose connections stay open; `None`: the host has its own model actor.
         recorder: Records what the pool's sessions do outside turns.
         sessions: Where a turn's sessions come from; `fresh`: there is no pool.
         at_once: Number of turns that may run in parallel. Each of these slots has a pool of its own.
 
     Attributes:
         resources: The processes of its turns, and the sessions of its first slot.
-        expects_turns: Whether turns may be submitted that are not known yet. If not, sessions are prewarmed
-            only for those that wait.
-        users: Number of calls that use it now. `CurrentEpisode` counts them.
+        expects_turns: Whether further turns may be submitted. If not, sessions are prewarmed only for turns
+            that are waiting already.
+        users: Number of calls that use the episode now. `CurrentEpisode` counts them.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Episode:
         return call.result()
 
     async def _watch(self, call: Call[T]) -> None:
-        # The thread only waits. With a limiter of its own it does not take one of the worker threads that the
-        # caller's event loop has for other work.
+        # The thread only waits. It has a limiter of its own, so that it does not take one of the worker
+        # threads that the caller's event loop has for other work.
         thread = anyio.CapacityLimiter(1)
         try:
             await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True, limiter=thread)
@@ -142,11 +142,11 @@ class Episode:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed or has failed. It then accepts no further turn."""
+        """Whether the episode is closed or has failed. It then accepts no further turn."""
         return self._loop.is_over
 
     def close(self) -> None:
-        """Cancel its turns and end its sessions and its loop, within seconds. A second call does nothing."""
+        """Cancel the turns and end the sessions and the loop, within seconds. A second call does nothing."""
         self._loop.close()
 
     def abandon(self) -> None:
@@ -162,7 +162,10 @@ class Episode:
                 self._slots.append(slot)
 
     def _expects_turn(self, pool: SessionPool) -> bool:
-        """Return whether a further turn will need sessions of `pool`: no other slot has prewarmed any."""
+        """Return whether a further turn will need sessions of `pool`.
+
+        It will not if no more turns wait than there are other slots with prewarmed sessions.
+        """
         if self.expects_turns:
             return True
         others = sum(each is not pool and each.has_spares for each in self._pools)
@@ -190,7 +193,7 @@ def starts_of(keep: Keep, start: Start) -> tuple[Sessions, StartWhen]:
     """Return where a turn's sessions come from, and when a server without an open session is started.
 
     Raises:
-        MCPConfigError: The arguments are invalid, or contradict each other; the text has the right form.
+        MCPConfigError: The arguments are invalid, or contradict each other; the message says what to write.
     """
     if keep not in get_args(Keep):
         known = ", ".join(f'"{each}"' for each in get_args(Keep))
@@ -232,7 +235,7 @@ def _moments(start: Start) -> tuple[StartAhead | None, StartWhen]:
 
 
 def with_default(start: Start | None, when: StartWhen) -> Start:
-    """Return `start`, with `when` (from the configuration file) where `start` does not say when."""
+    """Return `start`, with `when` from the configuration file added if `start` is only about later turns."""
     if start is None:
         return when
     if isinstance(start, tuple) or not starts_ahead(start) or when == "when_called":
@@ -247,12 +250,13 @@ class CurrentEpisode:
     turns, has a new loop in the calling thread, or runs in the loop of its async caller. Only turns that are
     started in the background share a loop, which ends with the last of them.
 
-    If its owner is lost without `close`, the loop ends when this is garbage collected.
+    If the runner is lost without `close`, the loop ends when this object is garbage collected.
 
     Args:
-        endpoint: A lasting loop keeps its connections open; `None`: the host has a model of its own.
+        endpoint: The model's endpoint, whose connections a lasting loop keeps open; `None`: the host has its
+            own model actor.
         recorder: Records what happens outside turns.
-        sessions: Where a turn's sessions come from. Without a lasting loop this is for batches only.
+        sessions: Where a turn's sessions come from. Without a lasting loop this applies to batches only.
         lasting: Keep the loop until `close`. `False`: end it with its last call.
 
     Attributes:
@@ -266,7 +270,7 @@ class CurrentEpisode:
         self._endpoint = endpoint if lasting else None
         self._recorder = recorder
         self._sessions: Sessions = sessions if lasting else "fresh"
-        # Between two turns of a batch there is no pause in which the next turn's servers could start.
+        # A batch makes no pause between two turns, so its next turn's servers start beside the current turn.
         self.batch_sessions: Sessions = "beside" if sessions == "ahead" else sessions
         self._episode: Episode | None = None
         # Reentrant, because a signal handler may close the runner in a thread that already holds the lock.
@@ -278,7 +282,7 @@ class CurrentEpisode:
         return self.lasting or self._episode is not None
 
     def run(self, work: Work[T]) -> T:
-        """Run a turn and return its result, blocking. It waits for turns that run in the episode's loop."""
+        """Run a turn and return its result, blocking. It runs after the turns in the episode's loop."""
         if not self.is_in_use:
             return _run_alone(work, "Runner.run_turn_async")
         episode = self._enter()
@@ -294,7 +298,7 @@ class CurrentEpisode:
         return await self._running().call_async(work)
 
     def run_outside_turns(self, work: Work[T]) -> T:
-        """Run calls outside turns and return their result, blocking. They do not wait for turns."""
+        """Run calls outside turns and return their result, blocking. The calls do not wait for turns."""
         return self.run_beside(work) if self.lasting else _run_alone(work, "the async twin of this method")
 
     async def run_outside_turns_async(self, work: Work[T]) -> T:
@@ -317,7 +321,7 @@ class CurrentEpisode:
         except BaseException:
             self._leave(episode)
             raise
-        # A weak reference, so that a call that is kept for long does not keep the loop alive.
+        # A weak reference, so that a call that the host keeps for long does not keep the loop alive.
         lost = weakref.ref(self)
         call.add_done_callback(lambda _: _leave_if_there(lost, episode))
         return call
@@ -374,7 +378,7 @@ class CurrentEpisode:
 
 
 def _leave_if_there(lost: "weakref.ref[CurrentEpisode]", episode: Episode) -> None:
-    # If it was garbage collected, its finalizer has ended the episode.
+    # If the `CurrentEpisode` was garbage collected, its finalizer has ended the loop.
     current = lost()
     if current is not None:
         current._leave(episode)  # noqa: SLF001 - the class's own

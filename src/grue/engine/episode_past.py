@@ -73,18 +73,18 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
     Attributes:
         started: How the episode started.
-        end: The end of a turn after which the host has recorded nothing; `None`: there is none, or the turn
-            has to be run again.
-        spent: Requests, tokens and cost of all turns, an unfinished one included.
+        end: How the last turn ended, if the host has not used its result yet; `None`: the host has used the
+            result, or the turn has to be run again.
+        spent: Requests, tokens and cost of all turns, an unfinished turn included.
         tool_calls: Number of tool calls.
         connections: The state of the connection to each tool server, for `Runner.remember`.
-        listings: What each server listed last, for `Runner.remember`: turns may presume it.
-        ended: How the episode ended the last time, if it did.
+        listings: The tools that each server listed last, for `Runner.remember`: turns may presume them.
+        ended: How the episode ended the last time; `None`: it did not end, as its process was killed.
         conditions: The conditions, such as the model, of the last run.
-        max_turns: The turn limit of the last resume; 0: that of the start.
+        max_turns: The turn limit of the last resume; 0: the limit of the start.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
-        parked: The turn that waits for approvals; `None`: there is none. Go on with it by `Runner.resume`,
+        parked: The turn that waits for approvals; `None`: no turn waits. Go on with it by `Runner.resume`,
             not by running it again. `spent` does not count it until it has ended.
     """
 
@@ -114,13 +114,14 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
         Args:
             path: The run folder, or the trace in it.
-            needed: Facts that the resume needs whole. `EpisodeStarted` and the last turn's end always are.
+            needed: Facts that the resume needs without redactions. `EpisodeStarted` and the last turn's end
+                are always needed.
             started: The host's class for the start of its episodes.
             over: Reasons for the end of an episode after which it cannot be resumed, except to write its
-                result if that is still missing.
+                result file if that is still missing.
 
         Raises:
-            TraceError: The trace cannot be read or has no episode, another program has recorded it, it is
+            TraceError: The trace cannot be read, has no episode, or is another program's. Or the episode is
                 over, or a secret was removed from a message that is needed.
         """
         path = Path(path)
@@ -152,15 +153,15 @@ class Past(Struct, Generic[_Started], kw_only=True):
         """Return the conditions that have changed, for `EpisodeResumed`.
 
         Args:
-            now: The present conditions. Those that were not recorded count as unchanged.
+            now: The present conditions. A condition that was not recorded counts as unchanged.
         """
         return changed_conditions(self.conditions or {"model": self.started.model}, now)
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
         """Take an envelope that may hold a fact of the host; override it.
 
-        It is called for every envelope after the start, in order. Set `end` to `None` if the fact shows that
-        the host has used the turn's result.
+        `read` calls this for every envelope after the start, in order. Set `end` to `None` if the fact shows
+        that the host has used the turn's result.
         """
 
     def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
@@ -176,13 +177,13 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # A parked turn counts its earlier part when it ends, so do not count that here.
+            # The end of a parked turn counts its part before the parking too, so do not count that part here.
             case m.TurnParked() as parked:
                 self.parked = parked
                 return Spent()
             case m.TurnResumed():
                 return Spent()
-            # A turn does not count the requests that a server makes through sampling.
+            # Only the agent's requests: a turn does not count those that a server makes through sampling.
             case m.RequestCompletion() if envelope.sender == "agent":
                 return Spent(requests=unended.requests + 1, usage=unended.usage)
             case m.CompletionReceived(usage=usage) if envelope.receiver == "agent":
@@ -214,7 +215,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
 
 def _has_a_result(end: m.TurnCompleted | m.TurnFailed, *, answered: bool) -> bool:
-    """Return whether a host can use such an end. After any other failure the turn is run again."""
+    """Return whether a host can use this end of a turn as a result. If not, the turn is run again."""
     if isinstance(end, m.TurnCompleted):
         return True
     if isinstance(end.failure, m.LlmFailure):

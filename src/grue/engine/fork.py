@@ -1,13 +1,14 @@
 """Fork a recorded turn: repeat it up to a place from its trace, and run it from there on.
 
-The machine of the turn gets the recorded events again, so that it is in the state that the recorded turn was
-in, and the LLM actor gets the history. Nothing is carried out until the fork; from there on the turn runs
-like any other. Its tool calls are answered from the record (`engine/recorded_tools.py`).
+The machine of the turn gets the recorded events again, which brings it to the recorded turn's state at the
+fork, and the LLM actor gets the history. The commands that follow from these events are not carried out. From
+the fork on the turn runs like any other, but its tool calls are answered from the record
+(`engine/recorded_tools.py`).
 
 A turn can be forked only where a single message decides what happens next: before a request to the model, and
 between a reply and its tool calls. `ForkRequest.at` names any message; the fork is at the last such place
-before it. The fork's trace repeats what comes before, so that it can be read, replayed, compared and forked
-without the other trace.
+before it. The fork's trace repeats the messages before the fork, so that it can be read, replayed, compared
+and forked without the other trace.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,8 +80,9 @@ class _Place(Struct, frozen=True):
 
     Attributes:
         event: The last message of the record that is repeated.
-        events: What the agent was told before it, from the last `RunTurn` on; none: the turn is run whole.
-        opened: The servers whose sessions are open after it.
+        events: The events that the agent got before the place, from the last `RunTurn` on; empty: the whole
+            turn is run again.
+        opened: The servers whose sessions are open at the place.
     """
 
     event: EpisodeEnvelope
@@ -93,7 +95,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: The trace.
-        episode: Its name.
+        episode: The name of the trace's episode.
         envelopes: The messages of the turn, from the `RunTurn` that began it.
         earlier: The messages of the earlier turns, if the turn continues a conversation.
     """
@@ -112,12 +114,12 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> tuple[EpisodeEnvelope, ...]:
-        """The messages of the turn, without pieces of replies and what hosts have noted."""
+        """The messages of the turn, without pieces of streamed replies and without notes of hosts."""
         return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
     @property
     def asks(self) -> m.ModelAsked | None:
-        """The model that was asked last; `None`: the trace does not say."""
+        """The model that was asked last; `None`: the trace does not name it."""
         told = (each.body.asks for each in self.envelopes if isinstance(each.body, m.RunTurn | m.TurnForked))
         return next((asks for asks in reversed([*told]) if asks is not None), None)
 
@@ -167,7 +169,7 @@ def read_run(path: str | PathLike[str], turn: int | None) -> RecordedRun:
 
     Raises:
         TraceError: The trace cannot be read.
-        MCPError: It has no such turn; or several, and `turn` names none.
+        MCPError: The trace has no such turn. Or it has several turns, and `turn` is `None`.
     """
     reader = open_episode(path)
     begun: dict[int, int] = {}
@@ -209,8 +211,8 @@ class ForkedRun(HostTurn[T]):
 
     Raises:
         TraceError: The trace cannot be read, or a secret was removed from the turn.
-        ConversationError: It does not hold the entries before the turn.
-        MCPError: The turn cannot be forked as it is asked for. Nothing was started.
+        ConversationError: The trace does not hold the entries before the turn.
+        MCPError: The turn cannot be forked as `asked` says. Nothing was started.
     """
 
     def __init__(self, asked: ForkRequest, settings: TurnSettings) -> None:
@@ -256,7 +258,7 @@ class ForkedRun(HostTurn[T]):
         """Run the turn as `HostTurn.run` does.
 
         Raises:
-            ForkMissed: It made a call that the record has no result of.
+            ForkMissed: The fork made a call that the record has no result of.
             MCPError: As `HostTurn.run`.
         """
         try:
@@ -384,7 +386,7 @@ def _wiring(
     offered: tuple[m.ToolDefinition, ...],
     fork: ForkSettings,
 ) -> Wiring:
-    """Return the parts of the fork's turn: an LLM actor that has the history, and recorded tools."""
+    """Return the wiring of the fork: an LLM actor that has the history, and tools that the record answers."""
     servers = wiring.servers
     if fork.misses == "fail":
         servers = usable_servers(dict.fromkeys(run.servers, _nothing))
@@ -436,7 +438,8 @@ def _past(
     if not place.events:
         return TurnsPast(forked=forked, copied=run.earlier, rewrites=rewrites)
     told = {each.seq for each in run.envelopes if each.seq < seq and each.receiver == AGENT}
-    # The agent may have sent some consequences of a message only after it had received the next message.
+    # Copy the agent's later messages too if an earlier message is their cause: the agent may have sent some
+    # consequences of a message only after it had received the next message.
     copied = [
         each
         for each in run.envelopes

@@ -1,9 +1,9 @@
-"""Answer the tool calls and questions of a fork from the record of the turn that it forks.
+"""Answer a fork's tool calls and its questions to people from the record of the turn that was forked.
 
 `TurnRecord` holds what the record can answer. `RecordedConnection` stands between a session actor and its
 server: it answers calls that the record has a result of, and `ForkSettings.misses` says what happens to the
 others. By default they end the fork, because the effects of a call are real. `RecordedApproval` answers the
-questions of the policy as they were answered then.
+questions of the policy as a person answered them when the turn was recorded.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTime
 
 NOT_RECORDED = "it was not made when the turn was recorded"
 _DENIED = "the call was not made when the turn was recorded, and a person has denied it now"
-_INVALID_REQUEST = -32600  # the code as JSON-RPC has it
+_INVALID_REQUEST = -32600  # JSON-RPC's code for an invalid request
 
 _Key: TypeAlias = tuple[m.ServerName, str, str]
 _Question: TypeAlias = tuple[str, str]
@@ -47,9 +47,9 @@ class RecordedCall(Struct):
     """A tool call of the record.
 
     Attributes:
-        seq: Number of the message that settled it; 0 if it was never settled.
-        settlement: How it was settled.
-        listed: The tools that its server listed after it, if they had changed.
+        seq: Number of the message that settled the call; 0: it was never settled.
+        settlement: The call's result or failure, as the trace has it.
+        listed: The tools that the server listed after the call, if they had changed.
         redacted: A secret was removed from the result.
     """
 
@@ -69,14 +69,15 @@ class RecordedCall(Struct):
 class TurnRecord:
     """The recorded results and decisions that a fork of the turn gets.
 
-    Calls with the same tool and the same arguments get the recorded results in their order, those after the
-    fork first to last. When all of them are used, a call of a read-only tool gets the last one again. For any
-    other tool there is no result then: the calls before may have changed what the tool would return.
+    Calls with the same tool and the same arguments get the recorded results after the fork, in their order.
+    When all of them are used, a call of a read-only tool gets the last one again. A call of any other tool
+    then has no result, because the earlier calls may have changed what the tool would return.
 
     Args:
         envelopes: All messages of the turn.
-        after: Number of the message at which it is forked.
-        listings: The tools that servers list in the fork; those of other servers are as recorded.
+        after: Number of the message at which the turn is forked.
+        listings: The tools that servers list in the fork. A server that is not named here lists what the
+            record has.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class TurnRecord:
                 self._last[call.key] = call
 
     def call(self, call_id: str) -> RecordedCall | None:
-        """Return the call of the record with this id; `None`: its server has settled no such call."""
+        """Return the recorded call with this id; `None`: the record has no settled call with this id."""
         found = (each for each in self._calls.values() if each.call.call_id == call_id and each.seq)
         return next(found, None)
 
@@ -116,7 +117,7 @@ class TurnRecord:
         return [each.call.call_id for each in self._calls.values() if each.seq]
 
     def listing(self, server: m.ServerName) -> Listing | None:
-        """Return the listing of a server as the fork opens it; `None`: none is recorded."""
+        """Return the tools that a server lists at the fork; `None`: the record has no listing of it."""
         known = self._opened.get(server, [])
         before = [each for seq, each in known if seq <= self._after]
         listing = before[-1] if before else known[0][1] if known else None
@@ -126,7 +127,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def next(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the recorded call whose result answers this call, without using it up."""
+        """Return the recorded call whose result answers this call, and leave it for the next call too."""
         key = server, tool, digest(arguments)
         left = self._left.get(key)
         if left:
@@ -135,19 +136,25 @@ class TurnRecord:
         return again if again is not None and self._is_read_only(server, tool) else None
 
     def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the recorded call whose result answers this call, and use it up."""
+        """Return the recorded call whose result answers this call, and do not return it again.
+
+        A read-only tool's last recorded call is the exception: it answers all further calls.
+        """
         found = self.next(server, tool, arguments)
         if found is not None and self._left.get(found.key):
             self._last[found.key] = self._left[found.key].popleft()
         return found
 
     def of_task(self, task: m.ToolTask) -> RecordedCall | None:
-        """Return the recorded call whose result this task has; `None`: there is none."""
+        """Return the recorded call that ran as this task; `None`: the record has no such call."""
         tasks = (each for each in self._calls.values() if each.seq and each.call.task == task)
         return next(tasks, None)
 
     def decision(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return a person's recorded answer to this question. Each is returned once; `None`: none is left."""
+        """Return a person's recorded answer to this question; `None`: no answer is left.
+
+        Each recorded answer is returned once.
+        """
         left = self._decisions.get(_asked(question))
         return _bound(left.popleft(), question) if left else None
 
@@ -190,7 +197,7 @@ class TurnRecord:
         if not isinstance(settlement, m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied):
             return
         call = self._calls.get((settlement.batch, settlement.call_id))
-        # A call that was skipped only because of another call has no result for a later call.
+        # A call that was skipped only because another call failed is no answer to a call of the fork.
         if call is not None and (not isinstance(settlement, m.ToolSkipped) or settlement.refused):
             call.seq, call.settlement, call.redacted = envelope.seq, settlement, envelope.redacted
 
@@ -224,10 +231,10 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
     """How the calls and questions of a fork are answered.
 
     Attributes:
-        record: What the record answers.
+        record: The recorded results and decisions.
         misses: What happens to calls and questions that the record does not answer.
-        results: Other results, by the ids of the recorded calls.
-        where: The record's file and turn, for errors.
+        results: Results that replace recorded ones, by the ids of the recorded calls.
+        where: The record's file and turn, for error messages.
         approve: Asks a person; `None`: nobody can be asked.
     """
 
@@ -309,7 +316,8 @@ class RecordedConnection:
         server: The server whose connection it is.
         fork: What the record answers, and what happens to other calls.
         live: The server itself; `None`: it is not started, and calls that the record does not answer fail.
-        asking: Asks about such calls before they are made; `None`: they are made.
+        asking: Asks about calls that the record does not answer before they are made; `None`: nobody is
+            asked, and they are made.
     """
 
     def __init__(
@@ -330,7 +338,7 @@ class RecordedConnection:
                 await self._live.__aenter__()
                 self._entered = True
             except ServerFailed as failed:
-                # The record may answer every call, so this matters only to a call that it does not.
+                # Raised only at a call that the record does not answer, because the record may answer all.
                 self._down = failed
         return self
 
@@ -341,7 +349,7 @@ class RecordedConnection:
             await self._live.__aexit__(exc_type, exc, tb)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Return the recorded listing; one that the record lacks comes from the server."""
+        """Return the recorded listing. If the record has none, ask the server for its listing."""
         listing = self._fork.record.listing(self._server)
         if self._live is not None and self._entered:
             try:
@@ -361,9 +369,10 @@ class RecordedConnection:
 
         Raises:
             ForkMissed: The record has no result, and the tool is not to be called.
-            ToolRefusedError: A person has denied the call; also as the server itself raises it.
-            ToolTimedOutError: It timed out when it was recorded; also as the server itself raises it.
-            ServerFailed: The server died then; or it is called, and could not be started.
+            ToolRefusedError: A person has denied the call, or the server refused it, now or when it was
+                recorded.
+            ToolTimedOutError: The call timed out, now or when it was recorded.
+            ServerFailed: The server died, now or when the call was recorded. Or it could not be started.
         """
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:
@@ -400,12 +409,12 @@ class RecordedConnection:
         return relisted
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Keep other users of the server's session waiting, if it has any."""
+        """Keep other users of the server's session waiting; without a live server, nothing waits."""
         return exclusive(self._live)
 
     @property
     def status(self) -> ConnectionStatus:
-        """The server's state; that of a server without a process if it is not started."""
+        """The server's state. A server that is not started has the state of a server without a process."""
         return ConnectionStatus() if self._live is None or not self._entered else self._live.status
 
     def _as_recorded(self, found: RecordedCall, tool: str) -> m.ToolCallResult:

@@ -2,8 +2,8 @@
 
 Which event loop that is depends on `keep`: a new one in the calling thread (`run_blocking`), the
 caller's own (`run_turn_async`), or the loop of an episode in a background thread (`CurrentEpisode`). In each
-case the loop gets `HostTurn.run`, which does the rest (`engine/turn.py`). Between turns the runner keeps
-plain data only: the turn's number, the state of each server, what was spent.
+case the loop runs `HostTurn.run` (`engine/turn.py`). Between turns the runner keeps plain data only: the last
+turn's number, the state of each server, and the tokens and cost that were spent.
 """
 
 import weakref
@@ -96,16 +96,16 @@ class Runner(AsyncToolAccess, Closing):
 
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of your own. Several settings,
-            `[a, b]`: the next model is asked if one cannot be (`LlmSettings.then`). A factory can have a
-            method `support_check`, which returns when the actor gets `CheckToolSupport`.
+            `[a, b]`: if a model cannot be asked, the next one is (`LlmSettings.then`). A factory can have a
+            method `support_check`, which returns whether and when the actor gets `CheckToolSupport`.
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
-        recorder: Records all messages; `None`: a new one, and the logger `grue` warns of what has no effect.
+        recorder: Records all messages; `None`: a new one, and the logger `grue` warns of trouble.
         trace: Where to write the trace until `close`: a file that ends in `.jsonl`, or a folder in which each
-            runner creates a run folder of its own. Missing folders are made. `None`: it is not written.
+            runner creates a run folder of its own. Missing folders are made. `None`: no trace is written.
         process_limits: How server processes are ended.
-        elicit: Asks the user a server's question; `None`: always declined.
+        elicit: Asks the user a server's question; `None`: every question is declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
             any others. `None`: all tools that the servers list are accepted.
         tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
@@ -113,17 +113,17 @@ class Runner(AsyncToolAccess, Closing):
             function, which gets a thread of its own, or a coroutine function. The wait counts against the
             turn's limit. `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
         context: How turns stay within the model's context window; `None`: nothing is cleared.
-        tool_search: Offer the model two tools that find and call the others, where there are many; `None`:
-            each tool is offered.
+        tool_search: Offer the model two tools that find and call the others, if there are many tools;
+            `None`: each tool is offered.
         budget: For the model, for all turns together. The budget of a single turn is `limits.budget`.
         keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
             model stay open. `sessions`: also the sessions; all turns share one per server, and in `map` each
             worker has its own.
-        start: When a server starts, unless its own options say it. For this turn: `before` the first request,
-            `beside` it if the server's tools are known, `beside_if_locked` if the listing file has them, or
-            `when_called`. For the next turn, in advance: `after_turn`, or `beside_turn`, while this one waits
-            for its model. Or a pair of both. Only listed tools that have not changed are called.
+        start: When a server starts, unless its own options say so. For this turn: `before` the first request,
+            `beside` the request if the server's tools are known, `beside_if_locked` if the listing file has
+            them, or `when_called`. For the next turn, in advance: `after_turn`, or `beside_turn`, while this
+            turn waits for its model. Or a pair of both. Only listed tools that have not changed are called.
 
     Raises:
         MCPConfigError: A server name, `keep`, `start` or a policy is invalid, or `keep` and `start` make
@@ -272,7 +272,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def budget_spent(self) -> str:
-        """The limit of the episode's budget that is reached, as a phrase; empty: none, turns can be run."""
+        """The limit of the episode's budget that is reached, as a phrase; empty: further turns can be run."""
         return self.spent.reached(self.budget)
 
     @property
@@ -287,7 +287,10 @@ class Runner(AsyncToolAccess, Closing):
     def remember(
         self, server: str, connection: Settled | None, listing: Sequence[m.ToolDefinition] = ()
     ) -> None:
-        """Restore the state of a server (`None`: keep it), and what it listed last, from an earlier part."""
+        """Restore the state of a server, and the tools that it listed last, from an earlier part.
+
+        `connection=None` leaves the state unchanged.
+        """
         self._memory.learn({} if connection is None else {m.ServerName(server): connection})
         self._presumed.recall({m.ServerName(server): tuple(listing)})
 
@@ -303,7 +306,8 @@ class Runner(AsyncToolAccess, Closing):
         alive. With `keep="loop"` the turn runs in the episode's loop. With `start="after_turn"` its processes
         are ended in the background, before the next turn's first tool call.
 
-        It also works inside a running event loop, with a warning. If a signal handler raises, the turn ends.
+        A call inside a running event loop works too, with a warning. If a signal handler raises, the turn
+        ends.
 
         Raises:
             MCPServerStartupError: The first connect of the episode failed.
@@ -312,9 +316,9 @@ class Runner(AsyncToolAccess, Closing):
             BudgetSpent: The episode's budget is used up. Nothing was started.
             MCPError: The model cannot call tools. Or the caller is a turn of this episode, a forked process,
                 or a signal handler that interrupted grue or an import. Or no descriptors or threads are left.
-            TurnTimedOut: The turn's limit passed.
-            AnswerError: No acceptable answer, and no fallback.
-            ActorCrashed: An unexpected exception, which is its cause.
+            TurnTimedOut: The turn's time limit passed.
+            AnswerError: The model gave no acceptable answer, and the request has no fallback.
+            ActorCrashed: An unexpected exception was raised; it is the `__cause__` of this error.
             SystemExit: A callback of the host raised it, or another BaseException that is not an Exception.
             TurnCancelled: Another thread closed the runner.
             KeyboardInterrupt: Ctrl-C was pressed. Raised within seconds, after the clean-up.
@@ -369,22 +373,23 @@ class Runner(AsyncToolAccess, Closing):
         again. Iterations, tokens, cost and the rest of the time limit are carried over; the time in which the
         turn was parked does not count. The trace is continued, and locked until the runner is closed.
 
-        It also goes on with a turn whose process was killed, if its policy parks turns. A call that was sent
-        and not answered may have taken effect: it is not sent again, and the model reads why.
+        A turn whose process was killed can be resumed too, if its policy parks turns. A call that was sent
+        and not answered may have taken effect: it is not sent again, and the model is told so.
 
         Args:
             trace: The trace file, or its run folder.
-            decisions: The answers to the questions (`parked_turns`). One that is missing is asked for again.
-            answer: As in the turn's request. A trace cannot hold it.
-            turn: Number of the turn; `None`: the only one that can be resumed.
+            decisions: The answers to the questions (`parked_turns`). A question without an answer is asked
+                again.
+            answer: As in the turn's request. Pass it again, because a trace cannot hold it.
+            turn: Number of the turn; `None`: the only turn that can be resumed.
             on_delta: As in the turn's request.
-            conversation: Set by `Conversation.resume`. `None`: a conversation's turn goes on with what this
-                runner, the conversation's file or the trace holds of it.
+            conversation: Set by `Conversation.resume`. `None`: if the turn belongs to a conversation, this
+                is taken from this runner, from the conversation's file or from the trace.
 
         Raises:
-            NothingToResume: No turn waits: none was parked, or it was resumed already.
+            NothingToResume: The trace has no turn that can be resumed, or the turn was resumed already.
             ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
-            ChangeRefused: Changed arguments are not what the tool's input schema says. Nothing was started.
+            ChangeRefused: Changed arguments do not fit the tool's input schema. Nothing was started.
             TraceError: The trace cannot be read or written, another process writes it, or a secret was
                 removed from the turn.
             MCPError: As `run_turn`; or this runner lacks a server of the turn, or `answer` has another form.
@@ -425,19 +430,19 @@ class Runner(AsyncToolAccess, Closing):
     ) -> TurnOutcome[T]:
         """Run a recorded turn again from a place in it, with this runner's model, and return the outcome.
 
-        What comes before the fork is taken from the trace as it is. From there on the model answers. Tool
-        calls with the same tool and arguments get the recorded results; questions of the policy get the
-        recorded answers. Limits and policies are as recorded. The trace is only read; this runner's own trace
-        repeats the turn up to the fork and says where it is from.
+        The part before the fork is taken from the trace. From there on the model answers. Tool calls with the
+        same tool and arguments get the recorded results; questions of the policy get the recorded answers.
+        Limits and policies are as recorded. The trace is only read; this runner's own trace repeats the turn
+        up to the fork and names the trace that it was forked from.
 
         Args:
             trace: The trace file, or its run folder.
-            turn: Number of the turn; `None`: the only one.
+            turn: Number of the turn; `None`: the trace's only turn.
             at: Number of a message of the turn. The fork is before the request to the model, or before the
-                tool calls of the reply, that this message belongs to. `None`: the beginning, or the first
-                call in `tool_results`.
+                tool calls of the reply, that this message belongs to. `None`: at the turn's beginning, or
+                before the first result that `tool_results` replaces.
             system: Another system text.
-            changes: Other values of fields of `TurnLimits` and `FailurePolicy`, as `budget.requests`.
+            changes: Other values of fields of `TurnLimits` and `FailurePolicy`, such as `budget.requests`.
             tool_results: Other results of recorded calls, by id: a JSON value or a `ToolCallResult`.
             tools: Other tools that servers list, by the server's name.
             misses: What happens to a call that the record has no result of: `fail`, `call` the tool, or `ask`
@@ -447,7 +452,7 @@ class Runner(AsyncToolAccess, Closing):
             settings: Further `changes`, as keywords: `max_result_chars=50_000`.
 
         Raises:
-            ForkMissed: It made a call that the record has no result of.
+            ForkMissed: The fork made a call that the record has no result of.
             TraceError: The trace cannot be read, or a secret was removed from the turn before the fork.
             MCPError: As `run_turn`; or there is no such turn, message or call.
         """
@@ -485,9 +490,10 @@ class Runner(AsyncToolAccess, Closing):
         `Conversation.load` and `Conversation.from_trace` continue an earlier one.
 
         Args:
-            system: Its instructions.
-            path: A new file to which each turn is appended, mode 600; `None`: it is in memory only.
-            name: Its id in traces; default: a random one.
+            system: The conversation's instructions.
+            path: A new file to which each turn is appended, mode 600; `None`: the conversation is in memory
+                only.
+            name: The conversation's id in traces; default: a random id.
 
         Raises:
             ConversationError: The file is not empty, or cannot be written.
@@ -520,27 +526,28 @@ class Runner(AsyncToolAccess, Closing):
         prewarmed, beside the running turns. With `keep="sessions"` each of the `concurrency` workers keeps
         one session per server for all its turns. The turns share the model's endpoint, the recorder and the
         runner's budget; turns that are running when it is used up may exceed it. A failed turn yields an item
-        with its error. At most twice `concurrency` requests are read ahead. An exception of `requests` ends
+        with the error. At most twice `concurrency` requests are read ahead. An exception of `requests` ends
         the batch. Closing the iterator cancels the running turns.
 
         Args:
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the
                 thread that iterates over the results.
             concurrency: Number of turns that run in parallel; at least 1. Each has its own server processes.
-            resume_from: The trace of an earlier run of the same batch. A turn that it completed is not run
-                again, unless its texts, servers or answer schema have changed.
+            resume_from: The trace of an earlier run of the same batch. A turn that this run completed is not
+                run again, unless its texts, servers or answer schema have changed.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
-            total: Number of requests for the bar, if `requests` has no length, as a generator.
-            batch: A folder, or `Batching`: the model is asked by the provider's batches, which answer within
-                a day and cost half. A turn waits as a file between its requests, and its trace is in the
-                folder. The same call goes on after any end of the process, and asks nothing twice.
+            total: Number of requests for the bar, if `requests` has no length, for example a generator.
+            batch: A folder, or `Batching`: the model is asked through the provider's batches, which answer
+                within a day and cost half. A turn waits as a file between its requests, and its trace is in
+                the folder. If the process ends early, make the same call again: it goes on from the folder
+                and sends no request twice.
 
         Raises:
-            LLMError: With `batch`: the provider takes no batch, or cannot be reached for long.
+            LLMError: With `batch`: the provider accepts no batch, or could not be reached for a long time.
             KeyboardInterrupt: Ctrl-C was pressed while waiting for the next item.
             TraceError: `resume_from` cannot be read.
             ValueError: `concurrency` is not a whole number, or less than 1.
-            MCPConfigError: `requests` is one request, and not many.
+            MCPConfigError: `requests` is a single request instead of an iterable of requests.
         """
         if isinstance(requests, str | TurnRequest):
             raise MCPConfigError(f"map() wants a list of requests, not one {type(requests).__name__}.")
@@ -579,12 +586,12 @@ class Runner(AsyncToolAccess, Closing):
     def warm_up(self) -> None:
         """Import the modules that the first turn needs, in advance.
 
-        It blocks for about a second in a new process. No server is started, and nothing is sent.
+        The imports block for about a second in a new process. No server is started, and nothing is sent.
 
         Raises:
             MissingDependencyError: `mcp` is absent or too old.
-            MCPError: It was called by a turn of this runner, or the episode is the parent process's.
-            KeyboardInterrupt: Ctrl-C.
+            MCPError: A turn of this runner made the call, or the process was forked while the loop was open.
+            KeyboardInterrupt: Ctrl-C was pressed.
         """
         load_sessions(self._wiring.servers.values())
         self._episode.run_beside(self._prepare_endpoint)

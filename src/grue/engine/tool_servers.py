@@ -1,7 +1,8 @@
-"""The tool servers of a runner: which there are, how a session connects to each, which ones a turn opens.
+"""The tool servers of a runner: the checks of their settings, their connections, and which ones a turn opens.
 
-`PresumedListings` has the tools that a turn may presume its servers to list, and where they are known from.
-What the turn's machine makes of it is in `protocol/turn/sessions.py`. Decision 035 says why.
+`PresumedListings` has the tools that a turn may presume its servers to list before they have started, and
+where these tools are known from. How the turn's machine uses presumed tools is in
+`protocol/turn/sessions.py`; why a turn presumes tools is in decision 035.
 """
 
 import inspect
@@ -59,7 +60,8 @@ def connect_to(
         name: The server's name in the configuration.
         server: The server.
         registry: Lists the server's process, if it has one, so that it can be killed from outside.
-        options: For MCP servers only. Their notices and changed definitions are recorded in any case.
+        options: For MCP servers only. Without options, an MCP server's notices and changed tool definitions
+            are recorded too.
     """
     match server:
         case StdioServer() | HttpServer():
@@ -87,7 +89,8 @@ def _mcp_client(
     def became_task(tool: str, task: m.ToolTask) -> None:
         note(m.TaskCreated(server=m.ServerName(server.name), tool=tool, task=task), sender=server.name)
 
-    # `usable_servers` has imported it if there is an MCP server; a runner with function tools does without.
+    # Imported here, because a runner with function tools only does without this module. If there is an MCP
+    # server, `usable_servers` has imported the module already.
     from grue.transports.mcp.client import McpClient
 
     pins = options.pinning
@@ -143,8 +146,9 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
     """Return the limits with a number of seconds for the start of each server.
 
-    What is set for a server in `limits` comes first, then the server's own limit, also if it is longer, and
-    then the common one. If none is set, a command that may have to download the server has a minute.
+    A server's limit in `limits` comes first, then the limit in the server's own options, also if it is
+    longer, and then the common limit. If none is set, a command that may have to download the server has a
+    minute.
 
     Source: R13.3
     """
@@ -179,8 +183,8 @@ def starts_when_called(server: object) -> bool:
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
     """Return the policy for a failed first connect, for the servers that are configured with `required`.
 
-    A server that starts when it is called only counts as required if its options say `required`: by then the
-    turn has done work, and the model can go on without the call.
+    A server that starts when it is called counts as required only if its options say `required`: when it
+    fails to start, the turn has already done work, and the model can go on without the call.
     """
     chosen: dict[str, bool] = {}
     for name, server in servers.items():
@@ -195,7 +199,7 @@ def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName
     """Refuse a policy for the first connect of an unknown server, if the runner has servers.
 
     Raises:
-        MCPConfigError: Names the server, and the servers of the runner.
+        MCPConfigError: The runner has no server of that name. The message names the runner's servers.
     """
     for name in policy.first_connects:
         if servers and name not in servers:
@@ -205,7 +209,7 @@ def check_first_connects(policy: FailurePolicy, servers: Collection[m.ServerName
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server under its key in `servers=`, with which the full names of its tools begin."""
+    """Return the server, named as its key in `servers=`. The full names of its tools begin with this name."""
     if isinstance(server, StdioServer | HttpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
@@ -217,7 +221,7 @@ def _under(name: str, server: ToolServer) -> ToolServer:
 
 
 def _right_form(server: object) -> str:
-    """Return advice about a value that is not a server; empty if it may be one."""
+    """Return what to write instead of a value that is not a server; empty if the value may be a server."""
     if isinstance(server, str):
         return "HttpServer(url=...)" if "://" in server else "StdioServer(command=...)"
     if isinstance(server, list | tuple | Mapping | None):
@@ -266,10 +270,10 @@ _GLOB = re.compile(r"[*?[]")
 
 
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
-    """Return the policy, with the host's functions and commands trusted; `None`: all is allowed.
+    """Return the policy, with the host's functions and commands trusted; `None`: all calls are allowed.
 
     Raises:
-        MCPConfigError: A value in it cannot be used; the error names the rule and the field.
+        MCPConfigError: A value in the policy cannot be used; the error names the rule and the field.
     """
     policy = settings_or_default("tool_policy", policy, ToolPolicy())
     if policy == ToolPolicy():
@@ -285,8 +289,8 @@ def servers_for(
 
     Args:
         tools: All tools, none, or patterns of their names.
-        servers: The servers. One whose tools cannot match is left out; only an MCP server's tools are certain
-            to be named after it.
+        servers: The runner's servers. A server is left out if none of its tools can match a pattern. That is
+            known only of MCP servers, whose tools' names begin with the server's name.
     """
     if isinstance(tools, bool):
         return tuple(servers) if tools else ()
@@ -304,7 +308,7 @@ class PresumedListings:
 
     Args:
         servers: The runner's servers.
-        lock: The tool lock, with the listings of its file; `None`: there is none.
+        lock: The tool lock, with the listings of its file; `None`: the runner has no tool lock.
     """
 
     def __init__(self, servers: Mapping[m.ServerName, ToolServer], lock: ToolLock | None) -> None:
@@ -328,8 +332,8 @@ class PresumedListings:
 
         Args:
             command: The turn.
-            connections: The state of each server. A disabled one offers nothing.
-            registry: For the shell tool's listing.
+            connections: The state of each server. A disabled server offers no tools.
+            registry: Lists the processes of the shell tool, which is made to get its listing.
         """
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
@@ -348,7 +352,7 @@ class PresumedListings:
         """Return the listings of the servers that start when they are called, as far as a turn offers them.
 
         A server whose tools are not known is left out: it starts as others do, and its tools are known from
-        then on. A server whose listing has expired, and one that was given up, are left out, too.
+        then on. A server whose listing has expired is left out too, and so is a server that is disabled.
 
         Args:
             command: The turn.
@@ -365,19 +369,19 @@ class PresumedListings:
         return tuple(listing for listing in found if listing is not None)
 
     def learn(self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...]) -> None:
-        """Take over what a server has listed in a turn; `tools` are those that the session offers."""
+        """Take over the tools that a server has listed in a turn: those that its session offers."""
         if self._may_presume(name):
             self._last[name] = tools
 
     def recall(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> None:
-        """Take over the listings in a trace that is resumed. Those that this runner has seen come first."""
+        """Take over the listings of a trace that is resumed. What this runner has seen itself comes first."""
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def take_spoken(self, name: m.ServerName) -> str:
-        """Return the MCP revision that a server spoke when it was last seen; empty: that is not known.
+        """Return the MCP revision that a server spoke when it was last seen; empty: not known.
 
-        From then on the revision counts as unknown, in the cache too, until the server has listed its tools.
-        So if the server exits because of a request of that revision, it gets the handshake at its next start.
+        After this call the revision counts as unknown, in the cache too, until the server has listed its
+        tools. So if a request of that revision makes the server exit, its next start uses the handshake.
         """
         seen = self._unsaved.get(name) or self._from_cache(name)
         if seen is None or not seen.protocol_version:
@@ -386,13 +390,13 @@ class PresumedListings:
         return seen.protocol_version
 
     def on_listed(self, name: m.ServerName) -> Callable[[SeenListing], None] | None:
-        """Return a function that takes a server's listings as they come; `None`: they are not cached."""
+        """Return a function that takes each listing of a server; `None`: its listings are not cached."""
         if not self._may_remember(name):
             return None
         return lambda seen: self._unsaved.update({name: seen})
 
     def unsaved(self) -> list[tuple[McpServer, SeenListing]]:
-        """Return the listings that the cache does not hold yet. They count as stored from now on."""
+        """Return the listings that the cache does not hold yet, to be stored. No later call returns them."""
         new, self._unsaved = self._unsaved, {}
         changed = {name: seen for name, seen in new.items() if self._cached.get(name) != seen}
         self._cached |= changed
@@ -502,17 +506,17 @@ _FORMS: dict[str, tuple[Any, str]] = {
     "process_limits": (ProcessLimits, "process_limits=ProcessLimits(...)"),
     "tool_lock": (ToolLock, "tool_lock=ToolLock(...)"),
 }
-"""The kind of each argument, and how to write it. `None` is always allowed: it is each one's default."""
+"""The type of each argument of `Runner`, and how to write it. `None`, the default, is always allowed."""
 
 
 def refuse_other_kinds(**given: object) -> None:
-    """Refuse an argument of another kind than it is meant for.
+    """Refuse an argument whose value has another type than the argument takes.
 
     Args:
         given: The arguments by name; the names are those of `_FORMS`.
 
     Raises:
-        MCPConfigError: It says which argument, and how to write it.
+        MCPConfigError: A value has another type. The message names the argument and says what to write.
     """
     for argument, value in given.items():
         kind, form = _FORMS[argument]
@@ -521,15 +525,15 @@ def refuse_other_kinds(**given: object) -> None:
 
 
 def settings_or_default(argument: str, given: S | None, default: S) -> S:
-    """Return `given` after checking its kind and the types of its fields; `None`: the default.
+    """Return `given` after checking its class and the types of its fields; if it is `None`, the default.
 
     Args:
         argument: The argument's name, for the error.
-        given: What the program passed.
-        default: Its class is the kind that is wanted.
+        given: The value that the program passed.
+        default: The default value; `given` must be of the same class.
 
     Raises:
-        MCPConfigError: It is something else, or a field has a value of another type.
+        MCPConfigError: `given` is of another class, or a field has a value of another type.
     """
     if given is None:
         return default

@@ -1,10 +1,10 @@
-"""One turn from the host's `TurnRequest` to its `TurnOutcome`, and what it takes over from those before it.
+"""One turn from the host's `TurnRequest` to its `TurnOutcome`, and the state that the turns pass on.
 
-A `Runner` makes a `HostTurn` for each request and passes `HostTurn.run` to the event loop that runs it. It
-makes the message `RunTurn` of the request, keeps what the turns of an episode know of each other, and reports
-a turn's end to the host. `read_images` checks the images of a request, because one bad image makes an
-endpoint refuse the request. A `TurnHandle` is a running turn, for programs whose own loop must not block (a
-game, a GUI).
+A `Runner` makes a `HostTurn` for each request and passes `HostTurn.run` to the event loop that runs it. A
+`HostTurn` makes the message `RunTurn` of the request, and reports the turn's end to the host. An
+`EpisodeMemory` has what the turns of an episode pass on to later turns. `read_images` checks the images of a
+request, because one bad image makes an endpoint refuse the request. A `TurnHandle` is a running turn, for
+programs whose own loop must not block (a game, a GUI).
 """
 
 import base64
@@ -92,7 +92,8 @@ Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""
 
 
-_FINAL_REQUEST = m.FINAL_REQUEST.replace("action", "answer")  # An action is the answer that a game wants.
+# The machine's text is written for games, whose answer is an action.
+_FINAL_REQUEST = m.FINAL_REQUEST.replace("action", "answer")
 
 
 class _UserText(Struct, frozen=True):
@@ -111,15 +112,15 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
             `int`, an enum. Or an `AnswerSpec`, with a check or a fallback; `AnswerSpec.of(...)` makes one of
             any type, `Literal` included. `None`: any text.
         turn_timeout_s: Limit for the whole turn, teardown included; `None`: the runner's.
-        turn: Its number in the episode; `None`: one more than the last.
-        tools: Offer the runner's tools; `False`: no tools in this turn. Or the names of those to offer, which
-            may be patterns: `("files.read", "web.*")`.
+        turn: The turn's number in the episode; `None`: one more than the last turn's.
+        tools: Offer the runner's tools; `False`: no tools in this turn. Or the names of the tools to offer,
+            which may be patterns: `("files.read", "web.*")`.
         context: How to stay within the model's context window; `None`: as the runner says, which by default
             clears nothing.
         tool_search: When `find_tools` and `call_tool` are offered in place of the tools; `None`: as the
             runner says.
-        user_stub: What may take the place of `user` in the history, if a later turn of the conversation has
-            no room for it; empty: it stays.
+        user_stub: A shorter text that may take the place of `user` in the history, if a later turn of the
+            conversation has no room for `user`; empty: `user` is not replaced.
         on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
             ends the turn. A delta with `restart` means that the request is retried: discard the earlier
             pieces of that reply. `None`: replies are not streamed.
@@ -129,10 +130,10 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
         images: Images that belong to the user's text: paths of files, or their bytes. PNG, JPEG, GIF, WebP.
         history: What was said before, oldest first: `UserText`, `AssistantReply`, `ToolMessage`, as in
             `TurnOutcome.said` and `Conversation.history`. A system text at its beginning becomes `system`.
-            The trace holds a digest of it only. It is encoded for each turn; `Runner.conversation` encodes
-            it once.
-        json_results: The model reads every tool result as the JSON of `ToolCallResult.to_dict()`. Otherwise a
-            text reaches it as it is, other content as JSON, and an error as `Error: ...`.
+            The trace holds only a digest of the history. A history is encoded anew for each turn;
+            `Runner.conversation` encodes each entry once.
+        json_results: The model reads every tool result as the JSON of `ToolCallResult.to_dict()`. Otherwise
+            the model reads a text as plain text, other content as JSON, and an error as `Error: ...`.
         conversation: Set by `Conversation.request`: the turn continues that conversation.
     """
 
@@ -176,13 +177,13 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
             available); `fallback` (the host's own value, because the model gave no acceptable answer).
         response: The answer.
         reason: Why the kind is not `answered`. Empty otherwise, unless a server died and was started again.
-        raw_response: The text that the answer was parsed from, or the last one that was refused.
+        raw_response: The text that the answer was parsed from, or the last text that was refused.
         tool_calls: All tool calls, in order, with their results.
-        iterations: Replies with tool calls.
-        requests: Requested completions.
+        iterations: Number of replies with tool calls.
+        requests: Number of requests to the model.
         duration_s: Duration of the whole turn.
-        said: What was said in the turn, oldest first: your text, the replies, the results of tools. The next
-            turn knows it with `history=(*earlier, *outcome.said)`. Empty if `map` has recalled the outcome.
+        said: What was said in the turn, oldest first: your text, the replies, the results of tools. Pass
+            `history=(*earlier, *outcome.said)` to the next turn. Empty if `map` has recalled the outcome.
     """
 
     turn: int
@@ -222,10 +223,10 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
-    """Return a request; a text becomes the `user` text of one.
+    """Return `request`; a text becomes the `user` text of a new request.
 
     Raises:
-        MCPConfigError: It is something else. The text says what to write.
+        MCPConfigError: `request` is something else. The message says what to write.
     """
     if isinstance(request, str):
         request = TurnRequest(user=request)
@@ -329,8 +330,8 @@ def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
     """Return images as they are sent to the model.
 
     Args:
-        images: Paths of files, or their bytes.
-        limits: How large an image, and all of them together, may be.
+        images: Paths of files, or the bytes of images.
+        limits: How large one image, and all images together, may be.
 
     Raises:
         MCPError: A file cannot be read, is not an image that models take, or is too large. Names the image.
@@ -405,7 +406,7 @@ class TurnHandle(Generic[R]):
             timeout_s: Longest wait in seconds; `None`: no limit; 0: do not wait.
 
         Raises:
-            TimeoutError: The turn is not over yet. It goes on.
+            TimeoutError: The turn is not over yet; the turn goes on.
             TurnCancelled: `cancel` was called, or the runner was closed.
             MCPError: The wait would never end: the caller is a turn of the same runner, or a forked process.
         """
@@ -428,8 +429,8 @@ class TurnHandle(Generic[R]):
         self._call.interrupt()
 
     def progress(self) -> TurnProgress:
-        """Return the turn's progress. After its end this is `done`, with its final counts."""
-        # measured before the progress is read, which no longer changes after the end
+        """Return the turn's progress. After the turn's end its phase is `done`, with the final counts."""
+        # Read `done` first: if the turn is over, the progress read after it is final.
         over = self._call.done()
         seen = self._progress.progress
         until = time.monotonic() if self._call.ended_at is None else self._call.ended_at
@@ -441,7 +442,8 @@ class EpisodeMemory:
 
     Attributes:
         turn: Number of the last turn that was started; 0: none.
-        connections: Each server's state. Replaced after each turn, never changed in place.
+        connections: Each server's state. A new mapping replaces it after each turn, so that another thread
+            can read the old mapping meanwhile.
     """
 
     def __init__(self) -> None:
@@ -456,7 +458,7 @@ class EpisodeMemory:
             return self.turn
 
     def learn(self, connections: Mapping[m.ServerName, Settled]) -> None:
-        """Take over the states of servers. Those of other servers stay as they are."""
+        """Take over the states of these servers. The states of other servers stay unchanged."""
         with self._lock:
             self.connections = {**self.connections, **connections}
 
@@ -481,10 +483,10 @@ class Spending:
 
 
 class TurnPostponed(Exception):  # noqa: N818 - what has happened to the turn
-    """The turn waits for a batch. Caught in `engine/waiting_turns.py`; users never see it.
+    """The turn waits for a batch. Caught in `engine/waiting_turns.py`, so users never see this exception.
 
     Args:
-        waits: The request whose reply it waits for.
+        waits: The request whose reply the turn waits for.
     """
 
     def __init__(self, waits: m.TurnWaits) -> None:
@@ -553,12 +555,12 @@ class HostTurn(Generic[T]):
     Attributes:
         answer: How to validate and parse the answer.
         progress: What the turn is doing. Readable from any thread.
-        is_resumed: It goes on with a turn that was parked or killed.
-        record: What it takes from a recorded turn, if it is a fork of it or goes on with it.
-        waits: Its requests wait for batches.
+        is_resumed: The turn was parked or killed, and goes on now.
+        record: What the turn takes from a recorded turn, if it is a fork of that turn or goes on with it.
+        waits: The turn's requests wait for batches.
         earlier: The results of the earlier turns in the trace that a fork is made from.
-        begun: Its entries before it was parked or killed; `None` if it begins now.
-        started_by: The recorded message that started it; `None`: `command` makes the message from the
+        begun: The turn's entries before it was parked or killed; `None` if it begins now.
+        started_by: The recorded message that started the turn; `None`: `command` makes the message from the
             request.
     """
 
@@ -616,7 +618,8 @@ class HostTurn(Generic[T]):
                 end = await actors.run(memory.connections)
             finally:
                 self.progress.leave()
-                # Also after a failure or a cancellation: a server that was connected, or disabled, stays so.
+                # Also after a failure or a cancellation, because the next turn has to know which servers were
+                # connected or disabled in this one.
                 memory.learn(actors.connections)
         if isinstance(end, m.TurnWaits):
             raise TurnPostponed(end)
@@ -640,9 +643,9 @@ class HostTurn(Generic[T]):
         """Report, once a runner, that a limit on the cost has no effect because costs are not known.
 
         Args:
-            number: The turn.
-            budget: What it may spend.
-            known: Whether its replies said what they cost; `None` before the turn.
+            number: The turn's number.
+            budget: What the turn may spend.
+            known: Whether the turn's replies said what they cost; `None` before the turn.
         """
         wiring, spending = self._settings.wiring, self._settings.spending
         if budget.cost_usd is None or wiring.endpoint is None or spending.said_uncounted:
@@ -668,7 +671,7 @@ class HostTurn(Generic[T]):
         Args:
             number: The turn's number in its episode.
             budget: What the turn may spend on the model.
-            history: The earlier history.
+            history: A reference to the entries before the turn; `None`: the turn has no history.
             images: The images of the request, checked.
         """
         request, settings = self._request, self._settings
@@ -739,7 +742,10 @@ class HostTurn(Generic[T]):
 
 
 def _schema_in_words(answer: m.AnswerSchema | None) -> str:
-    """Return the schema as text, for the request that asks for a repair: the model may never have read it."""
+    """Return the schema in words, for the text that asks for another answer.
+
+    In a turn with tools the endpoint may not have been sent the schema, so the model may not know it.
+    """
     if answer is None:
         return ""
     return "\n" + SCHEMA_IN_WORDS.format(schema=msgspec.json.encode(answer.schema).decode())
@@ -781,7 +787,7 @@ def _past_of(
 
 
 def _continued(request: TurnRequest[Any], number: int) -> KeptConversation | None:
-    """Return the conversation that a request continues, which may be made of a history in plain data."""
+    """Return the conversation that a request continues. One is made from a history given as plain data."""
     if request.conversation is None and request.history:
         return given_conversation(f"turn-{number}", request.system, request.history)
     return request.conversation

@@ -1,7 +1,7 @@
 """Make the actors of one turn, connect their mailboxes, start them, and wait for the turn's end.
 
-The decisions of the turn are not here but in `protocol/tool_loop.py`. `EarlyRequest` decides what the host
-sees of a reply that may still be dropped, and when the MCP SDK is imported.
+The turn's decisions are made in `protocol/tool_loop.py`, not here. `EarlyRequest` holds back the text of a
+reply that may still be dropped, and delays the import of the MCP SDK.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,8 +44,8 @@ OnDelta: TypeAlias = Callable[[m.TextDelta], None]
 _UNSENT_S = 1.0
 _SAVING_S = 1.0
 _STOP_GRACE_S = 0.05
-"""How long actors may take to stop after the turn's end. By then they can only be busy with a completion that
-is not needed any more."""
+"""How long actors may take to stop after the turn's end. By then an actor can only be busy with a completion
+that is not needed any more, so that it may be cancelled."""
 
 
 class TurnResources(Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class EarlyRequest:
     A turn that presumes nothing has no such object.
 
     Args:
-        on_delta: The host's callback for pieces of text; `None`: it has none.
+        on_delta: The host's callback for pieces of text; `None`: the host has no callback.
 
     Attributes:
         agent: The turn's agent. Set it before the actors run.
@@ -113,16 +113,17 @@ class EarlyRequest:
         self._sent.set()
 
     def stepped(self) -> None:
-        """Let the imports begin if the turn does not presume anything after all."""
+        """Let the imports begin if the turn presumes no tools after all."""
         if self.agent is not None and not (self.agent.is_presuming or self.agent.may_presume):
             self._sent.set()
 
     async def wait_sent(self) -> None:
         """Wait until the request is written, or it is clear that it will wait for the servers' start.
 
-        The MCP SDK is imported after that. An import takes most of a second, and holds up whatever else the
-        process does meanwhile, in the same thread or in another one. A request that is not written within a
-        second waits for something else, such as a permit, and so the servers need not wait for it.
+        The MCP SDK is imported after that. The import takes most of a second, and holds up whatever else the
+        process does meanwhile, in any thread. If the request is not written within a second, it waits for
+        something else, such as a permit. Then this method returns, so that the servers need not wait for the
+        request.
         """
         with anyio.move_on_after(_UNSENT_S):
             await self._sent.wait()
@@ -132,13 +133,13 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     """What a fork takes from the record of a turn.
 
     Attributes:
-        forked: The fork's first message of its own.
+        forked: The first message that the fork adds to the recorded ones.
         copied: The recorded messages that the fork's trace repeats, in order.
-        events: What the recorded agent was told, from its last `RunTurn` on.
-        event: The last message that it was told before the fork; what follows from it is carried out. `None`:
-            the turn is run from its beginning.
+        events: The events that the recorded agent got, from its last `RunTurn` on.
+        event: The last message that the recorded agent got before the fork. The commands that follow from it
+            are carried out. `None`: the turn is run from its beginning.
         rewrites: Changes of the history that only the fork makes.
-        reopened: The sessions that were open, with the commands that had opened them.
+        reopened: The sessions that were open at the fork, with the commands that had opened them.
     """
 
     forked: m.TurnForked
@@ -153,9 +154,9 @@ class GoesOn(Struct, frozen=True, kw_only=True):
     """The state of a turn that waited for a batch and now goes on, in the same trace.
 
     Attributes:
-        begun: Its last `RunTurn`.
-        events: What the agent was told from that message on.
-        asked: The request whose reply it reads next.
+        begun: The turn's last `RunTurn`.
+        events: The events that the agent got from that message on.
+        asked: The request whose reply the agent gets next.
     """
 
     begun: Envelope[Any]
@@ -164,7 +165,7 @@ class GoesOn(Struct, frozen=True, kw_only=True):
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
-    """The mailboxes of sessions. If a mailbox is asked for that does not exist yet, `start` makes it."""
+    """The mailboxes of sessions. If a mailbox that is asked for does not exist yet, `start` makes it."""
 
     def __init__(self, start: Callable[[m.ServerName], Mailbox[m.SessionCommand]]) -> None:
         super().__init__()
@@ -184,8 +185,8 @@ class TurnActors:
         command: The turn.
         check: The host's check of a final text.
         on_delta: Called with each piece of a streamed reply.
-        earlier: The results of earlier turns; `None`: there are none.
-        past: What a fork takes from the record, or a turn that waited; `None`: the turn is neither.
+        earlier: The results of the conversation's earlier turns; `None`: the turn continues none.
+        past: What the turn takes from a record, if it is a fork or goes on after waiting for a batch.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class TurnActors:
 
     @property
     def end(self) -> m.TurnEnd | None:
-        """How the agent ended the turn; `None`: it has not, or it was stopped before it could."""
+        """How the agent ended the turn; `None`: the turn has not ended, or the agent was stopped before."""
         end = None if self._agent is None else self._agent.end
         return end if isinstance(end, m.TurnEnd) else None
 
@@ -263,7 +264,7 @@ class TurnActors:
                 self._sampling.sampler = None
             self._prepare_next(self.connections)
             return end
-        # The limit has cancelled the agent. It usually still reports how the turn ended. It does not if it
+        # The limit has cancelled the agent. The agent usually still reports how the turn ended, but not if it
         # was waiting for a session that took too long to close.
         if self._agent is not None and self._agent.end is not None:
             return self._agent.end
@@ -272,7 +273,7 @@ class TurnActors:
         return m.TurnFailed(turn=self._command.turn, failure=failure)
 
     def _limit_work(self, connections: Mapping[m.ServerName, Settled]) -> float | None:
-        """Split the turn's time between its work and the closing of its sessions. Return the limit."""
+        """Split the turn's time between its work and the closing of its sessions. Return the work's share."""
         limits = self._command.limits
         if limits.turn_timeout_s is None:
             return None
@@ -284,7 +285,7 @@ class TurnActors:
         return limits.turn_timeout_s
 
     def _has_sessions_to_close(self, connections: Mapping[m.ServerName, Settled]) -> bool:
-        """Return whether closing may take time. Function tools and disabled servers need none."""
+        """Return whether closing sessions may take time; not for function tools and disabled servers."""
         return any(
             not isinstance(self._wiring.servers[name], HostFunctions)
             and not isinstance(connections.get(name), Disabled)
@@ -359,11 +360,11 @@ class TurnActors:
     async def _gone_on(
         self, goes_on: GoesOn, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]
     ) -> "m.TurnEnd | m.TurnWaits":
-        """Run the agent from where a turn waited. Its trace goes on as if nothing had happened."""
+        """Run the agent on from the request whose reply has arrived, and repeat nothing in the trace."""
         assert self._agent is not None, "it has just been made"
         expected = agent.expect_reply("host")
         ended = m.WaitEnded(turn=self._command.turn, request=goes_on.asked.body.request)
-        # Note this before the first await, because the LLM actor reads the reply at once.
+        # Note `WaitEnded` before the first await, so that it is in the trace before the LLM actor's reply.
         supervisor.note(ended, sender="agent")
         self._agent.recall(replace(goes_on.begun, reply_to=expected), (*goes_on.events, ended))
         supervisor.start(self._agent, whole=True)
@@ -444,10 +445,10 @@ class TurnActors:
         return llm
 
     def _when_called(self, connections: Mapping[m.ServerName, Settled]) -> m.RunTurn:
-        """Return the turn's command with the servers that start when they are called."""
+        """Return the turn's command, with the listings of the servers that start when they are called."""
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past is not None or self._goes_on is not None:
-            # A fork, and a turn that has waited for a batch, repeat the recorded command.
+            # A fork, and a turn that has waited for a batch, repeat the recorded command unchanged.
             return command
         return replace(command, when_called=presumed.when_called(command, connections, anyio.current_time()))
 
@@ -465,7 +466,10 @@ class TurnActors:
                     self._wiring.presumed.learn(name, session.listed)
 
     async def _save_listings(self) -> None:
-        """Store new listings in the user's cache, within a second; a folder may be on a slow network."""
+        """Store new listings in the user's cache.
+
+        The turn waits a second at most, because the cache's folder may be on a slow network.
+        """
         unsaved = [] if self._wiring.presumed is None else self._wiring.presumed.unsaved()
         if not unsaved:
             return
@@ -474,7 +478,8 @@ class TurnActors:
         def save() -> None:
             for server, seen in unsaved:
                 written = msgspec.json.encode(seen)
-                # A server may have put a secret that it was given into a description.
+                # Do not store a listing with a secret: a server may put a secret that it was given into a
+                # description.
                 if self._wiring.recorder.redacted(written) == written:
                     ListingCache().save(server, seen)
 
@@ -482,7 +487,7 @@ class TurnActors:
             await call_in_daemon_thread(save)
 
     def _approval(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Mailbox[m.AskApproval] | None:
-        """Start the actor that has questions answered, if the turn's policy can ask any."""
+        """Start the actor that gets answers to the policy's questions, if the turn's policy can ask any."""
         answer = self._wiring.approval.answerer(self._command, self._wiring.recorder)
         if answer is None:
             return None
@@ -513,7 +518,7 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """Prewarm the next turn's sessions if this turn waits for its model after an event.
+        """Called after each event of the agent: prewarm the next turn's sessions while the model is busy.
 
         A server that has not started yet in this episode is not prewarmed, because it may not start at all.
         """
@@ -529,9 +534,9 @@ class TurnActors:
         self._prepare_next({**states, **starting})
 
     def _prepare_next(self, states: Mapping[m.ServerName, ConnectionState]) -> None:
-        """Start to prewarm the next turn's sessions with the proven servers, if the pool is to do so.
+        """Start to prewarm sessions for the next turn with servers that have connected, if the pool prewarms.
 
-        Not those that start when they are called: the next turn may call none of them.
+        Servers that start when they are called are left out, because the next turn may call none of them.
         """
         pool = self._resources.pool
         if pool is None or pool.sessions not in ("ahead", "beside"):
@@ -579,7 +584,7 @@ def _note_and_show(
     `host_code` marks exceptions of the host's observers and of its callback, so that the LLM actor does not
     treat them as failures of its request.
     """
-    with host_code(""):  # the recorder has named the observer
+    with host_code(""):  # no name, because the recorder has added the observer's name to the exception
         envelope = note(body, sender=sender, cause=cause)
     if on_delta is not None and isinstance(body, m.TextDelta):
         with host_code("on_delta"):

@@ -1,15 +1,17 @@
 """Run the turns of a batch whose requests wait for the provider's own batches: `Runner.map(batch=...)`.
 
 A turn runs as any other until it asks the model. Then its request is stored in a file, its sessions are
-closed, and only its trace is left of it. When all turns wait, the requests are sent; when a batch has ended,
-the turns whose replies have come go on where they were, and so on, round after round.
+closed, and nothing of the turn stays in memory. When all turns wait, the requests are sent. When a batch has
+ended, the turns whose replies have come go on from their traces until they ask the model again, and so on,
+round after round.
 
     fresh ─▶ running ─▶ waiting ─▶ running ─▶ … ─▶ completed | failed
                │ killed                 │ killed
                └─▶ goes on from its trace, as far as that has come
 
-Each turn's state is in its trace, each request's in the folder (`transports/llm/batch_folder.py`). So a
-process that is killed at any place is followed by one that finds out where each turn is.
+The state of each turn is in its trace, and the state of each request is in the batch's folder
+(`transports/llm/batch_folder.py`). So after a process was killed at any place, the next one can go on with
+every turn.
 """
 
 import threading
@@ -62,7 +64,7 @@ from grue.transports.llm.exchange import Answered, RequestOutcome
 T = TypeVar("T")
 
 _NO_BUDGET = "budget"
-"""Stands for a request's id if the budget has no room for the request, which is then not stored."""
+"""Stands for the id of a request that the budget has no room for. Such a request is not stored."""
 
 
 class WaitingBatch(Struct, frozen=True, kw_only=True):
@@ -149,11 +151,11 @@ class _Room:
         raise RequestPostponed(item)
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
-        """Do nothing: the turn counts what it costs."""
+        """Do nothing: the turn itself counts what the reply costs."""
 
 
 class _GoesOn(HostTurn[T]):
-    """A turn that waited for a reply. Its machine gets the recorded events again."""
+    """A turn that waited for a reply and goes on. The turn's machine gets the recorded events again."""
 
     waits = True
 
@@ -191,10 +193,10 @@ class _Turns(Generic[T]):
         self._path = FORMATS[files.manifest.wire].path
 
     def known(self, index: int, request: TurnRequest[T]) -> _Known:
-        """Return the end of a turn in an earlier run; `None`: it has not ended, and is to be run.
+        """Return how a turn ended in an earlier run; `None`: the turn has not ended, and is to be run.
 
         Raises:
-            MCPError: The trace is that of another request.
+            MCPError: The turn's trace in the folder belongs to another request.
         """
         if request.conversation is not None or request.history:
             raise MCPConfigError(
@@ -233,11 +235,11 @@ class _Turns(Generic[T]):
         return None
 
     async def run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
-        """Run a turn from where it is, until it ends or waits.
+        """Run a turn, from its trace if it has one, until the turn ends or waits.
 
         Raises:
-            TurnPostponed: It waits.
-            MCPError: It has failed.
+            TurnPostponed: The turn waits for the reply to a request.
+            MCPError: The turn has failed.
         """
         number = index + 1
         path = self._files.turn(number)
@@ -317,10 +319,11 @@ def run_waiting(
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
     """Yield the result of each request, in order, as their turns end. Closing the iterator stops the work.
 
-    What the provider has been sent stays with it. The next call with the same folder fetches the replies.
+    The provider goes on with batches that were sent to it. The next call with the same folder fetches the
+    replies.
 
     Raises:
-        LLMError: The provider takes no batch, or cannot be reached.
+        LLMError: The provider accepts no batch, or cannot be reached.
         MCPConfigError: The runner's model cannot be asked in batches.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
@@ -355,7 +358,7 @@ def _endpoint_of(batch: WaitingBatch) -> LlmEndpoint:
 
 
 class _Rounds(Generic[T]):
-    """Starts turns, sends the requests that wait, and starts a turn again when its reply has arrived."""
+    """Starts turns, sends the waiting requests, and starts each turn again when its reply has arrived."""
 
     def __init__(
         self,
@@ -402,7 +405,7 @@ class _Rounds(Generic[T]):
             following += 1
 
     def end(self) -> None:
-        """Cancel what runs, and end the loop."""
+        """Cancel the running turns and the polling of the provider, and end the loop."""
         calls: list[Call[Any]] = [call for _, call in self._running]
         if self._poll is not None:
             calls.append(self._poll)
@@ -452,13 +455,13 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
         except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
             item = BatchItem(index=index, error=as_ours(error))
-        if not isinstance(item.error, BudgetSpent):  # the requests of that turn stay reserved
+        if not isinstance(item.error, BudgetSpent):  # Otherwise the turn still waits, and keeps its share.
             self._turns.account.ended(index + 1)
         self._asked.pop(index, None)
         self._done[index] = item
 
     def _next_round(self) -> None:
-        """Send what waits, wait until a batch has ended, and start the turns whose replies have come."""
+        """Send the waiting requests, wait until a batch has ended, and start the turns that have replies."""
         desk = BatchDesk(self._endpoint, self._files, self._batching)
 
         async def replies(resources: TurnResources) -> list[str]:

@@ -51,14 +51,15 @@ from grue.transports.mcp.client_options import ClientOptions
 class TurnsUnderWay:
     """The turns of a runner that are running. Thread-safe.
 
-    A trace does not tell a turn that is running from one whose process was killed. This process knows which
-    of its turns are running; the lock of the trace file keeps other processes out.
+    From a trace alone, a turn that is running looks like a turn whose process was killed. This object knows
+    the running turns of this process, so that none of them is resumed; the lock of the trace file keeps other
+    processes from resuming.
 
     Attributes:
         conversations: The conversations that the runner's turns have continued, by id, as long as the host
             keeps them.
-        resuming: Held while it is found out which turn is to be resumed, so that two callers do not find the
-            same one.
+        resuming: Held while a caller finds out which turn to resume, so that two callers do not resume the
+            same turn.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ class TurnsUnderWay:
         with self._lock:
             self._running[turn] -= 1
             if not self._running[turn]:
-                del self._running[turn]  # Entries with 0 would be kept as long as the runner exists.
+                del self._running[turn]  # A count of 0 would stay in memory as long as the runner exists.
 
     def require_ended(self, turn: int) -> None:
         """Check that no turn with this number is running.
@@ -107,11 +108,11 @@ class Wiring(Struct, frozen=True, kw_only=True):
         servers: The tool servers by name.
         recorder: Records all messages.
         process_limits: How server processes are ended.
-        elicit: Asks the user a server's question; `None`: always declined.
+        elicit: Asks the user a server's question; `None`: every question is declined.
         tool_lock: The tool definitions that the user has approved; `None`: all are accepted.
-        approval: Who answers when the policy asks about a tool call.
+        approval: Gets answers when the policy asks about a tool call.
         under_way: The turns that are running.
-        presumed: What turns may presume that the servers list; `None`: nothing.
+        presumed: The tools that turns may presume the servers to list; `None`: turns presume none.
     """
 
     llm: LlmFactory
@@ -140,7 +141,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         """Return the parts of a turn whose LLM actor continues `lent`.
 
         Raises:
-            ConversationError: The actors of the host's factory cannot.
+            ConversationError: The actors of the host's factory cannot continue a conversation.
         """
         return replace(self, llm=self.lender.lending(lent))
 
@@ -149,7 +150,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         """The factory whose actors can continue a conversation.
 
         Raises:
-            ConversationError: The runner has another one.
+            ConversationError: The actors of the runner's factory cannot continue a conversation.
         """
         llm: object = self.llm
         if not isinstance(llm, LendingFactory):
@@ -177,7 +178,7 @@ def connect_fresh(
         registry: Lists the server's process.
         on_tool_drift: What to do with a tool that differs from the tool lock.
         sample: Answers the server's sampling requests; `None`: they are declined.
-        before_import: Awaited before the SDK is imported, in a thread; `None`: it is imported at once.
+        before_import: Awaited before the MCP SDK is imported in a thread; `None`: the import begins at once.
     """
     options = ClientOptions(
         limits=wiring.process_limits,
@@ -204,7 +205,7 @@ def wire(
 
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of the host's. Several settings:
-            the next model is asked if one cannot be.
+            if a model cannot be asked, the next one is.
         servers: Tool servers by name.
         recorder: Records all messages.
         process_limits: How server processes are ended; `None`: the default limits.
@@ -241,7 +242,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
     if isinstance(llm, LlmEndpoint):
         return llm
     if isinstance(llm, list | tuple) and llm and all(isinstance(each, LlmSettings) for each in llm):
-        # The first model, and those that are asked in its place if it cannot be.
+        # Join them: the first model's settings, and in `then` the models that are asked in its place.
         llm = replace(llm[0], then=(*llm[0].then, *(one for each in llm[1:] for one in _flat(each))))
     if isinstance(llm, LlmSettings):
         check_fields("llm", llm)
@@ -258,7 +259,7 @@ def _endpoint(llm: object) -> LlmEndpoint:
 
 
 def _flat(settings: LlmSettings) -> tuple[LlmSettings, ...]:
-    """Return the settings of a model, then those of the models that are asked if it cannot be."""
+    """Return the settings of a model, then the settings of the models that are asked in its place."""
     return (replace(settings, then=()), *settings.then)
 
 
@@ -267,14 +268,14 @@ _told: set[str] = set()
 
 
 def recorder_that_tells() -> Recorder:
-    """Return a recorder for a program that passes none; its logger `grue` warns of what has no effect.
+    """Return a recorder for a program that passes none. It warns of trouble through the logger `grue`.
 
-    Without the logger only a trace would say what the program asked for and did not get: tools that the model
-    is not shown, a pattern that matches no tool, a setting that is not sent, a reply or a tool's result that
-    was cut short, a server that died or was given up, a request to the model that is sent again.
+    Without these warnings only a trace would show what the program asked for and did not get: tools that the
+    model is not shown, a pattern that matches no tool, a setting that is not sent, a reply or a tool's result
+    that was cut short, a server that died or was given up, a request to the model that is sent again.
 
-    Python writes its warnings to standard error unless the program has configured logging. Each is written
-    once in a process.
+    Python writes the warnings to standard error unless the program has configured logging. Each warning is
+    written once in a process.
     """
     recorder = Recorder()
     kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut, m.ReplyCut)
@@ -286,7 +287,7 @@ def recorder_that_tells() -> Recorder:
 def _tell(recorder: Recorder, body: Struct) -> None:
     match body:
         case m.ReplyCut(retried_with=int()):
-            return  # the request is sent again, with a larger limit
+            return  # No warning: the request is sent again, with a larger limit.
         case m.ServerNoted(kind=kind) if kind != "bad_tool":
             return
         case m.McpDisabled(newly=False):
@@ -310,9 +311,9 @@ class OwnTrace:
     """A trace file, or a run folder, that is written until `close`.
 
     Args:
-        path: A name that ends in `.jsonl`: that file. Any other: a folder in which a run folder is created,
-            named by the time and the process, as `grue play` does in `runs`.
-        recorder: Everything that it records from now on is written.
+        path: A name that ends in `.jsonl` is the trace file. Any other name is a folder in which a run folder
+            is created, named by the time and the process, as `grue play` does in `runs`.
+        recorder: Everything that this recorder records from now on is written.
 
     Raises:
         TraceError: The file exists already, or cannot be written.

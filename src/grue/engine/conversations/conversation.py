@@ -46,12 +46,12 @@ class RunsTurns(Protocol):
 
 @runtime_checkable
 class RemembersServers(Protocol):
-    """A runner that can be told what its servers have listed before, as a `Runner` can."""
+    """A runner that can be told which tools its servers have listed before, as a `Runner` can."""
 
     def remember(
         self, server: str, connection: Settled | None, listing: Sequence[m.ToolDefinition] = ()
     ) -> None:
-        """Take over what a server has listed."""
+        """Take over the tools that a server has listed."""
         ...
 
 
@@ -107,10 +107,10 @@ class Conversation(Closing):
     def load(cls, path: str | PathLike[str], runner: RunsTurns) -> Self:
         """Continue a saved conversation; new entries are appended to its file.
 
-        Its requests begin with the same bytes as before, if `runner` asks the same model at the same
-        endpoint. Another one gets the same texts, tool calls and results, without the thoughts that it cannot
-        read (`ThoughtsDropped` in the trace). If the process was killed in the middle of a turn, its tool
-        calls without a result are answered "interrupted; it may have taken effect".
+        The requests begin with the same bytes as before, if `runner` asks the same model at the same
+        endpoint. Another model gets the same texts, tool calls and results, without the thoughts that it
+        cannot read (`ThoughtsDropped` in the trace). If the process was killed in the middle of a turn, that
+        turn's tool calls without a result are answered "interrupted; it may have taken effect".
 
         Raises:
             ConversationError: The file is missing, damaged or in use. Names the file and the line.
@@ -119,7 +119,7 @@ class Conversation(Closing):
 
     @classmethod
     def loads(cls, text: str, runner: RunsTurns) -> Self:
-        """Continue a conversation that `dumps` has returned, as `load` does. It is in memory only.
+        """Continue a conversation that `dumps` has returned, as `load` does. It has no file.
 
         Raises:
             ConversationError: The text is no conversation, or is damaged.
@@ -132,17 +132,18 @@ class Conversation(Closing):
     def from_trace(cls, path: str | PathLike[str], runner: RunsTurns, *, name: str | None = None) -> Self:
         """Continue a conversation as a trace has recorded it. It is in memory only until it is saved.
 
-        Its next turn may presume what the trace's servers have listed (`start` of the runner).
+        With `start="beside"` of the runner, the next turn may presume that the servers have the tools that
+        they have listed in the trace.
 
         Args:
             path: The trace, or the run folder that holds it.
             runner: Runs its further turns.
-            name: The conversation's id; `None`: the one that was continued last. `turn-3` continues turn 3,
-                if that was no turn of a conversation.
+            name: The conversation's id; `None`: the conversation that was continued last. `turn-3` continues
+                turn 3, if that turn belonged to no conversation.
 
         Raises:
             TraceError: The trace cannot be read.
-            ConversationError: The trace does not hold all of it, or a secret in it was redacted.
+            ConversationError: The trace lacks a part of the conversation, or a secret in it was redacted.
         """
         # imported here, because few programs need it
         from grue.engine.conversations import recorded_conversation
@@ -155,17 +156,17 @@ class Conversation(Closing):
 
     @property
     def id(self) -> str:
-        """Its id, as traces have it in `RunTurn.history`."""
+        """The conversation's id, as traces have it in `RunTurn.history`."""
         return self._kept.id
 
     @property
     def system(self) -> str:
-        """Its instructions."""
+        """The conversation's instructions, its system text."""
         return self._kept.system
 
     @property
     def path(self) -> Path | None:
-        """The file that it is appended to; `None`: it is in memory only."""
+        """The file that the conversation is appended to; `None`: the conversation is in memory only."""
         return self._kept.path
 
     @property
@@ -241,15 +242,15 @@ class Conversation(Closing):
     ) -> TurnOutcome[Any]:
         """Go on with the turn that was parked, as `Runner.resume` does, and return its outcome.
 
-        Also with a turn whose process was killed, if nothing was said in the conversation since.
+        A turn whose process was killed can be resumed too, if nothing was said in the conversation since.
 
         Args:
-            decisions: The answers to `questions`. One that is missing is asked for again.
-            trace: The trace of the turn, if it is not where it was when the turn began.
-            **how: `answer` and `on_delta`, as for `ask`. A trace cannot hold them.
+            decisions: The answers to `questions`. A question without an answer is asked again.
+            trace: The trace of the turn, if the file was moved since the turn began.
+            **how: `answer` and `on_delta`, as for `ask`. Pass them again, because a trace cannot hold them.
 
         Raises:
-            NothingToResume: No turn of the conversation is parked, or it was resumed already.
+            NothingToResume: No turn of the conversation is parked, or the turn was resumed already.
             ConversationBusy: A turn continues the conversation.
             MCPError: As `Runner.resume`.
         """
@@ -270,7 +271,7 @@ class Conversation(Closing):
     def abandon(self) -> None:
         """Give up the turn that was parked: its calls are answered "not called", and it cannot be resumed.
 
-        Without such a turn it does nothing.
+        If no turn is parked, nothing happens.
 
         Raises:
             ConversationBusy: A turn continues the conversation.
@@ -296,7 +297,7 @@ class Conversation(Closing):
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
         A batch may continue many conversations, each with one request at a time. With `resume_from` a turn
-        is taken from an earlier run if the conversation is where it was before or after that turn.
+        is taken from an earlier run if the conversation holds what it held before or after that turn.
         """
         if not isinstance(text, str):
             raise MCPConfigError(
@@ -318,7 +319,8 @@ class Conversation(Closing):
     def dumps(self) -> str:
         """Return the conversation as text, for a database. `loads` continues it, in this process or another.
 
-        The text is that of its file. It is not redacted: it holds the secrets that were said.
+        The text has the format of a conversation's file. It is not redacted: it holds the secrets that were
+        said.
 
         Raises:
             ConversationBusy: A turn continues the conversation.
@@ -328,7 +330,7 @@ class Conversation(Closing):
     def branch(self) -> "Conversation":
         """Return a conversation that begins with the entries so far and has an id of its own.
 
-        It is in memory only. From then on the two are independent.
+        The new conversation is in memory only. From then on the two conversations are independent.
 
         Raises:
             ConversationBusy: A turn continues the conversation.
@@ -336,5 +338,5 @@ class Conversation(Closing):
         return Conversation(self._runner, self._kept.branch())
 
     def close(self) -> None:
-        """Close its file. It can go on in memory; a second call does nothing."""
+        """Close the conversation's file. The conversation can go on in memory. A second call does nothing."""
         self._kept.close()

@@ -1,7 +1,7 @@
 """The file of a saved conversation: one JSON line for each step, only ever appended to, mode 600.
 
-Nothing in it is redacted, because an endpoint has to be sent the same bytes again: it holds the secrets that
-were said. So only its owner can read it, and it is not a trace.
+Nothing in the file is redacted, because an endpoint has to be sent the same bytes again. So the file holds
+the secrets that were said, and only its owner can read it. It is not a trace.
 
 The first line is a `FileHeader`. Each further line is an entry of the conversation (`Said`, `AssistantReply`,
 `Rewritten`), what was learned about the endpoint (`Learned`), `Dropped`, `Undone`, a `TurnMark`, or a
@@ -10,8 +10,8 @@ last line without a newline is ignored and taken away, and a call whose answer i
 effect.
 
 A turn that can be parked is marked in the file, because a later process may go on with it. That process reads
-in the trace how far the turn had come. The trace's last messages may be missing, since they are written
-behind the turn; then the file holds more than the trace, and `Undone` takes that back.
+in the trace how far the turn had come. The trace's last messages may be missing, because a trace is written
+a little later than this file. Then an `Undone` takes back the lines that the trace does not have.
 """
 
 import io
@@ -33,16 +33,16 @@ FORMAT = 1
 
 
 class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
-    """The first line.
+    """The first line of a conversation's file.
 
     Attributes:
         format: Version of the format.
         id: The conversation's id.
-        system: Its instructions.
-        entries: How many of the lines after it are entries that `length` and `digest` count already.
+        system: The conversation's instructions.
+        entries: How many of the lines after the header are entries that `length` and `digest` count already.
         length: The ledger's length when this header was written.
         digest: The ledger's digest at that time.
-        call_ids: Ids of earlier calls that none of the lines contains any more.
+        call_ids: Ids of earlier tool calls that none of the lines contains any more.
     """
 
     format: int
@@ -59,7 +59,7 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
 
     Attributes:
         model: The model that was asked.
-        first: The profile that was assumed of its endpoint at first.
+        first: The profile that was assumed of the model's endpoint at first.
         profile: The endpoint's profile now, after what its refusals have shown.
         names: The wire names of the tools, by canonical name.
         tools: The tools that were offered last.
@@ -86,12 +86,12 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
     """The state of a turn that a later process can go on with.
 
     Attributes:
-        turn: Its number.
-        trace: The trace that tells how far it has come.
-        began: The digest of the entries before it.
-        state: It is running (or its process was killed), it is parked, or it is over.
-        questions: The questions that a parked turn waits for.
-        untold: The answers to its calls if it is given up.
+        turn: The turn's number.
+        trace: The trace that tells how far the turn has come.
+        began: The digest of the entries before the turn.
+        state: The turn is running (or its process was killed), it is parked, or it is over.
+        questions: The questions whose answers a parked turn waits for.
+        untold: The answers that the turn's calls get if the turn is given up.
     """
 
     turn: int
@@ -103,7 +103,7 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
 
 
 class TurnRecorded(Struct, frozen=True, tag="recorded"):
-    """The trace that holds the whole results of a turn's tool calls. Files of older versions lack it."""
+    """The trace with the whole results of a turn's tool calls. Files of older versions lack this line."""
 
     turn: int
     trace: str
@@ -129,11 +129,11 @@ class SavedConversation(Struct):
 
     Attributes:
         learned: What was learned about the endpoint; `None`: no request was sent.
-        mark: The turn that a process can go on with; `None`: there is none.
-        recorded: The traces of its turns, oldest turn first.
-        lines: The lines that count, after the header.
+        mark: The turn that a process can go on with; `None`: no turn is open.
+        recorded: The traces of the conversation's turns, oldest turn first.
+        lines: The lines after the header that no `Undone` has taken back.
         cut_short: The last line was incomplete: the process was killed while it was written.
-        size: Bytes that were read.
+        size: Number of bytes that were read.
     """
 
     header: FileHeader
@@ -150,10 +150,10 @@ class ConversationFile:
     """The file that a conversation is appended to. It is locked while it is open.
 
     Args:
-        path: The file; made if it is absent.
+        path: The file; it is created if it is absent.
 
     Raises:
-        ConversationError: It cannot be opened, or another conversation is using it.
+        ConversationError: The file cannot be opened, or another conversation is using it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -178,7 +178,7 @@ class ConversationFile:
         """Write the first lines of a new file.
 
         Raises:
-            ConversationError: It is not empty, or the disk is full.
+            ConversationError: The file is not empty, or the disk is full.
         """
         if self.size:
             raise ConversationError(
@@ -192,7 +192,7 @@ class ConversationFile:
         """Take away a last line that is incomplete.
 
         Raises:
-            ConversationError: It cannot be written.
+            ConversationError: The file cannot be written.
         """
         try:
             self._file.cut_half_line()
@@ -224,10 +224,11 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
 
     Args:
         path: The file; if a text is given, the name of that text in errors.
-        text: The text; `None`: that of the file.
+        text: The text to read; `None`: the content of the file.
 
     Raises:
-        ConversationError: It is missing, is not a conversation, or is damaged. Names the file and the line.
+        ConversationError: The file is missing, is not a conversation, or is damaged. Names the file and the
+            line.
     """
     lines = _lines(path, text)
     first = next(lines, None)
@@ -262,7 +263,7 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
 
 
 def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[History, int] | None:
-    """Return the history before a turn and the number of its lines; `None` if the file lacks it.
+    """Return the history before a turn and its number of lines; `None`: the file lacks the turn's start.
 
     Args:
         saved: The conversation's file.
@@ -274,7 +275,7 @@ def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[
         reader.take(line)
         if isinstance(line, TurnMark) and (line.state, line.began) == ("running", began.digest):
             # A reply becomes an entry of the history only with the next step. The turn before this mark has
-            # ended, so take an empty step.
+            # ended, so take an empty step, or its last reply would be missing in the ledger.
             before.history.say(())
             ledger = before.history.ledger
             found = ledger is not None and (ledger.length, ledger.digest) == (began.length, began.digest)
@@ -286,7 +287,7 @@ def _first_history(header: FileHeader) -> History:
     ledger = Ledger()
     ledger.length, ledger.digest = header.length, header.digest
     history = History(ledger, {*header.call_ids})
-    history.plain = True  # parked, until a turn says otherwise
+    history.plain = True  # results of tools are told plainly, until a turn says otherwise
     return history
 
 
@@ -301,7 +302,7 @@ class _LineReader:
         """Add a line.
 
         Raises:
-            ValueError: It does not fit what is before it.
+            ValueError: The line does not fit the lines before it.
         """
         history = self._saved.history
         if isinstance(line, Learned):

@@ -1,23 +1,23 @@
-"""A conversation between its turns: its history, the encoding of that for the endpoint, and its file.
+"""A conversation between its turns: its history, the encoded form for the endpoint, and its file.
 
 A turn enters `turn()`, which lends the encoded conversation to the turn's LLM actor and keeps what the turn
 has added to it, however the turn ended. The rules of what is kept are in `protocol/context/history.py`.
 
-A turn that can be parked is the open turn of its conversation until it is over. `TurnMark` says where it
-stands, in the conversation's file too.
+A turn that can be parked is the open turn of its conversation until it is over. A `TurnMark`, which is also
+written to the conversation's file, says whether the open turn is running or parked.
 
-| the turn | what happens | what follows |
+| the open turn | what happens | what follows |
 |---|---|---|
 | parked | a new turn | `ConversationParked`; nothing starts |
 | parked | `turn(resumed=True)` | it goes on; its reply still waits for the results of its calls |
 | parked | `abandon`, or a branch | its calls are answered "not called" |
 | resumed | it cannot begin, or its servers do not start | it is parked again |
 | running | its process is killed; then a new turn | its calls are answered "interrupted" |
-| running | its process is killed; then `catch_up` | what was said is what the trace holds; it is parked |
+| running | its process is killed; then `catch_up` | the trace's entries are taken over; the turn is parked |
 
-`EarlierResults` finds the whole results of tool calls in earlier turns, for `read_result`. A trace holds
-them, so only the place of each turn is remembered, and the trace is read when a model asks. A runner without
-a trace keeps the newest results in memory, up to `KEPT_BYTES`.
+`EarlierResults` finds the whole results of tool calls in earlier turns, for `read_result`. If a trace holds
+the results, only the trace's path is remembered for each turn, and the trace is read when a model asks. A
+runner without a trace keeps the newest results in memory, up to `KEPT_BYTES`.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ class EarlierResults:
                 self._bytes -= self._kept.pop(oldest)[0]
 
     def find(self, call_id: m.CallId) -> m.ToolCallResult | None:
-        """Return a result; `None`: it is not kept, or its trace is gone.
+        """Return the result of a call; `None`: the result is not kept, or its trace is gone.
 
         Raises:
             TraceError: A trace is damaged.
@@ -127,7 +127,7 @@ class EarlierResults:
         return None
 
     def branch(self) -> "EarlierResults":
-        """Return a copy; results of later turns are added to one of the two only."""
+        """Return a copy. Results of later turns are added either to this object or to the copy."""
         copy = EarlierResults(self._turns)
         with self._lock:
             copy._kept, copy._bytes = {**self._kept}, self._bytes
@@ -149,13 +149,13 @@ def _in_trace(trace: Path, turns: set[int], call_id: m.CallId) -> m.ToolCallResu
 
 
 def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether a message may be about this call: it contains the call's id, or is in its own file."""
+    """Return whether a message may be about a call: it contains the call's id, or is in a file of its own."""
     text = bytes(body)
     return written in text or text.startswith(REFERENCE_START)
 
 
 _LONG = 2**20
-"""A thread writes this many bytes or more, because the event loop would be blocked for milliseconds."""
+"""From this many bytes on a thread writes them, because the event loop would be blocked for milliseconds."""
 
 
 class TurnReport(Protocol):
@@ -168,7 +168,7 @@ class TurnReport(Protocol):
 
     @property
     def last_request(self) -> m.RequestCompletion | None:
-        """The last request to the model; `None`: there was none."""
+        """The last request to the model; `None`: the turn has sent no request."""
         ...
 
 
@@ -176,14 +176,14 @@ class TurnPast:
     """What a conversation passes to a turn that continues it, and what the turn reports back.
 
     Args:
-        history: A reference to the entries before the turn; `None`: there are none.
-        entries: These entries.
+        history: A reference to the entries before the turn; `None`: the turn is the first one.
+        entries: The entries before the turn.
         bytes_per_token: Bytes per token by the endpoint's own count, if that is known.
-        llm: Makes the turn's LLM actor; `None`: as in a turn without a past.
-        results: The whole results of earlier turns' tool calls; `None`: there are none.
+        llm: Makes the turn's LLM actor; `None`: the runner's factory makes it.
+        results: The whole results of earlier turns' tool calls; `None`: no earlier turn has any.
 
     Attributes:
-        actors: The turn's actors, as soon as there are some.
+        actors: The turn's actors, as soon as they are made.
     """
 
     def __init__(
@@ -211,15 +211,15 @@ class KeptConversation:
 
     Args:
         system: The instructions.
-        name: Its id in traces; default: a random one.
-        history: The history so far, with a ledger; default: an empty one.
+        name: The conversation's id in traces; default: a random id.
+        history: The history so far, with a ledger; default: an empty history.
         learned: What an earlier process has learned about the endpoint.
-        tools: The tools that were offered last, if there is no `learned`.
-        open_turn: The turn that a process can go on with; `None`: there is none.
-        results: The whole results of its turns' tool calls; `None`: there are none yet.
+        tools: The tools that were offered last, if `learned` is not given.
+        open_turn: The turn that a process can go on with; `None`: no turn is open.
+        results: The whole results of the conversation's tool calls; `None`: there are no results yet.
 
     Attributes:
-        open_turn: As the argument; while a turn runs, that turn.
+        open_turn: As the argument; while a turn that can be parked runs, that turn.
         results: As the argument.
     """
 
@@ -258,7 +258,7 @@ class KeptConversation:
         Raises:
             ConversationError: The file is missing, damaged or in use.
         """
-        # Read before it is opened for writing: a file that is not a conversation is left as it is.
+        # Read the file before opening it for writing, so that a file that is no conversation is not changed.
         saved = read_conversation(path)
         file = ConversationFile(path)
         try:
@@ -272,12 +272,13 @@ class KeptConversation:
 
     @classmethod
     def loads(cls, text: str) -> "KeptConversation":
-        """Continue a conversation that `dumps` has written down. It is in memory only.
+        """Continue a conversation that `dumps` has returned as text. It is in memory only.
 
         Raises:
-            ConversationError: The text is not one, or is damaged.
+            ConversationError: The text is not a conversation, or is damaged.
         """
-        # A text that was stored elsewhere may have lost its last newline: its last line counts all the same.
+        # A text that was stored elsewhere may have lost its last newline. Add the newline, because a last
+        # line without one is ignored.
         return cls._of(read_conversation(Path("the text"), text.rstrip("\n").encode() + b"\n"))
 
     @classmethod
@@ -299,7 +300,7 @@ class KeptConversation:
 
     @property
     def path(self) -> Path | None:
-        """The file that it is appended to; `None`: it is in memory only."""
+        """The file that the conversation is appended to; `None`: the conversation is in memory only."""
         return None if self._file is None else self._file.path
 
     @property
@@ -346,16 +347,16 @@ class KeptConversation:
 
         Args:
             lender: Makes the turn's LLM actor.
-            endpoint: The endpoint that this actor asks; `None`: the host's factory knows.
+            endpoint: The endpoint that this actor asks; `None`: the actor is made by a factory of the host's.
             number: The turn's number.
-            trace: The trace from which a later process can go on with the turn; `None`: it cannot.
-            recorded: The trace that gets the results of its tool calls; `None`: there is none.
-            resumed: It goes on with the parked turn.
-            plain: It tells the results of tools plainly (`RunTurn.plain_results`).
+            trace: The trace from which a later process can go on with the turn; `None`: no process can.
+            recorded: The trace that gets the results of the turn's tool calls; `None`: no trace does.
+            resumed: The turn is the parked one, which goes on.
+            plain: The turn tells the results of tools plainly (`RunTurn.plain_results`).
 
         Raises:
-            ConversationBusy: Another turn continues it.
-            ConversationParked: A turn is parked, and this is another one.
+            ConversationBusy: Another turn continues the conversation.
+            ConversationParked: Another turn of the conversation is parked.
             ConversationError: The file cannot be written.
         """
         with self.held():
@@ -382,7 +383,7 @@ class KeptConversation:
             self._require_saved()
 
     def abandon(self) -> None:
-        """Give up the open turn, if there is one. Its calls get an answer that says so.
+        """Give up the open turn, if there is one. Its calls are answered "not called" or "interrupted".
 
         Raises:
             ConversationBusy: A turn continues the conversation.
@@ -399,7 +400,8 @@ class KeptConversation:
     def between_turns(self) -> Iterator[bool]:
         """Keep turns from continuing the conversation within the block; yield whether it is free.
 
-        It is not free while a turn continues it, while one is parked, or after its file could not be written.
+        The conversation is not free while a turn continues it, while a turn is parked, or after its file
+        could not be written.
         """
         if not self._in_turn.acquire(blocking=False):
             yield False
@@ -444,7 +446,7 @@ class KeptConversation:
         Args:
             began: A reference to the entries before the turn.
             replay: Adds the turn's entries to a history.
-            parked: How far it has come.
+            parked: How far the turn has come.
 
         Raises:
             ConversationError: The file lacks the entries before the turn, or cannot be written.
@@ -466,7 +468,7 @@ class KeptConversation:
         """Keep other callers from asking within the block, also while the turn waits for its runner.
 
         Raises:
-            ConversationBusy: Somebody else has asked and has no answer yet.
+            ConversationBusy: Another caller has asked and has no answer yet.
         """
         if not self._in_ask.acquire(blocking=False):
             raise self._busy()
@@ -480,7 +482,7 @@ class KeptConversation:
         """Keep turns from continuing the conversation within the block.
 
         Raises:
-            ConversationBusy: A turn continues it.
+            ConversationBusy: A turn continues the conversation.
         """
         if not self._in_turn.acquire(blocking=False):
             raise self._busy()
@@ -493,7 +495,7 @@ class KeptConversation:
         """Write the conversation to a new file, and append to that file from now on.
 
         Raises:
-            ConversationBusy: A turn continues it.
+            ConversationBusy: A turn continues the conversation.
             ConversationError: The file is not empty or cannot be written.
         """
         with self.held():
@@ -543,10 +545,10 @@ class KeptConversation:
         return header, (*lines_of(history), *rest)
 
     def branch(self) -> "KeptConversation":
-        """Return a copy with an id of its own, which is in memory only.
+        """Return a copy of the conversation with an id of its own. The copy is in memory only.
 
         Raises:
-            ConversationBusy: A turn continues it.
+            ConversationBusy: A turn continues the conversation.
         """
         with self.held():
             history = self.history.branch()
@@ -651,17 +653,17 @@ class KeptConversation:
         try:
             self._file.append(lines)
         except ConversationError as error:
-            # The LLM actor that wrote the lines ends with this error, and so does the turn, so the host gets
-            # it.
+            # Raised in the LLM actor that was writing the lines. The actor ends with this error, and so does
+            # the turn, so the host gets the error.
             self._failed = error
             raise
 
     def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
         """Keep the turn's entries; `parked`: the mark of the turn, if it was parked before and resumed.
 
-        The LLM actor may have been cancelled before it took the last request, although the agent has sent it
-        and the trace has recorded it. What that request says is added here, so that a conversation holds the
-        same whether it was kept by this process or read from the trace.
+        The LLM actor may have been cancelled before it took the last request, although the agent has sent
+        that request and the trace has recorded it. The messages of that request are added here, so that a
+        conversation holds the same entries whether this process kept them or they are read from the trace.
         """
         encoded, asked = lent.encoded, None if actors is None else actors.last_request
         if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
@@ -684,7 +686,7 @@ class KeptConversation:
     def _learn(self, encoded: EncodedConversation) -> None:
         if self._first is None:
             return
-        # The model that answered may be a later one of the chain.
+        # The model that answered may be a fallback model of the chain, so look for its settings there.
         chain = () if self._endpoint is None else self._endpoint.chain
         asked = (
             each for each in chain if (each.settings.model, each.profile) == (encoded.model, encoded.profile)
@@ -729,7 +731,7 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
     """Check that another turn may begin.
 
     Args:
-        mark: The open turn.
+        mark: The mark of the open turn; `None`: no turn is open.
         name: The conversation's id.
 
     Raises:
@@ -747,7 +749,7 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return how an open turn ends when it is given up; `None`: its process was killed."""
+    """Return how an open turn ends when it is given up; `None`: it is not parked and was interrupted."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)
@@ -792,13 +794,13 @@ def with_sizes(
     """Return a turn's command with the sizes of the entries before it, if it has a `ContextPolicy`.
 
     Args:
-        command: The command.
+        command: The command that starts the turn.
         entries: The entries before the turn.
-        bytes_per_token: Bytes per token by the endpoint's own count; `None`: that is not known.
+        bytes_per_token: Bytes per token by the endpoint's own count; `None`: the count is not known.
     """
     if command.context is None or not entries:
         return command
-    # An endpoint can report any number of tokens.
+    # An endpoint can report any number of tokens, so keep the ratio within plausible bounds.
     known = min(max(bytes_per_token or command.context.bytes_per_token, 0.1), 100.0)
     context = replace(command.context, bytes_per_token=known)
     return replace(command, context=context, earlier=sizes_of(entries, known))

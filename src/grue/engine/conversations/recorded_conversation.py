@@ -1,9 +1,9 @@
 """Read from a trace what a later process goes on with: a conversation, or a turn that has not ended.
 
 `resume_conversation` builds a conversation from the messages that its turns have recorded. It takes the same
-steps as the process that recorded them (`protocol/context/history.py`), and compares its digest with the one
-that each turn was started with. So a conversation that the trace does not hold completely is refused, and
-never resumed in part.
+steps as the process that recorded them (`protocol/context/history.py`). Each turn was started with a digest
+of the entries before it, which is compared with the digest of the entries built so far. So a conversation
+that the trace does not hold completely is refused, and never resumed in part.
 
 `read_turns` returns the turns of a trace. A turn may have several parts: each time it is resumed, another
 `RunTurn` with its number begins one.
@@ -45,10 +45,10 @@ class Talk(Struct):
 
     Attributes:
         tools: The tools that were offered last.
-        flaw: Why it cannot be resumed; empty if it can.
-        turns: Its turns so far.
-        turn: The turn that continues it, if it has not ended.
-        parked: How that turn was parked; `None` if it was not parked.
+        flaw: Why the conversation cannot be resumed; empty: it can be.
+        turns: The numbers of the conversation's turns so far.
+        turn: The turn that continues the conversation now; `None`: the last turn has ended.
+        parked: How that turn was parked; `None`: it was not parked.
     """
 
     system: str
@@ -66,7 +66,7 @@ class Talk(Struct):
 
     @property
     def place(self) -> _Place:
-        """How many entries it has, and the digest of them."""
+        """How many entries the conversation has so far, and the digest of them."""
         ledger = self.history.ledger
         assert ledger is not None, "it was made with one"
         return ledger.length, ledger.digest
@@ -84,12 +84,12 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> R
 
     Args:
         path: The trace, or its run folder.
-        name: The conversation's id; `None`: the one that was continued last. A turn without a conversation
-            has the id `turn-N`.
+        name: The conversation's id; `None`: the conversation that was continued last. A turn without a
+            conversation has the id `turn-N`.
 
     Raises:
         TraceError: The trace cannot be read.
-        ConversationError: It does not hold all of the conversation, or a secret in it was redacted.
+        ConversationError: The trace lacks a part of the conversation, or a secret in it was redacted.
     """
     reader = talk_reader(path)
     for envelope in open_episode(path):
@@ -126,12 +126,12 @@ def said_before(
     """Return the history of a conversation after some of its messages, and the tools offered last.
 
     Args:
-        path: The trace that they are from.
+        path: The trace that the messages are from.
         envelopes: The messages of the conversation's turns, in order; the last turn may be cut short.
         name: The conversation's id.
 
     Raises:
-        ConversationError: The trace does not hold all of it, or a secret in it was redacted.
+        ConversationError: The trace lacks a part of the conversation, or a secret in it was redacted.
     """
     envelopes = tuple(envelopes)
     reader = TalkReader(_branch_points(envelopes))
@@ -171,7 +171,7 @@ def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
 
 
 def talk_reader(path: str | PathLike[str]) -> "TalkReader":
-    """Return a reader for the messages of a trace, which it has to see in order.
+    """Return a reader of a trace's messages. Pass all of them to its `see`, in order.
 
     Raises:
         TraceError: The trace cannot be read.
@@ -183,7 +183,8 @@ class TalkReader:
     """Builds every conversation of a trace, message by message.
 
     Args:
-        branch_points: Places at which another conversation may go on; copies are kept of these only.
+        branch_points: Places at which another conversation may branch off. Copies of the history are kept at
+            these places only.
 
     Attributes:
         talks: The conversations by id.
@@ -239,7 +240,7 @@ class TalkReader:
         self._mark(self.talks[name], envelope)
 
     def _go_on(self, run: m.RunTurn, past: m.HistoryReference) -> None:
-        """Find what the turn continues: its conversation so far, or another one that it branched from."""
+        """Find what the turn continues: its own conversation, or one that its conversation branched from."""
         place = (past.length, past.digest)
         talk = self.talks.get(past.conversation)
         if talk is not None:
@@ -306,7 +307,7 @@ def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
 
 
 class _AskedAgain(Struct, frozen=True):
-    """Marks that the last request is sent again, so that a reply to it that was read already is dropped."""
+    """Marks that the last request is sent again, so that an earlier reply to that request is dropped."""
 
 
 _Said: TypeAlias = (
@@ -324,15 +325,15 @@ class RecordedTurn:
 
     Attributes:
         run: The message that started this part; `begun` is its envelope.
-        asked: The last request to the model in this part; `None`: there is none.
-        end: How it ended; `None`: the trace does not say.
+        asked: The last request to the model in this part; `None`: no request was sent.
+        end: How the turn ended; `None`: the trace has no end of it.
         tools: The tools that were offered last.
-        listings: What each server has listed last in the trace, in whichever turn.
-        last_seq: Number of its last envelope.
+        listings: The tools that each server has listed last in the trace, in whichever turn.
+        last_seq: Number of the turn's last envelope.
         last_event: Number of the last envelope that went to the agent.
         redacted: A secret was removed from a message of the turn.
-        forked: It is a fork, whose tools were answered from the record of another turn.
-        said: What makes up its conversation, earlier parts included.
+        forked: The turn is a fork, whose tools were answered from the record of another turn.
+        said: The messages that the turn's entries in a conversation are made from, earlier parts included.
         said_before: The requests and replies of earlier parts.
     """
 
@@ -377,7 +378,7 @@ class RecordedTurn:
             if body.task is not None:
                 self._became_task(body, body.task)
         elif isinstance(body, m.TaskCreated):
-            # A session makes one call at a time, so the task is that of the last call to its server.
+            # A session makes one call at a time, so the task belongs to the last call to the server.
             of_server = [each for each in self._called.values() if each.server == body.server]
             if of_server:
                 self._became_task(of_server[-1], body.task)
@@ -386,7 +387,7 @@ class RecordedTurn:
         elif isinstance(body, m.RequestCompletion) and body.aside:
             self._aside.add(envelope.seq)
         elif isinstance(body, m.CompletionReceived) and envelope.cause in self._aside:
-            pass  # a summary of the history; the change of the history that uses it follows
+            pass  # A summary of the history is no entry; the `HistoryRewritten` that uses it follows.
         elif isinstance(body, m.CompletionReceived | m.ReplyDropped | m.HistoryRewritten | m.RewriteHistory):
             self.said.append(body)
         elif isinstance(body, m.RequestCompletion) and envelope.receiver == "llm":
@@ -396,7 +397,7 @@ class RecordedTurn:
 
     @property
     def time_left_s(self) -> float | None:
-        """The rest of the turn's time limit; time in which it was parked does not count."""
+        """The rest of the turn's time limit; time in which the turn was parked does not count."""
         limit_s = self.run.limits.turn_timeout_s
         return None if limit_s is None else max(0.001, limit_s - (self._last_s - self._began_s))
 
@@ -418,8 +419,8 @@ class RecordedTurn:
         """Return where the turn goes on.
 
         Raises:
-            NothingToResume: It had ended when its process was killed.
-            TraceError: The trace lacks something that is needed.
+            NothingToResume: The turn is a fork, or had ended when its process was killed.
+            TraceError: The trace lacks a message that is needed.
         """
         if self.forked:
             raise NothingToResume(
@@ -465,10 +466,10 @@ class RecordedTurn:
         return tuple(each for each in steps if isinstance(each, kinds))
 
     def waiting(self, path: str | PathLike[str]) -> "Waited | None":
-        """Return what a turn that waits for a reply needs to go on; `None`: it does not wait for one.
+        """Return what a turn that waits for a reply needs to go on; `None`: the turn waits for no reply.
 
         Raises:
-            TraceError: The trace lacks something that is needed.
+            TraceError: The trace lacks a message that is needed.
         """
         if self.end is not None or self.redacted:
             return None
@@ -494,7 +495,7 @@ class RecordedTurn:
         return body.request if isinstance(body, m.RequestCompletion) else 0
 
     def _take_back_rewrites(self) -> None:
-        """Remove the steps after the request that is sent again: they are recorded once more."""
+        """Remove the steps after the request that is sent again, because they will be recorded once more."""
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
         if at is not None:
@@ -504,13 +505,16 @@ class RecordedTurn:
         """Add the turn's entries to a history that ends before the turn.
 
         Raises:
-            ValueError: It does not fit.
+            ValueError: The entries do not fit the history before the turn.
         """
         take_step(history, self.run)
         _take_steps(history, self.said)
 
     def said_alone(self) -> History:
-        """Return the history of the turn and of earlier turns, whose entries this turn may have cleared."""
+        """Return a history of this turn's entries alone.
+
+        Rewrites are left out, because they may concern entries of earlier turns, which this history lacks.
+        """
         history = History()
         take_step(history, self.run)
         cleared = (m.HistoryRewritten, m.RewriteHistory)
@@ -585,7 +589,7 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 
 
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
-    """Return the last part of each turn; of a turn that is over, only its end."""
+    """Return the last part of each turn by its number; of a turn that is over, only its end."""
     parts: dict[int, RecordedTurn] = {}
     listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
     for envelope in open_episode(path):
@@ -613,7 +617,8 @@ def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLik
     """Return the turn that the caller wants to resume.
 
     Raises:
-        NothingToResume: There is no such turn, or several.
+        NothingToResume: The turn cannot be resumed, or the trace has no such turn. Or `turn` is `None`, and
+            several turns can be resumed.
     """
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:

@@ -1,9 +1,10 @@
 """Go on with a turn that was parked, or that was killed with its process, from its trace.
 
 The order matters. First the trace is locked, so that no other process can resume the same turn. Then it is
-read, and the turn's machine is given the recorded events again; its state says how far the turn had come.
-Then `TurnResumed` is flushed to the file. Nothing else happens before that. If the process dies after that,
-the turn can be resumed once more: what was called then is in the trace, and is not called again.
+read, and the turn's machine is given the recorded events again; the machine's state says how far the turn had
+come. Then `TurnResumed` is flushed to the file. No call and no request is made before the flush. If the
+process dies later, the turn can be resumed once more: what was called until then is in the trace, and is not
+called again.
 
 A conversation's turn needs its conversation: in this process, in its file, or in the trace. Before the turn
 goes on, the conversation is brought to the state that the trace records, so that file and trace agree.
@@ -60,12 +61,12 @@ class ResumedTurn(Struct, frozen=True, kw_only=True):
     """A turn as a later process goes on with it.
 
     Attributes:
-        command: The message that starts it.
-        history: All that was said before the next request, in this turn and in earlier ones of its
+        command: The message that starts the resumed turn.
+        history: All that was said before the next request, in this turn and in earlier turns of its
             conversation.
-        begun: The entries of this turn.
+        begun: The entries of this turn alone.
         tools: The tools that were offered last.
-        conversation: The conversation that it continues; `None`: none.
+        conversation: The conversation that the turn continues; `None`: the turn belongs to none.
     """
 
     command: m.RunTurn
@@ -82,7 +83,7 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
         path: The trace file, or its run folder.
 
     Raises:
-        TraceError: It cannot be read.
+        TraceError: The trace cannot be read.
     """
     found = (part.end for part in read_turns(path).values())
     return [end for end in found if isinstance(end, m.TurnParked)]
@@ -92,7 +93,7 @@ def writer_for(path: str | PathLike[str], recorder: Recorder) -> TraceWriter:
     """Return the trace's writer, whose lock keeps other processes from resuming from it.
 
     Raises:
-        TraceError: Another process writes it, or the recorder writes another one.
+        TraceError: Another process writes this trace, or the recorder writes another trace.
     """
     place, writers = _file_of(path), writers_of(recorder)
     writer = _writer_of(place, writers)
@@ -128,19 +129,19 @@ def _writer_of(place: Path, writers: Iterable[TraceWriter]) -> TraceWriter | Non
 
 @contextlib.contextmanager
 def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettings) -> Iterator[ResumedTurn]:
-    """Read what the resumed turn needs, and record `TurnResumed`. It counts as running within the block.
+    """Read what the resumed turn needs, and record `TurnResumed`. The turn counts as running in the block.
 
     Args:
-        asked: The turn.
-        writer: Writes its trace, which it has locked.
+        asked: The request that names the turn.
+        writer: Writes the turn's trace, and has locked it.
         settings: The settings of the runner that goes on.
 
     Raises:
-        NothingToResume: There is no such turn, or it is running.
+        NothingToResume: The trace has no such turn, or the turn is running.
         TraceError: The trace cannot be read or written, or a secret was removed from the turn.
-        ConversationError: Its conversation cannot go on with it.
-        ChangeRefused: Changed arguments are not what the tool takes.
-        MCPError: The runner cannot go on with it.
+        ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
+        ChangeRefused: Changed arguments do not fit the tool's input schema.
+        MCPError: The runner cannot go on with the turn (`check_fit`).
     """
     under_way = settings.wiring.under_way
     with contextlib.ExitStack() as running:
@@ -210,8 +211,8 @@ def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSetting
     """Check that a runner can go on with a turn.
 
     Raises:
-        MCPError: It lacks a server of the turn, its model's actors cannot continue a conversation, or
-            `answer` has another schema.
+        MCPError: The runner lacks a server of the turn, its model's actors cannot continue a conversation, or
+            `answer` has another schema than the turn.
     """
     missing = [name for name in command.servers if name not in settings.wiring.servers]
     if missing:
@@ -232,7 +233,7 @@ class ResumedRun(HostTurn[T]):
     Args:
         asked: What the host asked for.
         resumed: What the turn goes on with.
-        counted: What this process has counted of it already; `None`: nothing.
+        counted: The end of the turn's earlier part, if this process has counted that part's cost already.
         settings: The runner's settings.
         memory: The episode that the turn belongs to.
     """
@@ -275,7 +276,7 @@ def resumed_run(
         asked: What the host asks for.
         settings: The runner's settings.
         memory: The episode that the turn belongs to.
-        writers: Gets what writes the trace, if it has to be opened for this.
+        writers: The trace's writer is appended to this list, if the trace has to be opened for the turn.
 
     Raises:
         MCPError: As `resumed_turn`.
@@ -297,7 +298,7 @@ def _remembering(wiring: Wiring, resumed: ResumedTurn) -> Wiring:
     encoded = EncodedConversation(lender.profile, model=lender.model, history=resumed.history)
     encoded.offer(resumed.tools)
     name = m.ConversationId(f"turn-{resumed.command.turn}")
-    # Nothing is saved: the trace holds the turn's entries.
+    # Not saved to a file: the turn belongs to no conversation, and its trace holds the entries.
     return wiring.lending(LentConversation(name, encoded))
 
 
@@ -333,9 +334,9 @@ def conversation_of(
     trace: str | PathLike[str],
     wiring: Wiring,
 ) -> Iterator[KeptConversation | None]:
-    """Yield the conversation of a turn, as it is with the turn parked; `None`: the turn belongs to none.
+    """Yield the conversation of a turn, in which the turn is parked; `None`: the turn belongs to none.
 
-    A file that is opened for this is closed again, so that the host can load it.
+    If the conversation's file is opened for this, it is closed after the block, so that the host can load it.
 
     Args:
         part: The turn.
@@ -345,8 +346,8 @@ def conversation_of(
         wiring: The wiring of the runner that goes on.
 
     Raises:
-        ConversationError: It is missing, in use or damaged, has gone on, or does not hold what was said
-            before the turn.
+        ConversationError: The conversation is missing, in use or damaged, has gone on, or does not hold what
+            was said before the turn.
     """
     began, number = part.run.history, part.run.turn
     if began is None:

@@ -1,4 +1,4 @@
-"""A tool session that one task owns from connect to disconnect, while any task may use it (decision 3).
+"""A tool session that one task owns from connect to disconnect, while any task may use it.
 
 The owner runs the session's actor under a supervisor, as a turn does. Other tasks put commands into the
 actor's mailbox and wait for the events that the owner reads. They never enter or leave the connection
@@ -46,7 +46,7 @@ class CancellableConnection(WrappedConnection):
 
     Attributes:
         calling: Cancels the current call.
-        blocks: The content blocks of the last result, as the server sent them.
+        blocks: The content blocks of the last call's result, as the server sent them.
     """
 
     def __init__(self, connection: ToolConnection) -> None:
@@ -80,8 +80,8 @@ class SessionWiring(Struct, frozen=True):
     """The parts of a session.
 
     Attributes:
-        connect: Makes a connection, not yet entered.
-        connection: The episode's state of the server.
+        connect: Makes a connection, which the session's actor enters.
+        connection: The episode's state of the server before the session.
     """
 
     connect: Connect
@@ -94,9 +94,9 @@ class OwnedSession:
 
     Attributes:
         connection: The episode's state of the server, after the connect.
-        fault: The unexpected exception that ended the session, if any; also a `BaseException`.
+        fault: The unexpected exception that ended the session, if any; may be a `BaseException`.
         tools: The server's current tool list.
-        serves_unlisted: Whether tools that are not in that list can be called too.
+        serves_unlisted: Whether the server also takes calls of tools that are not in `tools`.
         closed: How the session was closed; `None`: it was not closed yet.
         pid: Id of the server's process, if it has one.
         died: Why the server died during the session; `None` if it has not died.
@@ -121,7 +121,8 @@ class OwnedSession:
         self._opened: asyncio.Future[m.ConnectOutcome | None] = self._loop.create_future()
         self._settled: asyncio.Future[m.Settlement | None] = self._loop.create_future()
         self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{command.server}")
-        # Not in a `finally` of the task: if the task is cancelled before it starts, its body never runs.
+        # A callback, not a `finally` of the task: if the task is cancelled before it starts, its body never
+        # runs.
         self._owner.add_done_callback(self._ended)
 
     @property
@@ -160,11 +161,11 @@ class OwnedSession:
     ) -> m.ToolCallResult:
         """Call a tool, one at a time. Cancellation cancels this call only; the session stays open.
 
-        The result has the server's content blocks in `blocks`. The trace has them only where a turn's result
-        has them too, so that a text is not recorded twice.
+        The result has the server's content blocks in `blocks`. The trace has blocks only where the result of
+        a call in a turn would have them too, so that a text is not recorded twice.
 
         Args:
-            tool: Its bare name.
+            tool: The tool's bare name.
             arguments: A JSON object.
             timeout_s: Starts when the call is sent.
             turn: The turn that the call is recorded in; 0: none.
@@ -173,7 +174,7 @@ class OwnedSession:
         Raises:
             TimeoutError: No answer within `timeout_s`.
             NotAsDecided: The server no longer lists the tool, or lists it with another definition. `tools`
-                has what it lists now.
+                has the server's present list.
             MCPError: The session has ended, or its server has died.
         """
         async with self._one_call_at_a_time:
@@ -220,7 +221,7 @@ class OwnedSession:
     async def close(self, *, hurried: bool = False) -> None:
         """Close the session in any state, and wait until its process has ended.
 
-        If this is cancelled, it stops waiting, and the owner still closes the session.
+        If this call is cancelled, it stops waiting, and the owner still closes the session.
 
         Args:
             hurried: Give the server only as much time as a cancellation does.
@@ -279,7 +280,10 @@ class OwnedSession:
         return self._settled.result()
 
     def _definition(self, tool: str) -> m.ToolDefinition:
-        """Return a tool's definition. If the server does not serve the tool, the call is refused later."""
+        """Return a tool's definition, or a made-up one for a tool that the server does not list.
+
+        If the server does not serve the tool, the server refuses the call.
+        """
         listed = next((each for each in self.tools if each.tool == tool), None)
         return unlisted_tool(self._command.server, tool) if listed is None else listed
 
@@ -291,8 +295,8 @@ class OwnedSession:
         try:
             await self._run()
         except BaseException as error:
-            # `call` raises it in the task that uses the session. Raised here, a KeyboardInterrupt of the
-            # host's own code would stop the whole event loop.
+            # `call` raises the error in the task that uses the session. If a KeyboardInterrupt of the host's
+            # own code were raised here, it would stop the whole event loop.
             if ends_the_task(error):
                 raise
             self.fault = error
@@ -321,7 +325,7 @@ class OwnedSession:
             going_on = True
             while going_on:
                 event = (await inbox.receive()).body
-                # The host gets a result only after it is in the trace.
+                # The host gets a result only after the trace has it.
                 await wiring.recorder.shown()
                 going_on = self._take(event)
 

@@ -1,7 +1,7 @@
 """`ServerSessions`: sessions with tool servers outside turns, for tool calls and other requests of the host.
 
-`ToolClient` keeps one open until its block is left. A `Runner` makes one for each of its calls. A session
-itself is an `OwnedSession`.
+A `ToolClient` keeps its `ServerSessions` open until its block is left. A `Runner` makes new `ServerSessions`
+for each of its calls. Each session in them is an `OwnedSession`.
 
 `ToolAccess` and `AsyncToolAccess` are the methods that `Runner` and `ToolClient` share. A subclass decides
 where the work runs (`_outside_turns`).
@@ -65,7 +65,7 @@ _PAGED = {
     "skills/list": "skills",
     "tools/list": "tools",
 }
-"""Requests with several pages, and the member of a page that has its items."""
+"""Requests whose answer has several pages, and the member of a page that holds its items."""
 
 _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3
@@ -78,11 +78,13 @@ class SessionSources(Struct, frozen=True, kw_only=True):
     Attributes:
         connect: Makes a connection to a server, by the server's name.
         recorder: Records the sessions' messages.
-        limits: Only those for the start of a server are used.
+        limits: Only the limits for the start of a server are used.
         max_reconnects: How often a server that has died is connected again, before the next call or request
             to it; `None`: without limit.
-        tool_policy: Its denials hold. Its questions do not apply, since the host itself makes the call.
-        lasting: The sessions stay open after a request, so that subscriptions make sense.
+        tool_policy: What the policy denies is not called. Its questions are not asked, because the host
+            itself makes the call.
+        lasting: Whether the sessions stay open after a request. If not, requests for a subscription, which
+            would end with the session, are refused.
     """
 
     connect: Mapping[m.ServerName, Connect]
@@ -173,18 +175,18 @@ class ServerSessions:
     ) -> m.ToolCallResult:
         """Call a tool and return its result.
 
-        If the server has changed the tool, the policy judges the call again, by the tool as it is now.
+        If the server has changed the tool, the policy judges the call again, by the tool's new definition.
 
         Args:
             name: `SERVER.TOOL`.
             arguments: A JSON object.
             timeout_s: Starts when the call is sent.
             turn: The turn that the call is recorded in; 0: none.
-            definition: The definition that the call was decided for; with another one it is not made. `None`:
-                the caller has named a tool only.
+            definition: The definition that the call was decided for. If the tool has another one, the call is
+                not made. `None`: the caller has named a tool only.
 
         Raises:
-            MCPToolCallError: The call failed; its subclasses say why. It has the result for the caller.
+            MCPToolCallError: The call failed; the subclass says why. The error has the result for the caller.
             MCPError: There is no such server, or its session crashed.
             MCPServerStartupError: The server could not be started.
         """
@@ -211,7 +213,7 @@ class ServerSessions:
         return result
 
     def _judged(self, session: OwnedSession, server: m.ServerName, tool: str, name: str) -> m.ToolDefinition:
-        """Return the definition of a tool that the policy allows to call.
+        """Return the definition of a tool, if the policy allows to call it.
 
         Raises:
             ToolNotFound: The server does not list the tool.
@@ -233,7 +235,7 @@ class ServerSessions:
         """Send a request other than a tool call and return the server's raw result.
 
         Raises:
-            MCPRequestError: The server refused it, did not answer in time, or has died.
+            MCPRequestError: The server refused the request, did not answer in time, or has died.
             MCPError: There is no such server, or this request cannot be sent.
             MCPServerStartupError: The server could not be started.
         """
@@ -322,7 +324,7 @@ class ServerSessions:
 
         Args:
             server: The server's name.
-            again: Replace a session whose server has died, as far as the limit allows.
+            again: Replace a session whose server has died, up to `max_reconnects` times.
         """
         state, most = self._states[server], self._sources.max_reconnects
         outcome = state.outcome if state.reconnects else None
@@ -350,7 +352,7 @@ class ServerSessions:
         seen = state.attempts
         async with state.lock:
             if state.attempts > seen and state.outcome is not None:
-                # the error of another caller's attempt, for which this caller has waited
+                # Another caller has tried to connect while this one waited: return the same result.
                 return state.outcome
             if state.session is not None and isinstance(state.outcome, m.SessionOpened):
                 if state.session.usable or not anew:
@@ -385,9 +387,9 @@ class _ServerState:
     """The state of one server.
 
     Attributes:
-        lock: Held while its session is opened.
+        lock: Held while the server's session is opened.
         attempts: Number of finished connect attempts.
-        reconnects: How often it was connected again after it had died.
+        reconnects: How often the server was connected again after it had died.
         outcome: Result of the last attempt.
         session: The last session that was opened.
     """
@@ -437,11 +439,12 @@ def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRe
 
 
 class OutsideTurns(Generic[T]):
-    """Calls of a runner outside its turns. `run` chooses the session and makes them, once.
+    """Calls of a runner outside its turns. `run` chooses the sessions and makes the calls, once.
 
-    If the episode keeps its sessions, they are used, between the batches of a turn that runs meanwhile.
-    Otherwise new sessions are opened and closed again. A prewarmed session is never used: it belongs to the
-    next turn, which expects it without any memory of earlier calls.
+    If the episode keeps its sessions, the calls use them. If a turn runs meanwhile, a call waits until the
+    turn's current batch of tool calls is done. Otherwise new sessions are opened and closed again. A
+    prewarmed session is never used: it belongs to the next turn, which expects a server that was not called
+    before.
 
     Args:
         settings: The runner's settings.
@@ -480,7 +483,7 @@ class OutsideTurns(Generic[T]):
         if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
             return connect_fresh(settings.wiring, name, resources.registry, drift)
         if settings.limits.max_samplings > 0:
-            # A session that is opened here serves later turns too, so it offers what a turn's session does.
+            # A kept session that is opened here serves later turns too, so it must offer sampling as well.
             sample = resources.sampling.on_behalf_of(name)
         connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
         return lambda _: SharedSession(keeping, name, connect)
@@ -534,9 +537,9 @@ class ToolAccess(ABC):
     ) -> m.ToolCallResult:
         """Call a tool and return its result. Connects if necessary.
 
-        `result.blocks` has the server's own content blocks. Calls to one server run one at a time, those to
-        other servers in parallel. Ctrl-C cancels the call. A tool policy's denials hold; its questions do not
-        apply, since the program itself makes the call.
+        `result.blocks` has the server's own content blocks. Calls to one server run one at a time, calls to
+        different servers in parallel. Ctrl-C cancels the call. What a tool policy denies is not called; its
+        questions are not asked, because the program itself makes the call.
 
         Args:
             name: `SERVER.TOOL`.
@@ -544,9 +547,9 @@ class ToolAccess(ABC):
             timeout_s: `None`: `limits.tool_call_timeout_s`. It starts when the call is sent.
             check: Raise an error for a call that failed. By default the result is an error result.
             turn: Number of the turn that the call is recorded in, for a host that makes the calls of a reply
-                itself; 0: it belongs to no turn.
-            definition: The definition that the call was decided for, as of `tools()`. With another one the
-                call is not made. `None`: the tool as it is now, by the tool policy.
+                itself; 0: the call belongs to no turn.
+            definition: The definition that the call was decided for, as of `tools()`. If the tool has another
+                one, the call is not made. `None`: the tool is called as it is now, if the policy allows it.
 
         Raises:
             MCPToolCallError: With `check`: the tool reported an error. `ToolCallTimedOut`, `ToolCallDenied`,
@@ -570,11 +573,11 @@ class ToolAccess(ABC):
         """Send any MCP request but a tool call, and return the server's raw result. Connects if necessary.
 
         For example `prompts/get`, `resources/read`, `completion/complete`, `resources/subscribe`. A
-        subscription needs a session that stays open: a `ToolClient`, or a runner that keeps its sessions. Its
+        subscription needs a session that stays open: a `ToolClient`, or a runner that keeps its sessions. The
         updates are recorded as `ServerNoted` of the kind `updated`. `subscriptions/listen` (2026-07-28)
-        returns what the server agreed to, with a `subscriptionId`. The stream ends with the session, or by
-        `notifications/cancelled` with that as its `requestId`; if the server ends it, that is recorded as
-        `ServerNoted` of the kind `updates_ended`.
+        returns what the server agreed to, with a `subscriptionId`. The stream of updates ends with the
+        session, or by `notifications/cancelled` with the `subscriptionId` as its `requestId`. If the server
+        ends the stream, that is recorded as `ServerNoted` of the kind `updates_ended`.
 
         Args:
             server: The server's name.

@@ -6,9 +6,9 @@ left, so that a session stays open between calls. The thread is a daemon; the in
 exit. The state of each server is used in that loop only, and a session is opened under a lock. So any number
 of threads can call at the same time: they share one session per server, and each gets its own result.
 
-`judge_calls` and `ask_about` are for hosts that carry out themselves what a model answers with. The calls of
-one answer are judged as a whole before the first of them is made. The table, the questions and the binding of
-decisions are those of the tool calls of a turn (`protocol/turn/tools.py`).
+`judge_calls` and `ask_about` are for hosts that carry out a model's tool calls themselves. The calls of one
+answer are judged as a whole before the first of them is made. The table of the policy, the questions and the
+rules for which decision counts are the same as in a turn (`protocol/turn/tools.py`).
 """
 
 import contextlib
@@ -67,9 +67,10 @@ class ToolClient(ToolAccess):
         limits: Only `server_startup_timeout_s` and `tool_call_timeout_s` are used.
         recorder: Records the sessions' messages; `None`: they are not recorded.
         process_limits: How server processes are ended.
-        elicit: Asks the user a server's question, in the sessions' event loop; `None`: always declined.
+        elicit: Asks the user a server's question, in the sessions' event loop; `None`: every question is
+            declined.
         max_reconnects: How often each server that has died is connected again, before the next call to it;
-            `None`: without limit. The call during which it died is never repeated.
+            `None`: without limit. The call during which a server died is never repeated.
 
     Raises:
         MCPConfigError: A server name cannot be used.
@@ -169,7 +170,7 @@ class ToolClient(ToolAccess):
         )
 
     def _outside_turns(self, work: SessionWork[T]) -> T:
-        """Run `work` in the sessions' loop and wait. An interrupted wait cancels it."""
+        """Run `work` in the sessions' loop and wait. An interrupted wait cancels the work."""
         loop, sessions = self._loop, self._sessions
         if loop is None:
             raise RuntimeError("use the ToolClient in a `with` block")
@@ -215,8 +216,8 @@ _ERROR_TEXTS = ErrorTexts(
 
 
 AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[ApprovalDecision] | None]
-"""Answers questions about calls. `True` or `False` answers all of them; or it returns decisions. `None`:
-nobody can answer now."""
+"""A host's function that answers questions about calls. It returns `True` or `False` for all of them, or a
+decision for each, or `None` if nobody can answer now."""
 
 _NO_ANSWER = "it needs an approval, and there was none"
 
@@ -225,10 +226,10 @@ class OwnCall(Struct, frozen=True, kw_only=True):
     """A call that a host is about to make, and what the policy says about it.
 
     Attributes:
-        call_id: Identifies it among the calls that are judged together.
-        tool: What is called; a host's own actions can be described as tools.
-        denied: Why it must not be made; empty: it may be, once `question` is answered.
-        question: What a person has to answer first; `None`: nothing.
+        call_id: Identifies the call among those that are judged together.
+        tool: The tool that is called; a host's own actions can be described as tools.
+        denied: Why the call must not be made; empty: it may be made, once `question` is answered.
+        question: The question that a person has to answer first; `None`: no question is asked.
     """
 
     call_id: str
@@ -250,8 +251,8 @@ class AskedCalls(Struct, frozen=True, kw_only=True):
     """The calls of one answer after a person was asked about them.
 
     Attributes:
-        calls: As they were decided about; if `parked`, as they were judged.
-        questions: What was asked. If `parked`, what still has to be answered.
+        calls: The calls with the decisions about them; if `parked`, as `judge_calls` has returned them.
+        questions: The questions that were asked. If `parked`, those that still have to be answered.
         decisions: The decisions that count so far.
         parked: Nobody could answer, and the policy says that the host should wait for decisions.
         expires_at: With `parked`: Unix time after which no decision counts; `None`: never.
@@ -275,11 +276,11 @@ def judge_calls(
 
     Args:
         calls: The calls, in the order in which they are to be made.
-        policy: The table.
+        policy: The policy that judges the calls.
         approved: Canonical names of tools that were approved in advance: the policy does not ask about them.
-            What it denies stays denied.
-        made: The tools of the calls of the same answer that were made before, as by a process that was
-            killed. They count towards `max_calls`.
+            A tool that the policy denies stays denied.
+        made: The tools of calls of the same answer that were made before, for example by a process that was
+            killed. These calls count towards `max_calls`.
     """
     _, used = judge(policy, made, {})
     terms, _ = judge(policy, [call.tool for call in calls], used)
@@ -298,7 +299,10 @@ def judge_calls(
 def decisions_about(
     questions: Iterable[ApprovalQuestion], answer: bool | Iterable[ApprovalDecision]
 ) -> dict[str, ApprovalDecision]:
-    """Return the decisions that count, by call id: those about these questions, arguments and definitions."""
+    """Return the decisions that count, by call id.
+
+    A decision counts if it is about one of these questions, with the same arguments and tool definition.
+    """
     asked = tuple(questions)
     if isinstance(answer, bool):
         return {each.call_id: each.approve() if answer else each.deny() for each in asked}
