@@ -1,4 +1,4 @@
 """The interface between session actors and tool servers, function tools, and the pool of open sessions.
 
-It must not import `grue.transports.mcp`: function tools work without the MCP client.
+This package must not import `grue.transports.mcp`, because function tools work without the MCP client.
 """

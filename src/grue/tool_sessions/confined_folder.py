@@ -1,8 +1,8 @@
 """`ConfinedFolder`: files inside a folder that no path can leave, for paths that a model or a tool names.
 
 A path is walked name by name: each folder is opened relative to the one before, and links are not followed.
-So no other program can exchange a folder for a link between a check and its use. Every refusal is a sentence
-that can be shown to a model or a person; names in it are printable.
+So no other program can exchange a folder for a link after it was checked and before it is used. Every refusal
+is a sentence that can be shown to a model or a person; names in the sentence are printable.
 """
 
 import errno
@@ -38,10 +38,10 @@ class RefusedPath(ValueError):  # noqa: N818 - named for what it reports
 
 
 class ConfinedFolder:
-    """Files inside one folder. Paths are relative to it, with `/` between names.
+    """Files inside one folder. Paths are relative to that folder, with `/` between names.
 
     Args:
-        root: The folder. It may itself be a link: it is the user's.
+        root: The folder. It may itself be a link, because the user has chosen it.
         max_bytes: Largest file that is read or written.
     """
 
@@ -78,8 +78,8 @@ class ConfinedFolder:
     def write(self, path: str, text: str) -> int:
         """Replace a file, or create it with its parent folders, and return its length in bytes.
 
-        The text goes into a temporary file beside it, which then takes its name. So readers see the old text
-        or the new one, also if this process is killed.
+        The text goes into a temporary file beside the old file, which then takes the old file's name. So
+        readers see the old text or the new one, also if this process is killed.
 
         Raises:
             RefusedPath: As `read`; or the file cannot be written.
@@ -99,7 +99,8 @@ class ConfinedFolder:
                 before = os.lstat(name, dir_fd=folder)
                 _require_file(path, before)
                 mode = stat.S_IMODE(before.st_mode)
-            # One name per file, so that a write that was cut off leaves nothing behind once it is repeated.
+            # Always the same temporary name for a file: if a write was cut off, the next write of that file
+            # replaces what is left of it.
             draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
             write_whole(Path(name), content, mode=mode, fsync=True, draft=draft, dir_fd=folder)
         return len(content)

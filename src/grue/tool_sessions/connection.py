@@ -1,7 +1,7 @@
 """The connection between a session actor and a tool server: what it must offer, and what it reports.
 
 To add a kind of tool server, implement `ToolConnection`, as an MCP client, a dictionary of functions and a
-pooled session do. The session actor (`actors/mcp_session.py`) uses a server through nothing else.
+pooled session do. The session actor (`actors/mcp_session.py`) uses servers through `ToolConnection` only.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
 
     Attributes:
         alive: Whether the connection can still be used, as far as is known without asking the server.
-        pid: Process id of the server; `None`: there is no process.
-        exit: How the process exited; `None` while it runs, or if there is none.
-        ending: How the process was ended; `none` while it runs, or if there is none.
-        stderr_tail: The end of its standard error, with secrets redacted; untrusted.
-        address: The URL of an MCP server over HTTP, without secrets; empty for others.
-        box: In words what its server can reach in its box; empty: it has none.
+        pid: Process id of the server; `None`: the server is no process of grue's.
+        exit: How the process exited; `None`: it still runs, or the server is no process.
+        ending: How the process was ended; `none`: it still runs, or the server is no process.
+        stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
+        address: The URL of an MCP server over HTTP, without secrets; empty for other servers.
+        box: In words, what the server can reach in its box; empty: the server runs in no box.
         last_request_id: The JSON-RPC id of the last tool call that was sent to an MCP server; empty: none.
     """
 
@@ -52,11 +52,11 @@ class Listing(Struct, frozen=True, kw_only=True):
     """A server's report when it is opened.
 
     Attributes:
-        tools: Its tools, in its order.
+        tools: The server's tools, in the server's order.
         protocol_version: The MCP revision that was agreed on; empty if the server does not speak MCP.
-        server_version: Its name and version.
-        instructions: Its text for the model; untrusted.
-        serves_unlisted: Whether tools that it does not list can be called too.
+        server_version: The server's name and version.
+        instructions: The server's text for the model; untrusted.
+        serves_unlisted: Whether tools that are not in `tools` can be called too.
     """
 
     tools: tuple[m.ToolDefinition, ...]
@@ -70,10 +70,11 @@ class SeenListing(Struct, frozen=True):
     """A server's listing, before any tool of it is left out, and the MCP revision that the server spoke.
 
     Attributes:
-        tools: Its tools, in its order.
-        protocol_version: The MCP revision that it spoke; empty: that is not known.
-        expires_at: Until when it may be used without asking, in seconds since the epoch; `None`: not stated.
-        private: Whether it holds only for the person who is logged in.
+        tools: The server's tools, in the server's order.
+        protocol_version: The MCP revision that the server spoke; empty: not known.
+        expires_at: Until when the listing may be used without asking the server again, in seconds since the
+            epoch; `None`: the server has not said.
+        private: Whether the listing holds only for the person who is logged in.
     """
 
     tools: tuple[m.ToolDefinition, ...]
@@ -112,9 +113,9 @@ class ToolConnection(Protocol):
         ...
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the new list of tools if the server has said that it changed since it was last listed.
+        """Return the new list of tools if the server has announced a change since the last listing.
 
-        Returns `None` if it has not changed, or if listing it again failed. Raises nothing.
+        Returns `None` if the server has announced none, or if listing the tools again failed. Raises nothing.
         """
         ...
 
@@ -125,7 +126,8 @@ class ToolConnection(Protocol):
 
 
 Connect: TypeAlias = Callable[[Note], ToolConnection]
-"""Makes a new connection that is not entered yet. It records the server's notices with the given `Note`."""
+"""Makes a new connection that is not entered yet. The connection records the server's notices with the
+given `Note`."""
 
 
 @runtime_checkable
@@ -135,7 +137,7 @@ class KeepsBlocks(Protocol):
     async def call_with_blocks(
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
-        """Call a tool as `ToolConnection.call` does; return its result and all content blocks, unchanged."""
+        """Call a tool as `ToolConnection.call` does; return its result, and its content blocks unchanged."""
         ...
 
 
@@ -149,7 +151,7 @@ class ChecksArguments(Protocol):
 
 
 async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject) -> str | None:
-    """Return why a connection would not send this call; `None`: it would, or it cannot tell before."""
+    """Return why a connection would not send this call; `None`: it would, or it cannot know before."""
     return await connection.refusal(tool, arguments) if isinstance(connection, ChecksArguments) else None
 
 
@@ -168,7 +170,7 @@ class HoldsTasks(Protocol):
 async def finish_task(
     connection: ToolConnection, tool: str, task: m.ToolTask, timeout_s: float
 ) -> m.ToolCallResult:
-    """Ask a connection for the result of a task; raises `ToolRefusedError` if it cannot be asked."""
+    """Ask a connection for the result of a task; raises `ToolRefusedError` if its server has no tasks."""
     if isinstance(connection, HoldsTasks):
         return await connection.finish_task(tool, task, timeout_s)
     raise ToolRefusedError(f"{INTERRUPTED}: it cannot be asked for a result later", code=-32601)
@@ -187,7 +189,7 @@ class TakesRequests(Protocol):
 
 
 class SharedConnection(Protocol):
-    """A connection to a session that other users have too. A batch of calls must have it alone."""
+    """A connection to a session that has other users too. A batch of calls must have the session alone."""
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
         """Return a context manager that waits for the batches of other users, and keeps them waiting."""
@@ -196,7 +198,7 @@ class SharedConnection(Protocol):
 
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
     """Return a context manager in which a batch has the connection alone."""
-    # Not `isinstance`: for a protocol that takes longer than many a call of a function tool.
+    # Not `isinstance`, which for a protocol takes longer than many a call of a function tool.
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None
     alone = getattr(connection, "exclusive", None)
     return contextlib.nullcontext() if alone is None else alone()
@@ -212,10 +214,10 @@ class Checkable(Protocol):
 
 
 class WrappedConnection:
-    """A `ToolConnection` that passes everything on to another one. Subclasses change parts of that.
+    """A `ToolConnection` that passes everything on to another one. Subclasses override some methods.
 
     Args:
-        connection: The connection that it wraps.
+        connection: The connection that is wrapped.
     """
 
     def __init__(self, connection: ToolConnection) -> None:
@@ -247,7 +249,7 @@ class WrappedConnection:
         return await finish_task(self._connection, tool, task, timeout_s)
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Keep other users of the session waiting, if it has any."""
+        """Keep other users of the wrapped connection's session waiting, if the session has any."""
         return exclusive(self._connection)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:

@@ -1,7 +1,7 @@
 """The errors that a tool server can cause.
 
-`ServerFailed` ends the session; `ToolTimedOutError` and `ToolRefusedError` fail one call only. Their texts
-name the server, the phase, the cause and a remedy.
+`ServerFailed` ends the session; `ToolTimedOutError` and `ToolRefusedError` fail one call only. The text of a
+`ServerFailed` names the server, the phase, the cause and a remedy.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ class ServerFailed(MCPError):  # noqa: N818 - named as the event it reports, lik
 
 
 class WireFault(Struct, frozen=True):
-    """A failed exchange at the transport level. It is passed on in the `data` field of the SDK's error.
+    """A failed exchange at the transport level, which is passed on in the `data` field of the SDK's error.
 
     Attributes:
-        cause: One clause, without secrets or control characters.
+        cause: What has failed, in one clause without secrets or control characters.
         ends_session: Whether every later exchange would fail too.
         remedy: What the user can do; `None`: the transport's own advice for the phase.
         needs_login: Whether only a person's login helps.
@@ -79,7 +79,7 @@ class ToolRefusedError(MCPError):
 
 
 def failure_text(failure: m.ServerFailure) -> str:
-    """Return a failure as text for the user: server, cause, command, end of its standard error, remedy.
+    """Return a failure as text for the user: server, cause, command, end of standard error, remedy.
 
     Source: R6.1, R14.5
     """
@@ -120,7 +120,7 @@ def downloads(command: str, args: Sequence[str]) -> bool:
 
 
 def needs_longer(place: str) -> str:
-    """Return the advice for a server that may only be slow; `place`: where its start-up limit is written."""
+    """Return the advice for a server that may only be slow; `place` says where its start-up limit is set."""
     return f"If it only needs longer, raise {place}."
 
 
@@ -136,10 +136,10 @@ def remedy_for(
 
     Args:
         command: The program without its arguments.
-        phase: The phase in which it failed.
+        phase: The phase in which the server failed.
         missing: Whether the program was not found.
-        slow_place: If the server runs but did not answer in time: where its start-up limit is written.
-        wrote: Whether it wrote to stderr, which is shown beside the advice.
+        slow_place: If the server runs but did not answer in time: where its start-up limit is set.
+        wrote: Whether the server wrote to stderr, which is shown beside the advice.
 
     Source: R14.1, R14.5
     """

@@ -2,19 +2,19 @@
 
 The schemas that the model sees and the checks of a call's arguments are made from the functions' annotations.
 msgspec reads most types: numbers, texts, lists, enums, dates, Structs, dataclasses, TypedDicts, their unions.
-pydantic reads a parameter that mentions it (a model, `Annotated[..., Field(...)]`), and one that msgspec
-cannot read, such as a union of two dataclasses. It is imported only then, because the import takes a tenth of
-a second.
+pydantic reads a parameter whose type is pydantic's (a model, `Annotated[..., Field(...)]`), or cannot be read
+by msgspec, such as a union of two dataclasses. pydantic is imported only for such a parameter, because the
+import takes a tenth of a second.
 
 Descriptions are read from the function's docstring, in the three forms in use: Google (`Args:` and indented
 `name (type): text`), NumPy (`Parameters` over dashes and `name : type` over indented text) and Sphinx
-(`:param type name: text`). Anything else is part of the description. A docstring in another form is no error:
-it just has no descriptions of parameters.
+(`:param type name: text`). Anything else is part of the tool's description. A docstring in another form is no
+error: its parameters just get no descriptions.
 
 A plain function runs in a daemon thread, so that a slow one does not block the event loop. At its time limit
-the call fails and the thread is abandoned, because Python cannot stop a thread; a `ToolContext` tells the
-function so. An abandoned thread does not keep the program alive. A coroutine function runs in the session's
-task and is cancelled at its limit.
+the call fails and the thread is abandoned, because Python cannot stop a thread. The function can learn of the
+time limit from a `ToolContext`. An abandoned thread does not keep the program alive. A coroutine function
+runs in the session's task and is cancelled at its limit.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Parameters:
 
     Attributes:
         schema: The JSON Schema of the arguments.
-        context: Name of the parameter that receives the `ToolContext`; `None`: there is none.
+        context: Name of the parameter that receives the `ToolContext`; `None`: no parameter does.
 
     Raises:
         MCPConfigError: A parameter cannot be given by name, or JSON cannot express its type.
@@ -96,7 +96,7 @@ class Parameters:
         """Return the arguments as the function's annotations want them.
 
         Raises:
-            InvalidArgumentsError: They do not match.
+            InvalidArgumentsError: The arguments do not match the annotations.
         """
         try:
             given = msgspec.structs.asdict(msgspec.convert(arguments, self._struct))
@@ -158,8 +158,8 @@ class Parameters:
         for name, text in texts.items():
             parameter_read = self._by_pydantic.get(name)
             if parameter_read is not None and not parameter_read.described:
-                # pydantic has put the docstring of the model's class here, which says what the model is. What
-                # the parameter is for matters more.
+                # Replace the docstring of the model's class, which pydantic has put here. That text says what
+                # the class is; the model needs to know what the parameter is for.
                 properties[name]["description"] = text
             properties[name].setdefault("description", text)
         if components:
@@ -234,20 +234,20 @@ def _fault(kind: Any) -> TypeError | None:
 
 
 def _default(value: object) -> object:
-    # Python evaluates a default once. Copy a mutable one for each call: a function may modify it, and the
-    # next turn must not see that.
+    # Python evaluates a default once. Copy a mutable default for each call, because a function may modify it,
+    # and a later call must not see the change.
     if isinstance(value, list | dict | set | bytearray):
         return msgspec.field(default_factory=functools.partial(copy.deepcopy, value))
     try:
         msgspec.to_builtins(value)
-    except TypeError:  # JSON cannot express the default: it is used, but not shown in the schema
+    except TypeError:  # JSON cannot express the default. Use it for calls, but leave it out of the schema.
         return msgspec.field(default_factory=lambda: value)
     return value
 
 
 _NOTICE_CHARS = 500
 _MAX_NOTICES = 500
-"""Most notices of one call. A function that reports in a tight loop would fill the trace."""
+"""Most notices of one call; without a limit, a function that reports in a tight loop would fill the trace."""
 
 ContextNotify: TypeAlias = Callable[[NoticeKind, str], None]
 
@@ -314,7 +314,7 @@ class ToolContext:
         return self._cancelled.wait(timeout_s)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Report how far the call is. It is shown as a server's own progress is.
+        """Report how far the call is. The report is shown in the same way as the progress of an MCP server.
 
         Args:
             done: The part that is done, in any unit.
@@ -325,7 +325,7 @@ class ToolContext:
         self._send("progress", f"{share} {message}" if message else share)
 
     def log(self, text: str) -> None:
-        """Write a line to the trace. It is shown as a server's log messages are."""
+        """Write a line to the trace. The line is shown in the same way as a log message of an MCP server."""
         self._send("log", text)
 
     def _send(self, kind: NoticeKind, text: str) -> None:
@@ -333,7 +333,8 @@ class ToolContext:
         if threading.get_ident() == self._loop_thread:
             self._deliver(kind, shown)
         elif not self.cancelled:
-            # The loop delivers these in order, and before the function's result, which takes the same way.
+            # The loop delivers notices in order, and before the function's result, which reaches the loop by
+            # `call_soon_threadsafe` too.
             with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._deliver, kind, shown)
 
@@ -449,7 +450,7 @@ def _is_underlined(lines: list[str], at: int) -> bool:
 
 
 def _items(section: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the parameters that a section describes; none if it is about something else."""
+    """Yield name and text of each parameter that a section describes; none if it describes no parameters."""
     head = section[0]
     field = _FIELD.fullmatch(head)
     if field is not None and field["field"] in _FIELDS:
@@ -512,7 +513,7 @@ class ToolSettings(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The tool's bare name; `None`: the function's name.
         description: What the model reads; `None`: the docstring up to its first section.
-        timeout_s: Time limit of a call; `None`: the turn's.
+        timeout_s: Time limit of a call; `None`: the turn's limit for calls.
         annotations: What the tool does, for the tool policy; `None`: nothing is known.
     """
 
@@ -571,9 +572,9 @@ def tool(
         function: A plain function, a coroutine function, or a method.
         name: The tool's bare name; `None`: the function's name.
         description: What the model reads; `None`: the docstring up to its first section.
-        timeout_s: Time limit of a call in seconds; `None`: the turn's. A smaller limit of the turn wins.
-        annotations: What the tool does, such as `ToolAnnotations(read_only=True)`. A tool policy matches and
-            trusts them, since they are the host's own. `None`: MCP's defaults, which assume the worst.
+        timeout_s: Time limit of a call in seconds; `None`: the turn's limit for calls. The smaller one wins.
+        annotations: What the tool does, such as `ToolAnnotations(read_only=True)`. A tool policy trusts these
+            annotations, because they are the host's own. `None`: MCP's defaults, which assume the worst.
     """
     if function is not None and not callable(function):
         raise MCPConfigError(
@@ -589,7 +590,7 @@ def tool(
 
 
 def settings_of(function: Callable[..., Any]) -> ToolSettings | None:
-    """Return the arguments of this function's `@tool`; `None` if it has none."""
+    """Return the arguments of this function's `@tool`; `None` if the function is not marked with `@tool`."""
     settings = getattr(function, _ATTRIBUTE, None)
     return settings if isinstance(settings, ToolSettings) else None
 
@@ -618,15 +619,15 @@ class FunctionTools(HostFunctions):
     Args:
         functions: Functions by tool name; or functions alone, each with the name that `@tool` gives it or its
             own. Each parameter must be usable as a keyword argument and be annotated with a type that msgspec
-            or pydantic supports. A parameter of the type `ToolContext` is not shown to the model. Of a
-            function marked with `@tool`, the model reads the docstring up to its first section; of a plain
-            one, its first paragraph.
+            or pydantic supports. A parameter of the type `ToolContext` is not shown to the model. If a
+            function is marked with `@tool`, the model reads the docstring up to its first section, otherwise
+            the first paragraph of the docstring.
         catch_all: Called with the bare name and the arguments of a tool that is not listed; `None`: such a
-            call is refused. The model learns of such tools only from its instructions.
+            call is refused. Only the host's instructions can tell the model of such tools.
 
     Raises:
-        MCPConfigError: A function has a parameter that JSON cannot express, has no name, or has the name of
-            another one.
+        MCPConfigError: A function has no name, has the name of another function, or has a parameter whose
+            type JSON cannot express.
 
     Source: L7
     """
@@ -653,9 +654,9 @@ class FunctionTools(HostFunctions):
         """Make the connection for one session.
 
         Args:
-            server: The server name of its tools.
+            server: The name that the program gives to this server.
             before_calls: Awaited at the start of each batch; `None`: nothing is awaited.
-            note: Records what functions report through their `ToolContext`; `None`: it is dropped.
+            note: Records what functions report through their `ToolContext`; `None`: reports are dropped.
         """
         return FunctionConnection(server, self._served, self.catch_all, before_calls, note)
 
@@ -716,16 +717,16 @@ class FunctionConnection:
         return self.listing
 
     async def refresh_tools(self, timeout_s: float) -> None:
-        """Await `before_calls`. Returns `None`, since functions never change.
+        """Await `before_calls`. Return `None`, because the functions never change.
 
-        The session calls this at the start of each batch, before its first call is recorded.
+        The session calls this at the start of each batch, before the batch's first call is recorded.
         """
         del timeout_s
         if self._before_calls is not None:
             await self._before_calls()
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a function does not take the arguments; `None`: it does, or it is unknown."""
+        """Return why a function does not take the arguments; `None`: it takes them, or it does not exist."""
         if tool not in self._functions:
             return None
         try:
@@ -737,7 +738,8 @@ class FunctionConnection:
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a function. An exception that it raises, `SystemExit` included, becomes an error result.
 
-        A `KeyboardInterrupt`, or a BaseException class of the user's own, ends the turn, which raises it.
+        A `KeyboardInterrupt`, or a BaseException class of the user's own, ends the turn and is raised to the
+        host.
 
         Raises:
             ToolTimedOutError: The function took longer than `timeout_s`, or than its own limit. A plain
@@ -764,8 +766,8 @@ class FunctionConnection:
     ) -> functools.partial[Any]:
         """Return the call with its converted arguments."""
         converted, self._converted = self._converted, None
-        # If `refusal` has converted these arguments already, use its result: to convert them again would
-        # run the user's validators twice in one call.
+        # If `refusal` has converted these arguments already, use the converted ones. To convert them again
+        # would run the user's validators twice in one call.
         checked = converted is not None and converted[0] is arguments
         given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:
@@ -805,7 +807,7 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
         return tool_results.success(msgspec.to_builtins(value, enc_hook=_encodable))
     except BaseException as raised:
         error = single(raised)
-        # An exception of the user's function is its result, unless it asks for the program to end.
+        # An exception of the user's function becomes an error result, unless it is to end the program.
         if ends_the_task(raised) or not isinstance(error, _RESULTS):
             raise
         return tool_results.call_failed(f"{type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
 """Base classes of the tools that a program brings itself: `FunctionTools` and `ShellTool`.
 
-The engine tells them from MCP servers by these classes, without importing the tools. So a program with MCP
-servers alone does not import what reads functions and their docstrings.
+The engine tells these tools from MCP servers by the base classes, without importing the tools themselves. So
+a program that has only MCP servers does not import the modules that read functions and their docstrings.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,11 +15,11 @@ from grue.tool_sessions.server_specs import McpServer
 
 
 class HostConnection(ToolConnection, Protocol):
-    """A connection to tools of the program's own. Their listing is known without opening it."""
+    """A connection to the program's own tools, whose listing is known before the connection is opened."""
 
     @property
     def listing(self) -> Listing:
-        """The tools."""
+        """The tools, as `open` returns them."""
         ...
 
 

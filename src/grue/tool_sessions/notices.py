@@ -14,8 +14,8 @@ class ServerNotice(Struct, frozen=True):
     """One event of a server outside requests and replies.
 
     Attributes:
-        kind: What it did.
-        text: At most 500 characters, made printable. It comes from the server and is untrusted.
+        kind: What the server did.
+        text: At most 500 characters, made printable. The text comes from the server and is untrusted.
     """
 
     kind: NoticeKind

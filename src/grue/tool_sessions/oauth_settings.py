@@ -31,29 +31,31 @@ _IDENTITY = (
 class OAuth(Struct, frozen=True, kw_only=True):
     """The authorisation at one server. Its `repr` shows no secret.
 
-    Without a `client_id` the client is registered when it is needed: by its metadata document, if there is
-    one and the authorization server takes it, or else dynamically.
+    Without a `client_id`, grue registers as a client when it first asks for a token: by the document at
+    `client_metadata_url`, if one is set and the authorization server accepts such documents, or else
+    dynamically.
 
     Attributes:
         grant: `authorization_code` needs one `grue login SERVER`, and then refreshes its token by itself.
             `client_credentials` needs nobody. `identity_assertion` exchanges a person's token of the identity
             provider for one of the server.
         client_id: The client as it is registered at the authorization server; `None`: not registered yet.
-        client_secret: Its secret, if it has one.
-        private_key: Its private key in the PEM format, in place of a secret, for `client_credentials`.
-        signing_algorithm: How the key signs, such as `RS256` or `ES256`.
+        client_secret: The client's secret, if it has one.
+        private_key: The client's private key in the PEM format, in place of a secret, for
+            `client_credentials`.
+        signing_algorithm: How the private key signs, such as `RS256` or `ES256`.
         secret_method: How the secret is sent.
-        issuer: The authorization server that the credentials belong to. They are sent to no other.
-        scope: The scopes to ask for, separated by spaces; `None`: what the server says.
-        client_metadata_url: An https URL with the client's metadata, which then is the client's id.
-        redirect_port: The port of the loopback address to which the browser returns; 0: any free one.
+        issuer: The authorization server that the credentials belong to. They are sent to no other server.
+        scope: The scopes to ask for, separated by spaces; `None`: the scopes that the server asks for.
+        client_metadata_url: An https URL with the client's metadata. The URL is then the client's id.
+        redirect_port: The port of the loopback address to which the browser returns; 0: any free port.
         keep_tokens_in: `file`, or `keyring`, which needs `pip install 'keyring>=25.5,<26'`.
         identity_provider: The URL of the identity provider, for `identity_assertion`: its issuer.
         identity_client_id: The client as it is registered at the identity provider.
-        identity_client_secret: Its secret there, if it has one.
+        identity_client_secret: The client's secret at the identity provider, if it has one.
         identity_token: The person's identity token (an OpenID Connect ID token).
-        identity_token_file: A file with that token, in its place. It is read for each exchange, so that
-            another program may renew it.
+        identity_token_file: A file that holds the identity token, in place of `identity_token`. The file is
+            read for each exchange, so that another program may renew the token.
 
     Raises:
         MCPConfigError: The settings contradict one another.

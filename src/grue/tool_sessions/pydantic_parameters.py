@@ -1,4 +1,7 @@
-"""A parameter that pydantic reads. Importing this imports pydantic, so it is imported inside functions."""
+"""A parameter that pydantic reads.
+
+Importing this module imports pydantic, which takes long, so other modules import it inside functions.
+"""
 
 import contextlib
 import copy
@@ -20,7 +23,7 @@ _UNREADABLE = (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, Pyda
 
 
 class _WithoutFieldTitles(GenerateJsonSchema):
-    """Leaves out the title that pydantic makes from each field's name: the model pays for it by the token."""
+    """Leaves out the title that pydantic makes from each field's name, because each title costs tokens."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         """Return `False`: no field gets a title."""
@@ -33,12 +36,12 @@ class PydanticParameter:
 
     Args:
         name: The parameter's name.
-        annotation: Its type.
-        default: Its default as `inspect` gives it, or a `Field(...)`.
+        annotation: The parameter's type.
+        default: The parameter's default as `inspect` gives it, or a `Field(...)`.
 
     Attributes:
-        required: Whether it has no default.
-        described: Whether a `Field` describes it.
+        required: Whether the parameter has no default.
+        described: Whether a `Field` describes the parameter.
 
     Raises:
         TypeError: pydantic cannot read the type, or JSON cannot express it.
@@ -61,7 +64,7 @@ class PydanticParameter:
             raise TypeError(str(error).partition("\n")[0]) from error
 
     def default(self) -> Any:
-        """Return the default for one call. A mutable one is copied, because the function may modify it."""
+        """Return the default for one call. It is a copy, because the function may modify it."""
         if isinstance(self._default, FieldInfo):
             return self._default.get_default(call_default_factory=True, validated_data={})
         return copy.deepcopy(self._default)
@@ -77,10 +80,10 @@ class PydanticParameter:
             raise InvalidArgumentsError("; ".join([*shown, *more])) from error
 
     def add_schema(self, components: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the schema, and the shared definitions with its own added.
+        """Return the parameter's schema, and the shared definitions together with this parameter's.
 
-        If another definition has the same name, this one is renamed: the parameter's name is put before its
-        own.
+        If another definition already has the name of one of this parameter's, the parameter's name is put
+        before the names of its definitions.
         """
         schema, own = self._schema("")
         if any(components.get(name, definition) != definition for name, definition in own.items()):
@@ -93,7 +96,7 @@ class PydanticParameter:
         )
         own = {f"{prefix}{name}": definition for name, definition in schema.pop("$defs", {}).items()}
         if not self.required and not isinstance(self._default, FieldInfo):
-            # JSON cannot express such a default: it is used, but not shown
+            # If JSON cannot express the default, it is used for calls, but left out of the schema.
             with contextlib.suppress(PydanticSerializationError):
                 shown = self._adapter.dump_python(self._default, mode="json", warnings=False)
                 schema.setdefault("default", shown)

@@ -2,7 +2,7 @@
 
 A secret is the value of a variable with a name such as `API_KEY` (`runtime/secrets/secret_forms.py`), an
 argument or a part of one after such a name, a password in a URL, a word in the form of a provider's tokens,
-or a value that authorises a request. `runtime/secrets/redaction.py` finds each in all its encoded forms.
+or a value that authorises a request. `runtime/secrets/redaction.py` finds a secret in its encoded forms too.
 """
 
 import re

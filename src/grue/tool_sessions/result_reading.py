@@ -2,8 +2,8 @@
 
 A result may be megabytes of hostile text, and a model writes the arguments. So everything is bounded: the
 length of an answer by the caller's limit, a search by time. Patterns are run by the linear-time engine that
-checks schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no back references. Call it
-in a worker thread, because a result of 10 MB takes some tens of milliseconds.
+checks schemas (`protocol/tools/json_schema.py`), which accepts no look-around and no back references. Read
+results in a worker thread, because reading 10 MB takes some tens of milliseconds.
 """
 
 import functools
@@ -24,7 +24,7 @@ _BLOCK = 65_536
 """Characters that are searched at once for a line number or a pattern."""
 
 _LONGEST_LINE = 4_000
-"""A longer line is searched in pieces, which overlap."""
+"""Most characters of a line that are searched at once. A longer line is searched in overlapping pieces."""
 
 _OVERLAP = 400
 _SHOWN_OF_LINE = 300
@@ -45,7 +45,7 @@ class CannotReadError(Exception):
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """The arguments of `read_result`; see its definition."""
+    """The arguments of `read_result`, as the tool's definition describes them to the model."""
 
     handle: str
     first_line: int | None = None
@@ -59,7 +59,7 @@ def wanted(arguments: m.JsonObject) -> Wanted:
     """Return the arguments of a call.
 
     Raises:
-        CannotReadError: They do not fit, or contradict each other.
+        CannotReadError: The arguments do not fit the definition, or contradict each other.
     """
     try:
         asked = msgspec.convert(arguments, Wanted)
@@ -86,7 +86,7 @@ class WholeResult:
 
     @functools.cached_property
     def text(self) -> str:
-        """Its text, as `whole_text` says."""
+        """The whole result as one text."""
         return whole_text(self._result)
 
     @functools.cached_property
@@ -97,7 +97,7 @@ class WholeResult:
         """Return the part that is asked for, in about `max_chars` characters at most.
 
         Raises:
-            CannotReadError: There is no such part, or the pattern or path cannot be used.
+            CannotReadError: The result has no such part, or the pattern or path cannot be used.
         """
         room = max(1, max_chars - _HEADER)
         if asked.pattern is not None:
@@ -197,7 +197,10 @@ class WholeResult:
 
 
 def _start_of(text: str, line: int) -> int:
-    """Return where a line begins; -1: there is none. Counts blocks first, which is fast."""
+    """Return where a line begins; -1: the text has no such line.
+
+    Counts the line breaks of whole blocks first, which is fast.
+    """
     at, number = 0, 1
     while number < line and at < len(text):
         end = min(at + _BLOCK, len(text))
@@ -303,7 +306,7 @@ def _steps_of(path: str) -> list[_Step]:
     """Return the steps of a path.
 
     Raises:
-        CannotReadError: It has another form.
+        CannotReadError: The path is not a JSON path of the supported form.
     """
     rest = path.strip().removeprefix("$")
     if rest and rest[0] not in ".[":
@@ -356,7 +359,7 @@ def _only(value: object, steps: list[_Step]) -> object:
     for step in steps:
         opened = _opened(value)
         try:
-            value = opened[step]  # type: ignore[index]  # if it has no such part, that raises
+            value = opened[step]  # type: ignore[index]  # raises if `opened` has no such part
         except (KeyError, IndexError, TypeError):
             raise CannotReadError(f"{_shown_step(step)} is not there: {_described(opened)}") from None
         if isinstance(opened, str):
@@ -365,7 +368,7 @@ def _only(value: object, steps: list[_Step]) -> object:
 
 
 def _selected(value: object, steps: list[_Step]) -> Iterator[object]:
-    """Yield the values that a path with wildcards or slices selects; what does not fit is left out."""
+    """Yield the values that a path with wildcards or slices selects; parts that lack a step are left out."""
     if not steps:
         yield value
         return
@@ -441,9 +444,9 @@ class ResultReader:
     """Answers `read_result` in one turn.
 
     Args:
-        result_of: Finds the whole result of an earlier call by its handle; `None`: there is none. It may read
-            a trace.
-        max_chars: Longest answer.
+        result_of: Finds the whole result of an earlier call by its handle, perhaps in a trace; returns `None`
+            if no call has this handle.
+        max_chars: Most characters of an answer.
     """
 
     def __init__(self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int) -> None:
@@ -460,7 +463,7 @@ class ResultReader:
             return tool_results.call_failed(str(error))
 
     def _whole(self, handle: str) -> WholeResult:
-        # A model reads a result in several steps, and each would lay it out again.
+        # Keep the last result laid out, because a model often reads a result in several calls.
         last = self._last
         if last is not None and last[0] == handle:
             return last[1]

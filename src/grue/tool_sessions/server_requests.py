@@ -1,6 +1,7 @@
 """The requests that a server may send to its client, as data: sampling, elicitation, roots.
 
-All are off by default. The client announces an ability to a server only if the host has a function for it.
+All are off by default. The client announces to a server that it takes such requests only if the host has a
+function for them.
 """
 
 from collections.abc import Awaitable, Callable

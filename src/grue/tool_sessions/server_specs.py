@@ -2,8 +2,7 @@
 
 No text made here may show a secret of an environment, an argument, a URL or a header.
 
-`InheritEnv` says which variables a server process inherits, and which of them are keys. Decision 013 has the
-reasons.
+`InheritEnv` says which of the host's variables a server process inherits; decision 013 has the reasons.
 """
 
 import os
@@ -55,8 +54,8 @@ OWN_KEYS = frozenset(
         "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
     )
 )
-"""The variables whose values grue itself uses, for model endpoints and observers. It has the key of every
-provider in the table of endpoints (`protocol/chat_wire/profiles.py`), because grue uses whichever fits."""
+"""The variables whose values grue itself uses, for model endpoints and observers. The key of every provider
+in the table of endpoints (`protocol/chat_wire/profiles.py`) is here, because grue may use any of them."""
 
 _SAFE = frozenset(("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"))
 _SAFE_PREFIX = "LC_"
@@ -98,7 +97,7 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
     A variable holds a key if its name looks like a key's, or if its value equals one of grue's own keys.
 
     Args:
-        environment: What a process would get.
+        environment: The variables that a process would get.
         host: The host's environment.
     """
     keys, values = OWN_KEYS, _own_values(host)
@@ -122,7 +121,7 @@ def _own_values(environ: Mapping[str, str]) -> set[str]:
 
 
 def _is_safe(name: str, value: str) -> bool:
-    # An exported shell function is code that a shell started by the server would run.
+    # Leave out exported shell functions, because a shell that the server starts would run their code.
     return (name in _SAFE or name.startswith(_SAFE_PREFIX)) and not value.startswith(_SHELL_FUNCTION)
 
 
@@ -132,21 +131,22 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     A turn has a time limit for calls too; the smaller of the two applies.
 
     Attributes:
-        call_timeout_s: Time limit of one tool call; `None`: the turn's.
-        startup_timeout_s: Time limit from spawning to the listing; `None`: the turn's. It replaces the
-            turn's, also if it is longer.
-        startup_timeout_place: Where that limit can be written, in words, for the advice after a slow start.
-            A configuration file sets it.
+        call_timeout_s: Time limit of one tool call; `None`: the turn's limit.
+        startup_timeout_s: Time limit from spawning to the listing; `None`: the turn's limit. A limit here
+            replaces the turn's, also if it is longer.
+        startup_timeout_place: In words, where the user can write `startup_timeout_s`, for the advice after a
+            slow start. Set if the options come from a configuration file.
         exit_grace_s: How long a server process may take to exit after its input was closed, before it gets
             SIGTERM; `None`: as the runner's `ProcessLimits` say.
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
-        exclude: Names or patterns of the tools not to offer. It wins over `include`.
+        exclude: Names or patterns of the tools not to offer, even if `include` names them.
         required: Whether the first connect of an episode has to succeed. `True`: a failure ends the turn with
-            an error. `False`: the episode goes on without the server. `None`: the turn's `FailurePolicy`.
+            an error. `False`: the episode goes on without the server. `None`: as the turn's `FailurePolicy`
+            says.
         check_arguments: Whether a call that the tool's input schema refuses is answered with an error instead
             of being sent. Switch it off for a server whose schemas are wrong.
-        start: When it starts, one of `StartWhen`; `None`: as the runner's `start` says.
-        roots: `file://` URIs of the folders that the server may work in; `None`: it is not given any.
+        start: When the server starts, one of `StartWhen`; `None`: as the runner's `start` says.
+        roots: `file://` URIs of the folders that the server may work in; `None`: the server is told none.
     """
 
     call_timeout_s: float | None = None
@@ -181,7 +181,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         raise MCPConfigError(f"The start of a server is one of {known}, not {shown(self.start)}.")
 
     def __eq__(self, other: object) -> bool:
-        """Compare everything but the place: options are equal wherever they are written."""
+        """Compare everything except `startup_timeout_place`, because options mean the same in every file."""
         return isinstance(other, ServerOptions) and self._effective() == other._effective()
 
     def __hash__(self) -> int:
@@ -199,7 +199,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         """Return the tools to offer, in the order of the listing.
 
         An entry of `include` or `exclude` that matches no tool is reported as a `bad_tool` notice, because
-        it is misspelt or the server has changed.
+        the entry is misspelt or the server has changed.
         """
         names = [tool.tool for tool in tools]
         entries = [("include", each) for each in self.include or ()]
@@ -249,16 +249,18 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
     Attributes:
         command: A path, relative to `cwd` or absolute, or a name on the PATH. A `Path` here, in `args`, `env`
             or `cwd` becomes its text.
-        args: Its arguments, one text each. A list becomes a tuple.
-        name: The server's name. In a dictionary of servers the key counts; by default the program's name.
+        args: The command's arguments, one text each. A list becomes a tuple.
+        name: The server's name; by default the program's name. In a dictionary of servers the key replaces
+            it.
         env: Variables added to the inherited environment. They replace inherited ones of the same name.
         inherit_env: Which part of the host's environment is inherited. `all`: everything. `no_keys`:
             everything except the keys that grue uses for models and observers. `safe`: what programs
-            commonly need. `none`: nothing. If the result has no PATH, the command is looked up on the host's.
-        cwd: Working directory; `None`: the host's.
+            commonly need. `none`: nothing. If the server then has no PATH, the command is searched on the
+            host's PATH.
+        cwd: Working directory; `None`: the host's working directory.
         options: Time limits and tool choices, for the MCP client.
         sandbox: What the program may read, write, start and connect to: a `Sandbox`, or a preset's name
-            (`pure`, `files`, `web`). `None`: what the host may.
+            (`pure`, `files`, `web`). `None`: no box; the program may do whatever the host may do.
 
     Source: R3.2, P7
     """
@@ -270,7 +272,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
     inherit_env: InheritEnv = "all"
     sandbox: Sandbox | None = None
 
-    if TYPE_CHECKING:  # what may be given is more than what the fields hold afterwards
+    if TYPE_CHECKING:  # The arguments take more types than the fields have after `__post_init__`.
 
         def __init__(
             self,
@@ -310,7 +312,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
         raise MCPConfigError(f"StdioServer(name={self.name!r}): write {form}.")
 
     def _read_sandbox(self) -> None:
-        """Make a `Sandbox` of a preset's name."""
+        """Replace a preset's name in `sandbox` by the preset's `Sandbox`."""
         try:
             msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))
         except ValueError as error:
@@ -353,13 +355,14 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
     Its `repr` hides the headers and the parts of the URL that may be secret.
 
     Attributes:
-        url: `http://` or `https://`; used as it is.
-        name: The server's name. In a dictionary of servers the key counts; by default the host's name.
+        url: A URL that begins with `http://` or `https://`; it is not changed.
+        name: The server's name; by default the host in the URL. In a dictionary of servers the key replaces
+            it.
         transport: `http` is Streamable HTTP; `sse` is the older transport. `auto` tries Streamable HTTP
             first, and then, if the address refuses it, SSE.
-        headers: Sent with every request to that URL, and nowhere else.
+        headers: Sent with every request to this URL, and to no other URL.
         connect_timeout_s: Time limit for opening a connection, and for sending one notification.
-        auth: How grue authorises itself (OAuth); `None`: by the headers, if at all.
+        auth: How grue authorises itself (OAuth); `None`: only `headers` can authorise it.
         options: Time limits and tool choices.
 
     Raises:
@@ -442,7 +445,7 @@ def in_its_box(server: McpServer, tools: tuple[m.ToolDefinition, ...]) -> tuple[
 
 
 def is_boxed(box: Sandbox | None) -> bool:
-    """Return whether a program with this box starts in one, and this machine enforces all of it."""
+    """Return whether a program with this box starts in it, and this machine enforces the whole box."""
     if box is None:
         return False
     from grue.sandbox.launch import is_enforced  # imported here, because most programs have no boxes

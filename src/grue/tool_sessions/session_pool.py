@@ -13,9 +13,10 @@ episode, not of a turn. That allows four things:
   (`SharedSession`).
 
 The processes of one turn are a generation. At most three generations are alive: those of the turn before are
-closing, those of this turn are in use, those of the next turn are starting or waiting. At a tool call there
-may be younger processes, and no older ones. A turn never uses a session that was started beside it, not even
-if its own one has died: such a process has not seen what the turn's calls have changed.
+closing, those of this turn are in use, those of the next turn are starting or waiting. When a turn makes a
+tool call, processes of the next turn may be alive, but none of an earlier turn. A turn never uses a session
+that was started beside it, not even if its own session has died: the server started before the turn's calls,
+and may have read files that these calls have changed since.
 
 A session actor uses a leased connection like any other `ToolConnection`. The owners record what happens
 outside turns in the trace: `SessionPrewarmed`, `PrewarmLost`, `ServerEnded`.
@@ -48,8 +49,8 @@ from grue.tool_sessions.connection import (
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 
 _PREWARM_DELAY_S = 0.005
-"""How long a prewarm is delayed. Spawning holds the interpreter for a millisecond, and at that moment the
-host's thread is about to receive its result, or the turn's request to the model is about to be written."""
+"""How long a prewarm is delayed. Spawning holds the interpreter for a millisecond. Without the delay it would
+hold up the host's thread, which is about to receive its result, or the turn's request to the model."""
 
 Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]
 """A function that waits until a connection may start its process."""
@@ -62,19 +63,20 @@ class PooledConnection:
         server: The server's name.
         connect: Makes the connection.
         recorder: Records what the owner does, in the trace.
-        timeout_s: Time limit for opening it.
-        room: Waits until it may start its process.
+        timeout_s: Time limit for opening the connection.
+        room: Waits until the connection may start its process.
 
     Attributes:
         connection: Open once `opened` is set, unless `failed` is set too.
-        listing: The latest listing of the server; `None` until it is open.
-        failed: Why it could not be opened (`ServerFailed`), or the exception that crashed its owner.
+        listing: The latest listing of the server; `None` until the connection is open.
+        failed: Why the connection could not be opened (`ServerFailed`), or the exception that crashed its
+            owner.
         opened: Set when opening has succeeded or failed.
         wanted: Set by a turn that is waiting for this connection. Until then spawning is delayed by 5 ms, so
             that the host gets its result first.
         gone: Set when the connection is closed and none of its processes is alive.
-        turn: Number of the turn that uses it; 0: none.
-        generation: Which of the pool's turns uses it, or is to use it; the pool counts them from 1.
+        turn: Number of the turn that uses the connection; 0: none.
+        generation: The turn that uses the connection, or is to use it, as the pool counts its turns from 1.
         alone: Held during a batch of calls, because a kept session may have two users: a turn, and a call
             outside turns.
     """
@@ -101,14 +103,14 @@ class PooledConnection:
 
     @property
     def usable(self) -> bool:
-        """Whether it is open or still opening, and its process has not ended."""
+        """Whether the connection is open or still opening, and its process has not ended."""
         return self.failed is None and not self.gone.is_set() and self.connection.status.alive
 
     async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
         """Return the server's tools now. They are listed again only if the server has announced a change.
 
-        The server announces a change once, and the session may have several users. Each of them compares the
-        result with what it has seen.
+        The server announces a change once, and the session may have several users. So each user compares the
+        result with the list that it has seen last.
         """
         assert self.listing is not None, "only an open connection has tools"
         tools = await self.connection.refresh_tools(timeout_s)
@@ -125,15 +127,16 @@ class PooledConnection:
     async def run(self) -> None:
         """Open the connection, wait for `release`, close it. If cancelled, close it within a time limit."""
         try:
-            # The scope covers the connection's whole life, not just its opening. The connection enters task
-            # groups when it opens and leaves them when it closes, and anyio requires scopes to nest.
+            # The scope covers the connection's whole life, not just its opening: the connection enters task
+            # groups when it opens and leaves them when it closes, and anyio requires scopes to nest. So the
+            # scope may end only after the connection has left its task groups.
             with self._opening:
                 await self._hold_open()
         except ServerFailed as failed:
             self.failed = failed
         except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
             self.failed = crash
-            # If the trace cannot be written, that may be the crash itself, and recording it fails again.
+            # The crash may be that the trace cannot be written. Then recording the crash fails too.
             with contextlib.suppress(Exception):
                 self._record(describe_crash(self.server, crash))
         finally:
@@ -187,8 +190,8 @@ _STILL_THERE_S = 2.0
 _GENERATIONS = 3
 
 Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
-"""When a turn's session is opened: in the turn, after the turn before it, beside the turn before it, or in an
-earlier turn from which it was kept."""
+"""When a turn's session is opened: in the turn itself, after the previous turn, beside the previous turn, or
+in an earlier turn and kept since."""
 
 
 class SessionPool:
@@ -222,12 +225,12 @@ class SessionPool:
         self._leaving: list[PooledConnection] = []
 
     def begin_turn(self) -> None:
-        """Count a turn that starts now. Sessions that were prewarmed before belong to it."""
+        """Count a turn that starts now. Sessions that were prewarmed before now belong to this turn."""
         self._generation += 1
 
     @property
     def has_spares(self) -> bool:
-        """Whether it has started to open any connection for the next turn."""
+        """Whether the pool has started to open any connection for the next turn."""
         return bool(self._waiting)
 
     def lacks(self, server: m.ServerName) -> bool:
@@ -240,7 +243,7 @@ class SessionPool:
         Args:
             server: The server's name.
             connect: Makes the connection.
-            timeout_s: Time limit for opening it.
+            timeout_s: Time limit for opening the connection.
         """
         if server not in self._waiting:
             self._waiting[server] = self.begin(server, connect, timeout_s)
@@ -248,7 +251,7 @@ class SessionPool:
     def begin(
         self, server: m.ServerName, connect: Connect, timeout_s: float, *, turn: int = 0
     ) -> PooledConnection:
-        """Start to open a connection. `turn` is the turn that waits for it; 0: it is prewarmed."""
+        """Start to open a connection; `turn`: the turn that waits for it, or 0 for a prewarmed connection."""
         owned = PooledConnection(server, connect, self._recorder, timeout_s, self._wait_for_room)
         owned.turn = turn
         is_spare = not turn and self.sessions != "kept"
@@ -261,7 +264,7 @@ class SessionPool:
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
-        A connection that was prewarmed beside this turn is left to the next one.
+        A connection that was prewarmed beside this turn is left to the next turn.
 
         Args:
             server: The server's name.
@@ -301,7 +304,7 @@ class SessionPool:
             if owned is None:
                 self.prepare(server, connect, timeout_s)
                 owned = self._waiting[server]
-            # Another user may be opening it. Nothing is known of its process until that is done.
+            # Another user may be opening the session. Wait for that, because only then is its process known.
             was_open = owned.opened.is_set()
             owned.wanted.set()
             await owned.opened.wait()
@@ -340,10 +343,11 @@ class SessionPool:
             self._forget_gone()
 
     async def _wait_for_room(self, starting: PooledConnection) -> None:
-        """Wait until the processes are gone that are too old for a new process to start beside them.
+        """Wait until all processes that are three or more generations older than a new connection are gone.
 
-        Only cancelled turns leave such processes. They do not wait for those of the turns before them, so
-        without this wait any number of cancelled turns could leave processes behind at the same time.
+        Only cancelled turns leave such processes, because a cancelled turn does not wait until the processes
+        of earlier turns are gone. Without this wait, any number of cancelled turns could leave processes
+        behind at the same time.
         """
         newest = starting.generation - _GENERATIONS
         while old := [each for each in self._leaving if each.generation <= newest and not each.gone.is_set()]:
@@ -397,14 +401,14 @@ class LeasedConnection:
         if owned is None:
             return
         try:
-            # A turn that made no call has not waited for older processes yet. Without this wait, turns
-            # without calls could leave any number of closing processes behind.
+            # The first call of a turn waits for older processes; a turn without calls has not waited yet.
+            # Without this wait, such turns could leave any number of closing processes behind.
             await self._pool.wait_closed()
         finally:
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Wait until the connection is open. If a prewarmed one is lost, open a new one.
+        """Wait until the connection is open. If a prewarmed connection is lost, open a new one.
 
         Each of the two attempts has the whole `timeout_s`, but neither passes the turn's deadline.
         """
@@ -448,7 +452,7 @@ class LeasedConnection:
             raise
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Wait for a call outside turns to the same session, and keep further ones waiting."""
+        """Wait for a call outside turns to the same session, and keep further such calls waiting."""
         return self._open.alone
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
@@ -464,7 +468,7 @@ class LeasedConnection:
 
     @property
     def status(self) -> ConnectionStatus:
-        """The state of the leased connection; its ending is `handed_over`, as the pool ends or keeps it."""
+        """The state of the leased connection. `ending` is `handed_over`: the pool ends or keeps it."""
         if self._owned is None:
             return ConnectionStatus(alive=False, ending="handed_over")
         return replace(self._owned.connection.status, ending="handed_over")
@@ -513,7 +517,7 @@ _METHOD_NOT_FOUND = -32601
 
 
 class SharedSession:
-    """A `ToolConnection` to a kept session, for calls outside turns. Leaving it closes nothing."""
+    """A `ToolConnection` to a kept session, for calls outside turns. Leaving it leaves the session open."""
 
     def __init__(self, pool: SessionPool, server: m.ServerName, connect: Connect) -> None:
         self._pool = pool
@@ -531,7 +535,7 @@ class SharedSession:
         pass
 
     async def open(self, timeout_s: float) -> Listing:
-        """Wait until the kept session is open. If there is none, or it is lost, open a new one."""
+        """Wait until the kept session is open. If the pool has none, or it is lost, open a new one."""
         self._owned = owned = await self._pool.open_kept(self._server, self._connect, timeout_s)
         assert owned.listing is not None, "a connection that opened without failing has listed its tools"
         self._seen = owned.listing.tools
@@ -573,7 +577,7 @@ class SharedSession:
 
     @property
     def status(self) -> ConnectionStatus:
-        """The state of the kept session; its ending is `handed_over`, because the pool keeps it."""
+        """The state of the kept session. `ending` is `handed_over`, because the pool keeps the session."""
         if self._owned is None:
             return ConnectionStatus(ending="handed_over")
         return replace(self._owned.connection.status, ending="handed_over")

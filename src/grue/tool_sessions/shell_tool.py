@@ -1,10 +1,11 @@
 """`ShellTool`: a tool server whose one tool runs commands on this machine. Off unless a host configures it.
 
 An allow-list of programs, a working folder and a small environment limit what a model can start. They do not
-limit what a started program does: it can read every file that this user can read. A box (`sandbox`) does.
+limit what a started program does: it can read every file that this user can read. A box (`sandbox`) limits
+that too.
 
-A command is ended in the same way as a server: it leads its own process group, which the guard watches, and
-afterwards nothing that it started is alive, however it ended.
+A command is ended in the same way as a server process: it leads its own process group, which the guard
+watches. However the command ended, no process that it started is alive afterwards.
 """
 
 import os
@@ -42,30 +43,30 @@ AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
 
 
 class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
-    """A tool server with the tool `run`, which runs a command and returns its output and exit status.
+    """A tool server with the tool `run`, which runs a command and returns the output and exit status.
 
     ```python
     servers={"sh": ShellTool(folder="repo", commands=["ls", "rg", ["git", "diff"], ["git", "status"]])}
     ```
 
     The model passes a list of arguments, which no shell reads. With `shell=True` it passes one string, which
-    `/bin/sh` reads. Its `repr` shows only the names of `env`.
+    `/bin/sh` reads. The `repr` of a `ShellTool` shows only the names of `env`.
 
     Attributes:
         folder: Working directory of every command.
         commands: The programs that may be run: a name on the PATH, or a path. An entry that is a list has to
             match the first arguments too. `any` allows everything. A program that starts others, such as
             `env`, `find`, `xargs` or an interpreter, allows everything too.
-        shell: Whether the model passes a string for `/bin/sh`. It can name any program, so this needs
-            `commands="any"`.
+        shell: Whether the model passes a string for `/bin/sh`. Such a string can start any program, so this
+            needs `commands="any"`.
         inherit: Names of the host's environment variables that a command gets. No others are inherited.
-        env: Variables that are added.
+        env: Variables that are added to the inherited ones.
         timeout_s: Time limit of one command in seconds. A smaller limit of the turn wins.
         max_output_bytes: How much of each output stream the model gets: its beginning and its end.
-        max_written_bytes: A command that writes more than this is ended.
+        max_written_bytes: How much a command may write to its output streams; one that writes more is ended.
         limits: Time between SIGTERM and SIGKILL.
         sandbox: What a command may read, write, start and connect to: a `Sandbox`, or a preset's name;
-            `files` opens the folder. `None`: what the host may.
+            `files` opens the folder. `None`: no box; a command may do whatever the host may do.
 
     Raises:
         MCPConfigError: The folder or a program does not exist, or `shell` is used with an allow-list.
@@ -145,8 +146,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         """Make the connection for one session.
 
         Args:
-            server: The server name of its tool.
-            registry: Holds the running command's process.
+            server: The name that the program gives to this server.
+            registry: Lists the running command's process, so that it can be killed from outside.
             before_calls: Awaited at the start of each batch; `None`: nothing is awaited.
         """
         connection = FunctionTools([_Commands(self, registry).tool()]).connect(server, before_calls)
@@ -176,7 +177,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
 class _Allowed(Struct, frozen=True):
     """An entry of the allow-list, and the path that its program was found at.
 
-    The path is looked up once. A program of the same name that a command puts first on the PATH is not used.
+    The path is looked up once. So if a command later puts another program of that name first on the PATH, it
+    is not used.
     """
 
     words: tuple[str, ...]
@@ -193,7 +195,7 @@ class _Program(Struct, frozen=True):
     sandbox: Sandbox | None
 
     def environment(self) -> dict[str, str]:
-        """Return its whole environment."""
+        """Return the command's whole environment."""
         return dict(self.variables)
 
 
@@ -264,8 +266,8 @@ class _Commands:
         finished: bool | None = None
         try:
             async with command:
-                # The scope is inside the block, so that after its own limit a command still has its whole
-                # grace. The turn's limit and a cancellation come from outside and shorten the graces.
+                # The scope is inside the block, so that after `timeout_s` a command still has its whole time
+                # to end itself. The turn's limit or a cancellation comes from outside and shortens that time.
                 with anyio.move_on_after(spec.timeout_s):
                     finished = await command.finish(stdin.encode("utf-8", "replace"))
         except SpawnError as error:

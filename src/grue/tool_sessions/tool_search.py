@@ -1,8 +1,9 @@
 """`find_tools`: which of many tools fit a few words, by an index of their names and texts. Pure and local.
 
 The index is BM25 over the words of each tool: its name counts most, then its server, its description, and the
-names of its arguments. Words are compared by their stems. A word that begins another one (`repo`,
-`repository`), and a verb that means the same (`delete`, `remove`), count less than the word itself.
+names of its arguments. Words are compared by their stems. A tool also fits if the query has a longer or
+shorter form of one of its words (`repo`, `repository`), or a verb of the same meaning (`delete`, `remove`).
+Such a word counts less than the tool's own word.
 """
 
 import math
@@ -100,7 +101,7 @@ class ToolIndex:
         norm = _K1 * (1 - _B + _B * length / self._mean)
         total = 0.0
         for found in wanted.values():
-            # One word of a query counts once, by the best of the words that stand for it.
+            # Each word of the query adds one score, the best among the words of the index that stand for it.
             total += max(
                 (
                     weight * self._rarity(each) * counts[each] * (_K1 + 1) / (counts[each] + norm)
@@ -121,7 +122,7 @@ class ToolSearcher:
 
     Args:
         tools: Returns the tools that may be called now.
-        most: How many tools are returned.
+        most: How many tools `find_tools` returns at most.
     """
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:
