@@ -168,6 +168,7 @@ os.register_at_fork(before=passes)
 import threading
 from grue.runtime import loading
 
+loading._SWITCH_S = 30.0  # of this little time a busy machine may take much
 works, over = [], []
 
 def work():

@@ -83,6 +83,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
+        self.first = threading.Lock()  # taken by the first return, and never given back
         self.came = threading.Event()
         self.returned: Returned | None = None
 
@@ -94,11 +95,16 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Take the browser's request to the path, and answer with a page."""
         parts = urlsplit(self.path)
-        if parts.path != _PATH or self.server.came.is_set():
+        if parts.path != _PATH or not self.server.first.acquire(blocking=False):
             self.send_error(404)
             return
-        returned = Returned(parts.query)
-        refused = returned["error"]
+        self.server.returned = returned = Returned(parts.query)
+        try:
+            self._show_page(returned["error"])
+        finally:
+            self.server.came.set()  # not before the page: the server is closed then
+
+    def _show_page(self, refused: str | None) -> None:
         words = "You are logged in. You can close this window."
         if refused:
             words = f"The login was refused: {html.escape(refused)}"
@@ -108,8 +114,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(page)))
         self.end_headers()
         self.wfile.write(page)
-        self.server.returned = returned
-        self.server.came.set()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Write nothing: the address has the code in it."""

@@ -1,12 +1,13 @@
 """The page that a browser gets after a login."""
 
+import http.client
 import urllib.error
 import urllib.request
 from urllib.parse import quote
 
 import pytest
 
-from grue.transports.mcp.login import Loopback
+from grue.transports.mcp.login import Loopback, _Handler
 
 
 def test_what_an_authorization_server_says_is_text_on_the_page() -> None:
@@ -18,6 +19,26 @@ def test_what_an_authorization_server_says_is_text_on_the_page() -> None:
     assert "&lt;script&gt;alert(document.domain)&lt;/script&gt;" in page
     assert returned is not None
     assert returned["error"] == hostile
+
+
+def test_a_return_counts_before_its_page_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = []
+
+    def show(handler: _Handler, _refused: str) -> None:
+        with pytest.raises(urllib.error.HTTPError) as second:
+            urllib.request.urlopen(f"{loopback.uri}?code=second", timeout=30)
+        refused.append(second.value.code)
+        second.value.close()
+        raise BrokenPipeError
+
+    monkeypatch.setattr(_Handler, "_show_page", show)
+    with Loopback() as loopback:
+        with pytest.raises(http.client.RemoteDisconnected):
+            urllib.request.urlopen(f"{loopback.uri}?code=first", timeout=30)
+        returned = loopback.wait(30)
+    assert refused == [404]
+    assert returned is not None
+    assert returned["code"] == "first"
 
 
 def test_only_the_first_return_counts() -> None:
