@@ -1,8 +1,8 @@
 """Unpack an `.mcpb` bundle: a zip file of somebody else's making, with a `manifest.json` in it.
 
-Nothing is written outside of the bundle's own folder, and nothing but plain files and folders. A bundle is
-unpacked into a draft beside that folder, which is renamed when everything is there, so a kill or an error
-leaves no incomplete folder. Size limits apply to what comes out, not to the sizes that the file declares.
+The bundle is written into its own folder and nowhere else, as plain files and folders only. It is unpacked
+into a draft beside that folder, which is renamed when everything is there, so a kill or an error leaves no
+incomplete folder. Size limits apply to the unpacked bytes, not to the sizes that the zip file declares.
 """
 
 import hashlib
@@ -40,10 +40,10 @@ class Bundle:
     """An open bundle; made by `opened`.
 
     Attributes:
-        path: Its file.
+        path: The bundle's file.
         manifest: The parsed `manifest.json`, unchecked.
         sha256: The digest of the file.
-        is_signed: Whether a signature stands behind the archive. Nobody has checked it.
+        is_signed: Whether a signature stands behind the archive. grue does not check the signature.
     """
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, sha256: str, is_signed: bool) -> None:
@@ -102,14 +102,15 @@ class Bundle:
 
 @contextmanager
 def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
-    """Open a bundle and check what it lists, before anything of it is written.
+    """Open a bundle, and check its list of files before any of them is written.
 
     Args:
-        path: The file.
-        sha256: The digest that it has to have; `None`: any.
+        path: The bundle's file.
+        sha256: The digest that the file has to have; `None`: any.
 
     Raises:
-        MCPConfigError: It cannot be read, is not a bundle, has another digest, or lists what is refused.
+        MCPConfigError: The file cannot be read, is not a bundle, has another digest, or lists what is
+            refused.
     """
     try:
         with path.open("rb") as file:
@@ -149,7 +150,7 @@ def _check_list(file: BufferedReader) -> None:
     if at < 0 or at + _END.size > len(tail):
         raise MCPConfigError("It is not a zip file.")
     _, _, _, _, count, size, _, _ = _END.unpack_from(tail, at)
-    # The form for more than 65,535 files has a list of its own, which only zipfile would read.
+    # A zip file with more than 65,535 files has another list, which only zipfile would read. It is refused.
     if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK) or size > _MOST_LISTED:
         raise MCPConfigError("It lists too many files.")
     if count > MOST_FILES:

@@ -25,7 +25,7 @@ from grue.runtime.files import write_whole
 MAX_CONFIG_BYTES = 16 * 2**20
 """Size limit of a configuration file."""
 MAX_YAML_CHARS = 2**20
-"""Longest YAML document. The parser needs a second or more for one of this length."""
+"""Longest YAML document that is read. The parser needs a second or more for a document of this length."""
 
 T = TypeVar("T")
 KeyPath = tuple[int | str, ...]
@@ -41,9 +41,9 @@ class Document:
 
     Args:
         path: The file.
-        value: What is in it, as JSON would have it; TOML's dates are as `tomllib` has them.
-        find_lines: Returns the one-based lines of the values, by their paths; of a key's value, the line of
-            the key. It is called for the first error.
+        value: The content of the file, as JSON would have it; TOML's dates are as `tomllib` returns them.
+        find_lines: Returns the one-based lines of the values, by the keys that lead to them. A value under a
+            key has the line of the key. Called for the first error only.
     """
 
     def __init__(self, path: Path, value: Any, find_lines: Callable[[], Mapping[KeyPath, int]]) -> None:
@@ -53,7 +53,7 @@ class Document:
 
     @cached_property
     def lines(self) -> Mapping[KeyPath, int]:
-        """The lines of the values that have one of their own."""
+        """The one-based lines of the values for which `find_lines` has found a line, by the values' keys."""
         return self._find_lines()
 
     def line(self, keys: KeyPath) -> int | None:
@@ -81,14 +81,14 @@ class YamlDocument(Document):
     """A YAML file."""
 
     def line(self, keys: KeyPath) -> int:
-        """Return the line of a value; if there is none, of the nearest value around it."""
+        """Return the line of a value, or of the nearest value around it; 1 if no line is known."""
         return super().line(keys) or 1
 
     def convert(self, kind: type[T]) -> T:
         """Return the document as a Struct of this type. An empty document has all defaults.
 
         Raises:
-            MCPConfigError: A key is unknown, or a value does not fit. Names the line and the key.
+            MCPConfigError: A key is unknown, or a value does not fit. The error names the line and the key.
         """
         try:
             return msgspec.convert({} if self.value is None else self.value, kind)
@@ -104,7 +104,7 @@ class YamlDocument(Document):
 
 
 def problem_of(error: msgspec.ValidationError) -> MCPConfigError.Problem:
-    """Return the keys and the words of what msgspec says in one sentence, such as `... - at `$.rules[3]``."""
+    """Return as keys and text what msgspec says in one sentence, such as `... - at `$.rules[3]``."""
     words, _, place = str(error).partition(" - at `$")
     parts = re.findall(r"\[(\d+)\]|([^.\[\]`]+)", place.replace("[...]", ""))
     return MCPConfigError.Problem(tuple(int(number) if number else key for number, key in parts), words)
@@ -157,10 +157,11 @@ def replace_file(path: Path, text: str) -> None:
     """Write a whole file, so that a reader finds either the old text or the new one.
 
     Raises:
-        MCPConfigError: It cannot be written.
+        MCPConfigError: The file cannot be written.
     """
     try:
-        # A lone surrogate, as in a tool's name, is written as a JSON escape. The file is there to be shared.
+        # A lone surrogate, as in a tool's name, is written as a JSON escape, because UTF-8 cannot hold it.
+        # The mode lets others read the file, which is meant to be shared.
         write_whole(path, text.encode("utf-8", "backslashreplace"), mode=0o666)
     except OSError as error:
         raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
@@ -179,7 +180,7 @@ def parse_toml(text: str, path: Path) -> Document:
     """Parse a TOML document.
 
     Raises:
-        MCPConfigError: It is not TOML. Names line and column.
+        MCPConfigError: The text is not TOML. The error names line and column.
     """
     try:
         value = tomllib.loads(text)
@@ -195,8 +196,8 @@ def parse_toml(text: str, path: Path) -> Document:
 
 
 def _position(message: str, text: str) -> tuple[int, int]:
-    # Before Python 3.14 the position is only in the message. For a fault at the end of the document there is
-    # none.
+    # Before Python 3.14 the position is only in the message. The message about a fault at the end of the
+    # document has no position, so the end is returned.
     if match := re.search(r"at line (\d+), column (\d+)", message):
         return int(match[1]), int(match[2])
     return text.count("\n") + 1, len(text) - text.rfind("\n")
@@ -210,7 +211,7 @@ _TOML = re.compile(
 
 
 def _toml_lines(text: str) -> dict[KeyPath, int]:
-    """Return the lines of the headers and the keys of a valid document; what is inside a value has none.
+    """Return the lines of the headers and the keys of a valid document. Values inside a value get no line.
 
     The standard library's parser keeps no lines. So the beginning of each statement is parsed on its own: a
     header, or a key with another value.
@@ -332,7 +333,7 @@ def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
         document: The document.
         kind: The type of the whole file.
         what: What the file should be, as in "a tool lock".
-        remedy: How to write it again, after "remove it and".
+        remedy: What else to do than restoring the file; the text follows "remove it and".
 
     Raises:
         MCPConfigError: The document has another form.
@@ -380,7 +381,8 @@ def read_yaml(path: Path) -> YamlDocument:
     """Read a YAML file.
 
     Raises:
-        MCPConfigError: The file is missing, unreadable, too long, or not such YAML. Names the line.
+        MCPConfigError: The file is missing, unreadable, too long, or not YAML as described above. The error
+            names the line.
         MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
     """
     missing = (
@@ -395,7 +397,7 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
 
     Args:
         text: The document.
-        path: The file that it stands in, for errors.
+        path: The file that contains the document, for errors.
         first_line: The line of the file in which the document begins.
 
     Raises:
@@ -438,7 +440,7 @@ def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
 
 
 class _Reading:
-    """Turns nodes into values, and keeps their lines."""
+    """Turns YAML nodes into values, and keeps the lines of the values."""
 
     def __init__(self, path: Path, first_line: int) -> None:
         self.lines: dict[KeyPath, int] = {}

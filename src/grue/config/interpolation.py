@@ -36,7 +36,7 @@ class Scope(Struct, frozen=True, kw_only=True):
     Attributes:
         environ: The environment variables.
         workspace_folder: The value of `${workspaceFolder}`.
-        source: The file that contains the expressions, for errors; `None`: they are in no file.
+        source: The file that contains the expressions, for errors; `None`: they come from no file.
     """
 
     environ: Mapping[str, str]

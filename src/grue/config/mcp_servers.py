@@ -124,7 +124,7 @@ def _seconds(value: float) -> float:
 
 
 def _sandbox(value: Any) -> Any:
-    sandbox_of(value)  # called for its errors; `${...}` is expanded later
+    sandbox_of(value)  # called only to refuse a wrong value; the text stays, since `${...}` is expanded later
     return value
 
 
@@ -136,10 +136,10 @@ _Transport = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"
 
 
 class ToolsConfig(BaseModel):
-    """The choice of a server's tools that are offered.
+    """Which of a server's tools are offered.
 
     Attributes:
-        include: Bare names, or patterns with `*`, `?` and `[...]`, of the tools to offer; `None`: all.
+        include: Bare names, or patterns with `*`, `?` and `[...]`, of the tools to offer; `None`: all tools.
         exclude: Names or patterns of tools to leave out, even if `include` matches them.
     """
 
@@ -162,10 +162,10 @@ class ToolsConfig(BaseModel):
 
 
 def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return a server's entry with `auth` in place of another host's key, and the parts that have no effect.
+    """Return a server's entry with `auth` in place of another host's key, and the keys that have no effect.
 
     Raises:
-        ValueError: It is not understood, or there is an `auth` too.
+        ValueError: The other host's key is not understood, or the entry has an `auth` too.
     """
     key = "auth" if is_of_another_host(entry.get("auth")) else "oauth"
     if key not in entry or "url" not in entry:
@@ -181,7 +181,7 @@ def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, 
 
 
 def _with_tools(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a server's entry with `tools` in place of the keys that mean the same.
+    """Return a server's entry with `tools` in place of other hosts' keys for the same thing.
 
     Raises:
         ValueError: Two keys say which tools to offer, or which to leave out.
@@ -203,7 +203,7 @@ class MCPServerConfig(BaseModel):
 
     Attributes:
         command: Program to start; `None` for a server reached by URL.
-        args: Its arguments.
+        args: The arguments of the program.
         env: Environment variables, added to those inherited from the host.
         inherit_env: Which variables the server inherits: `all` (the default), `no_keys`, `safe` or `none`.
         envFile: File with further variables in the dotenv format, relative to the configuration file; `env`
@@ -216,17 +216,20 @@ class MCPServerConfig(BaseModel):
         transport: Another name for `type`, which some hosts use.
         disabled: The server is left out.
         timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
-        timeout_seconds: The same, always in seconds.
+        timeout_seconds: The same limit as `timeout`, always in seconds.
         startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
-        exit_grace_seconds: How long the process gets to exit when its input is closed; `None`: as usual.
-        tools: Which of its tools are offered. `allow_tools` and similar keys of other hosts mean the same.
-        auth: How grue authorises itself at the `url` (OAuth); `False`: not at all. `oauth` of others is read.
-        required: Whether the first connect of an episode has to succeed; `None`: the host's policy.
+        exit_grace_seconds: How long the process gets to exit when its input is closed; `None`: the usual
+            time.
+        tools: Which of the server's tools are offered. `allow_tools` and similar keys of other hosts are
+            read, too.
+        auth: How grue authorises itself at the `url` (OAuth); `False`: not at all. Other hosts' `oauth` is
+            read.
+        required: Whether the first connect of an episode has to succeed; `None`: the host's policy decides.
         check_arguments: Whether calls that a tool's input schema refuses are answered without being sent.
         sandbox: What the program may do: a preset's name, or a table of `Sandbox`'s keys or of VS Code's.
         sandboxEnabled: VS Code's switch. `False`: `sandbox` is not applied. `True` without `sandbox`: nothing
             may be written but a scratch folder, and there is no network.
-        start: When it starts; `None`: the host's setting.
+        start: When the server starts; `None`: the host's setting decides.
 
     Source: R3.2
     """
@@ -261,7 +264,7 @@ class MCPServerConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each key that has no effect, or perhaps not the intended one."""
+        """One sentence for each key of the entry that has no effect, or perhaps not the intended one."""
         kind, without_effect = ("url", _ONLY_STARTED) if self.url is not None else ("command", _ONLY_BY_URL)
         found = [f"grue does not use the key {key!r}." for key in self._unused_keys]
         found += [
@@ -317,7 +320,7 @@ class MCPServerConfig(BaseModel):
 
 
 class _NoServersError(MCPConfigError, ValueError):
-    """There is no server to use. It is a `ValueError` too, because existing host programs catch that."""
+    """No server is configured. It is a `ValueError` too, because existing host programs catch that."""
 
 
 class MCPConfig(BaseModel):
@@ -361,7 +364,7 @@ class MCPConfig(BaseModel):
             environ: Variables for `${VAR}`, looked up when a server is used; default: the process's own.
             workspace_folder: Value of `${workspaceFolder}`, and base of a relative `cwd`; default: the folder
                 of the file.
-            named: The user has named this file. If it is missing, the error does not mention a setting.
+            named: The user has named this file. Then the error for a missing file mentions no setting.
 
         Raises:
             MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has
@@ -404,12 +407,12 @@ class MCPConfig(BaseModel):
 
         Args:
             servers: The entries by name, as `mcpServers` has them.
-            source: The file. Its folder is `${workspaceFolder}` and the base of a relative `cwd`; default:
+            source: The file. Its folder is `${workspaceFolder}` and the base of a relative `cwd`; `None`:
                 the working directory.
             place: Returns what an error about an entry begins with, such as `agent.yaml, line 7: `. Its
                 argument is the keys that lead to the entry, beginning with the server's name.
-            renamed: Keys of the entries that mean another key of ours, such as `timeout_seconds` for
-                `startup_timeout_seconds`.
+            renamed: Keys of the entries and the keys of `MCPServerConfig` that they stand for, such as
+                `timeout_seconds` for `startup_timeout_seconds`.
 
         Raises:
             MCPConfigError: An entry is invalid. The error names the server and the key.
@@ -449,7 +452,7 @@ class MCPConfig(BaseModel):
 
     @property
     def ignored_servers(self) -> tuple[str, ...]:
-        """The servers after the first. `get_server_config` ignores them, and the host should say so.
+        """The servers after the first. `get_server_config` ignores them, which the host should report.
 
         Source: R2.6
         """
@@ -457,7 +460,7 @@ class MCPConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each key that has no effect here, or perhaps not the intended one."""
+        """One sentence for each key of a server that has no effect, or perhaps not the intended one."""
         return tuple(
             f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()
@@ -468,7 +471,8 @@ class MCPConfig(BaseModel):
         """Return the first server's name and configuration, expanded.
 
         Raises:
-            MCPConfigError: There is no server (also a `ValueError`), or a `${...}` of this one has no value.
+            MCPConfigError: There is no server (also a `ValueError`), or a `${...}` of the server has no
+                value.
 
         Source: R2.6
         """
@@ -496,16 +500,17 @@ class MCPConfig(BaseModel):
 
 
 def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change the servers of a file, which is made if it is not there, and keep everything else in it.
+    """Change the servers of a file, which is created if it does not exist, and keep everything else in it.
 
-    A kill leaves the old file or the new one. Two programs that change it at once do so one after the other.
+    A kill leaves the old file or the new one. If two programs change the file at once, one waits for the
+    other.
 
     Args:
         path: The file.
-        edit: Changes the entries by name. What it raises leaves the file as it was.
+        edit: Changes the entries by name. If it raises an exception, the file is not changed.
 
     Raises:
-        MCPConfigError: The file is invalid, would become so, or cannot be written.
+        MCPConfigError: The file is invalid, would become invalid, or cannot be written.
     """
     path = path.resolve()  # a link to a file elsewhere stays a link
     try:
@@ -522,7 +527,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
             indent = re.search(r"\n([ \t]+)\"", text)
             new = json.dumps(document.value, indent=indent[1] if indent else 2, ensure_ascii=False)
             mode = path.stat().st_mode & 0o777 if there else 0o666
-            # A lone surrogate is written as a JSON escape.
+            # A lone surrogate is written as a JSON escape, because UTF-8 cannot hold it.
             write_whole(path, f"{new}\n".encode("utf-8", "backslashreplace"), mode=mode)
     except OSError as error:
         raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
@@ -552,7 +557,7 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
     """Return all servers of a configuration, expanded.
 
     Raises:
-        MCPConfigError: As `to_tool_server`, or a variable is not set; begins with `place`.
+        MCPConfigError: As `to_tool_server`, or a variable is not set. The text begins with `place`.
     """
     found: dict[str, McpServer] = {}
     for name in config.mcpServers:
@@ -567,9 +572,9 @@ def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False)
     """Return the server's configuration in the form that the transports take, and read its `envFile`.
 
     Args:
-        name: Its name in the configuration.
-        config: Its configuration, expanded.
-        offline: As `without_network`.
+        name: The server's name in the configuration.
+        config: The server's configuration, expanded.
+        offline: Have npx download nothing, as `without_network` does.
 
     Raises:
         MCPConfigError: The `envFile` cannot be read, or the URL or a header is invalid.
@@ -602,14 +607,14 @@ def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False)
 
 
 def without_network(server: T) -> T:
-    """Return the server; if npx starts it, so changed that npx downloads nothing."""
+    """Return a server; if npx starts it, a changed copy with which npx downloads nothing."""
     if not isinstance(server, StdioServer) or Path(server.command).name != "npx":
         return server
     return replace(server, env={**server.env, "npm_config_offline": "true"})
 
 
 def _box(config: MCPServerConfig) -> Sandbox | None:
-    """Return the box that an entry asks for; VS Code has a switch beside the description."""
+    """Return the box that an entry asks for. VS Code's `sandboxEnabled` can turn `sandbox` off."""
     if config.sandboxEnabled is False:
         return None
     if config.sandboxEnabled and config.sandbox is None:
@@ -647,7 +652,7 @@ def _sentence(words: str) -> str:
 
 
 def _root_key(document: Document) -> str:
-    """Return the key under which the servers are; empty: there is none."""
+    """Return the key under which the file has its servers; empty: it has none of the keys."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise MCPConfigError(
@@ -674,7 +679,7 @@ def _root_key(document: Document) -> str:
 def _disabled(entry: object) -> bool:
     if isinstance(entry, MCPServerConfig):
         return entry.disabled
-    # Zed and others write `"enabled": false` instead.
+    # Zed and other hosts write `"enabled": false` instead of `"disabled": true`.
     return isinstance(entry, Mapping) and (entry.get("disabled") is True or entry.get("enabled") is False)
 
 
@@ -753,7 +758,7 @@ def _json_kind(value: object) -> str:
 
 
 def missing_servers(path: Path, *, named: bool) -> str:
-    """Return the error for a missing file of servers; `named`: the user has named it; no setting has."""
+    """Return the error's text for a missing file of servers, which the user (`named`) or a setting named."""
     if named:
         return f"The file of MCP servers {path} was not found. Correct the name; or `grue init` writes one."
     return (

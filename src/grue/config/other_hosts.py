@@ -1,12 +1,12 @@
 """Find the MCP servers that other hosts on this machine have, and copy their entries without a secret.
 
-To add a host, add a line to `_places`. `grue init` offers what is found. A file is only read, never changed.
-One that cannot be read or holds no servers is passed over.
+To add a host, add a line to `_places`. `grue init` offers what is found. The hosts' files are only read,
+never changed. A file that cannot be read or holds no servers is passed over.
 
 Values that may be secret become `${NAME}` in a copied entry. Values of `env` and `headers` are kept only if
-they are plainly harmless: a number, a switch, a path. A secret cannot be distinguished from other text with
-certainty, and a variable can be set again. Arguments and addresses are kept unless a name or their form says
-that they may be secret.
+they are plainly harmless: a number, a switch, a path. Code cannot tell a secret from other text with
+certainty, and the user can set a variable again. Arguments and addresses are kept unless a name or their form
+suggests that they are secret.
 """
 
 import json
@@ -48,8 +48,9 @@ class CopiedEntry(Struct, frozen=True):
 
     Attributes:
         name: The server's name.
-        entry: What stands under that name.
-        variables: Environment variables that hold what was left out, to be set before the server is used.
+        entry: The value under that name.
+        variables: Environment variables for the values that were left out, to be set before the server is
+            used.
     """
 
     name: str
@@ -62,8 +63,8 @@ def copied(name: str, entry: Mapping[str, Any]) -> CopiedEntry:
 
     Args:
         name: The server's name.
-        entry: The entry as another host has it. Windsurf's `serverUrl` and a `command` that is an object will
-            do too.
+        entry: The entry as another host has it. Windsurf's `serverUrl`, and a `command` that is an object,
+            are understood too.
 
     Raises:
         MCPConfigError: A value has the wrong type.
@@ -181,7 +182,7 @@ class _Copy:
         return self._variable(label) if private or any(map(_is_token, parts)) else text
 
     def _expressions(self, text: str) -> str:
-        """Keep `${NAME}`, but no default that may be secret. `${input:...}` becomes a variable."""
+        """Keep `${NAME}`, without a default that may be secret. `${input:...}` becomes a variable."""
 
         def written(found: re.Match[str]) -> str:
             default = found["default"]
@@ -196,7 +197,7 @@ class _Copy:
 
 
 def _is_token(part: str) -> bool:
-    """Return whether a part of a path or an argument looks random. A package with its version does not."""
+    """Return whether a part of a path or an argument looks random. A package's name and version do not."""
     plain = part.rpartition("@")[0] or part
     return (
         _TOKEN.fullmatch(plain) is not None
@@ -215,7 +216,7 @@ class FoundServers(Struct, frozen=True, kw_only=True):
 
     Attributes:
         host: The host's name, for people.
-        path: Its file.
+        path: The host's file.
         servers: The entries that grue can use, without secrets.
         unusable: Servers that grue cannot use, with the reason.
     """
@@ -249,7 +250,7 @@ def _places(home: Path, project: Path) -> Iterator[tuple[str, Path]]:
 
 
 def find_hosts(home: Path, project: Path) -> list[FoundServers]:
-    """Return the servers of every host whose file is there and has some, those of the project first.
+    """Return the servers of every host whose file exists and has servers, those of the project first.
 
     Args:
         home: The user's home folder.
@@ -272,7 +273,7 @@ def read_host(path: Path, host: str | None = None) -> FoundServers:
 
     Args:
         path: The file.
-        host: The host's name; `None`: the file's path.
+        host: The host's name; `None`: the file's path is used as the name.
 
     Raises:
         MCPConfigError: The file cannot be read or has no servers.

@@ -16,7 +16,8 @@ reply_tokens = 4_000
 above = 40
 ```
 
-The keys in an error's `problems` begin in the table. The caller, who knows the file, adds where the table is.
+The keys in an error's `problems` begin inside the table. The caller, who knows the file, adds the keys that
+lead to the table.
 """
 
 from collections.abc import Mapping
@@ -37,7 +38,7 @@ def read_tool_policy(table: Mapping[str, Any]) -> ToolPolicy:
     """Return the policy that a table describes.
 
     Raises:
-        MCPConfigError: With its `problems`: a key is unknown or a value cannot be used.
+        MCPConfigError: A key is unknown or a value cannot be used. The error has its `problems`.
     """
     rules = table.get("rules", [])
     if isinstance(rules, list):
@@ -49,7 +50,7 @@ def read_context_policy(table: Mapping[str, Any]) -> ContextPolicy | None:
     """Return the policy that a table describes; `None` if it is empty. `read_only` may be one pattern.
 
     Raises:
-        MCPConfigError: With its `problems`: a key is unknown or a value cannot be used.
+        MCPConfigError: A key is unknown or a value cannot be used. The error has its `problems`.
     """
     return _converted(_listed(table, "read_only"), ContextPolicy) if table else None
 
@@ -58,7 +59,7 @@ def read_tool_search(table: Mapping[str, Any]) -> ToolSearch | None:
     """Return the settings that a table describes; `None` if it is empty. `always` may be one pattern.
 
     Raises:
-        MCPConfigError: With its `problems`: a key is unknown or a value cannot be used.
+        MCPConfigError: A key is unknown or a value cannot be used. The error has its `problems`.
     """
     return _converted(_listed(table, "always"), ToolSearch) if table else None
 
@@ -71,7 +72,7 @@ def _rule(rule: Any, number: int) -> Any:
 
 
 def _listed(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the table; a text under `key` becomes a list of this one text."""
+    """Return the table, with a list of one text in place of a single text under `key`."""
     return {**table, key: [table[key]]} if isinstance(table.get(key), str) else table
 
 

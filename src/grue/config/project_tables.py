@@ -1,7 +1,7 @@
 """Read grue's tables of a TOML file: `[tool.grue.*]`, and for older projects `[tool.zorkgpt.*]`.
 
-Each setting is taken from the first of the two that has it. A setting in both is an error, because one of the
-two values would have no effect.
+Each setting is taken from the first of the two that has the setting. A setting in both is an error, because
+one of the two values would have no effect.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class ProjectTables(Struct, frozen=True):
     """The settings of a project file.
 
     Attributes:
-        document: The file.
+        document: The parsed file.
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
         roots: `tool.grue` or `tool.zorkgpt`, by table and key: where the setting was found.
         text: The file's text.
@@ -42,7 +42,7 @@ class ProjectTables(Struct, frozen=True):
         return self.document.errors([self.placed(table, each) for each in problems])
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:
-        """Return a problem of a table with its keys as they are in the file."""
+        """Return a problem of a table with all keys from the file's outermost table to the value."""
         place = self.place(table, str(problem.keys[0]) if problem.keys else "")
         return MCPConfigError.Problem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
 
@@ -66,7 +66,7 @@ def read_project_tables(path: Path) -> ProjectTables:
 
 
 def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
-    """Return the settings of a TOML file, and the problems of settings that are in no table or in two.
+    """Return the settings of a TOML file, and the problems of settings in no known table or in two.
 
     Raises:
         MCPConfigError: The file is missing or not TOML, or something that should be a table is not one.
@@ -187,12 +187,12 @@ _ELSEWHERE = {
 
 
 def where_it_belongs(name: str, root: str, here: str = "") -> str:
-    """Return a sentence that says where a setting belongs; empty: the name is not known.
+    """Return a sentence that says where a setting belongs; empty: grue does not know a setting of that name.
 
     Args:
         name: What the user wrote.
         root: The table of grue's settings, such as `tool.grue`.
-        here: The table in which the user wrote it; empty: in none.
+        here: The table in which the user wrote the setting; empty: in no table.
     """
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]

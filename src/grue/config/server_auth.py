@@ -17,19 +17,19 @@ class AuthConfig(BaseModel):
     Attributes:
         grant: `authorization_code` (`grue login`), `client_credentials` or `identity_assertion`.
         client_id: The registered client; `None`: grue registers itself.
-        client_secret: Its secret.
-        private_key: Its private key in the PEM format.
+        client_secret: The client's secret.
+        private_key: The client's private key in the PEM format.
         private_key_file: A file with that key, relative to the configuration file.
-        signing_algorithm: How the key signs.
+        signing_algorithm: The algorithm with which the key signs.
         secret_method: How the secret is sent.
         issuer: The authorization server that the credentials belong to.
         scope: The scopes to ask for, separated by spaces.
         client_metadata_url: An https URL with the client's metadata.
-        redirect_port: The port that the browser returns to; 0: any.
+        redirect_port: The port that the browser returns to; 0: any free port.
         keep_tokens_in: `file`, or the system's `keyring`.
         identity_provider: The URL of the identity provider.
-        identity_client_id: The client as it is registered there.
-        identity_client_secret: Its secret there.
+        identity_client_id: The client's id at the identity provider.
+        identity_client_secret: The client's secret at the identity provider.
         identity_token: The person's identity token.
         identity_token_file: A file with that token, relative to the configuration file.
     """
@@ -64,8 +64,8 @@ class AuthConfig(BaseModel):
 SECRETS = ("client_secret", "private_key", "identity_client_secret", "identity_token")
 """The keys of `auth` whose values are secrets."""
 
-# Claude Code and Gemini CLI write `oauth`, Cursor writes an `auth` with capitals, and Codex uses grue's
-# names.
+# Other hosts' names of grue's keys. Claude Code and Gemini CLI write them in `oauth`, and Cursor writes an
+# `auth` with capitals. Codex uses grue's names.
 _THEIRS = {
     "clientId": "client_id",
     "CLIENT_ID": "client_id",
@@ -84,12 +84,12 @@ def is_of_another_host(auth: object) -> bool:
 
 
 def auth_of_other_hosts(oauth: object) -> tuple[dict[str, Any] | bool, tuple[str, ...]]:
-    """Return the `auth` that means what another host's `oauth` says, and the keys of it that have no effect.
+    """Return an `auth` that means the same as another host's `oauth`, and keys of `oauth` without effect.
 
-    Where to log in is not taken from it: grue asks the server.
+    The place to log in is not taken from `oauth`: grue asks the server for it.
 
     Raises:
-        ValueError: It is not understood; the text follows the key's name, and shows no value.
+        ValueError: `oauth` is not understood. The text follows the key's name, and shows no value.
     """
     if isinstance(oauth, bool):
         return oauth, ()
@@ -125,17 +125,18 @@ def _port(address: str) -> int | None:
 
 
 def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str]) -> OAuth | None:
-    """Return the settings for the transports; `None`: the headers are all there is.
+    """Return the settings of OAuth for the transports; `None`: grue sends the headers and logs in nowhere.
 
-    Without `auth`, a server whose headers have no `Authorization` may ask for a login.
+    Without `auth`, grue can still log in at a server whose headers have no `Authorization`, if the
+    server asks for that.
 
     Args:
         name: The server's name.
-        config: Its `auth`, expanded; `False`: none.
-        headers: Its headers.
+        config: The server's `auth`, expanded; `False`: no OAuth.
+        headers: The headers that are sent to the server.
 
     Raises:
-        MCPConfigError: The settings contradict one another, or the key cannot be read.
+        MCPConfigError: The settings contradict one another, or the private key cannot be read.
     """
     if config is False or (config is None and any(key.lower() == "authorization" for key in headers)):
         return None
@@ -162,8 +163,8 @@ def expanded_auth(
     """Return `auth` with every `${...}` expanded, and the paths of its files absolute.
 
     Args:
-        auth: As written.
-        at: Expands the text of a key.
+        auth: The settings as they are written in the file.
+        at: Expands a text; its arguments are the text's key, for errors, and the text.
         beside: The folder of the configuration file.
     """
     if not isinstance(auth, AuthConfig):

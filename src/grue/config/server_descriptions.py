@@ -1,14 +1,15 @@
-"""Make an entry for `mcp_config.json` of what others wrote about a server.
+"""Turn what others wrote about a server into an entry for `mcp_config.json`.
 
-That is the `server.json` of an MCP registry, or the `manifest.json` of an `.mcpb` bundle. Everything in such
-a description is untrusted. It chooses the program that will run, so `cli/add.py` shows the
-entry before it is written. What it may not do is choose more than it shows:
+The description is the `server.json` of an MCP registry, or the `manifest.json` of an `.mcpb` bundle.
+Everything in it is untrusted. The description chooses the program that will run, so `cli/add.py` shows the
+entry before it is written. A description must not choose anything that the entry does not show:
 
 - only the launchers of its kind of package are started (npx, uvx, docker), with a package's name and version
   and not, say, with an address, which npx would install as well;
-- a `${...}` of its own would read the user's environment when the server starts. The only ones in an entry
-  are those that are made here: folders, and the variables that the description asks for by name;
-- characters that a terminal acts on are refused in what is written.
+- a `${...}` that the description contains would read the user's environment when the server starts. The only
+  ones in an entry are those that are made here: folders, and the variables that the description asks for by
+  name;
+- an entry with characters that a terminal acts on is refused.
 """
 
 import re
@@ -40,16 +41,16 @@ _MOST_CHARS = 4096
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """A value that the user gives.
+    """A value of a server's configuration that the user gives.
 
     Attributes:
-        name: What `--set NAME=VALUE` calls it.
-        about: What the description says of it.
-        default: The value without an answer; `None`: there is none.
-        required: The server does not start without it.
-        choices: The only values; empty: any.
-        repeated: It may have several values.
-        is_path: It is a file or folder of this machine.
+        name: The value's name in `--set NAME=VALUE`.
+        about: The description's text about the value.
+        default: The values that are used if the user gives none; `None`: there is no default.
+        required: The server does not start without the value.
+        choices: The only values that are allowed; empty: any value is.
+        repeated: The user may give several values.
+        is_path: The value is a file or folder of this machine.
     """
 
     name: str
@@ -62,26 +63,26 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 Ask = Callable[[Wanted], tuple[str, ...]]
-"""Returns the user's values; none if it is left out. Raises `MCPConfigError` if a required one is missing."""
+"""Returns the values that the user gives, or none. Raises `MCPConfigError` if a required value is missing."""
 
 
 _PACKAGE = "package/"
-"""Used before the name of a package that has no description."""
+"""The namespace that is put before the name of a package that the user names without a description."""
 
 
 class Described(Struct, frozen=True, kw_only=True):
-    """A server as it would be written.
+    """The entry for a server, and what the user is told before it is written.
 
     Attributes:
-        name: Its name in `mcp_config.json`.
-        title: What it is, in the description's words.
-        entry: What stands under the name.
+        name: The server's name in `mcp_config.json`.
+        title: The description's text about the server.
+        entry: The value under the name.
         variables: Variables that have to be set in the environment.
         optional: Keys that the server also knows, which are left out.
-        paths: Files and folders that the user gave it.
+        paths: Files and folders that the user gave to the server.
         kind: What is started: `npm`, `pypi`, `oci`, `mcpb`, or `remote` for an address.
-        others: The other ways to run it that the description has.
-        origin: What is known of where its files are from, a line each.
+        others: Other ways to run the server that the description has.
+        origin: What is known about where the server's files come from, in lines.
     """
 
     name: str
@@ -100,9 +101,9 @@ class OfferedBundle(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: The server's name in `mcp_config.json`, unless the user gives another.
-        url: Where it is.
+        url: The address that the bundle is downloaded from.
         sha256: The digest that the file has to have, in lower case.
-        others: The other ways to run the server that the description has.
+        others: Other ways to run the server that the description has.
     """
 
     name: str
@@ -188,9 +189,10 @@ def read_server(
     Args:
         description: The parsed JSON.
         ask: Gives the values that the description wants from the user.
-        name: The server's name; `None`: the last part of its own.
-        kind: Which of its packages, `npm` and so on, or `remote`; `None`: the first that grue can start.
-        env: The variables that are set. An optional key is used if it is one of them.
+        name: The server's name in `mcp_config.json`; `None`: the last part of the description's name.
+        kind: Which of the server's packages to use, such as `npm`, or `remote`; `None`: the first that grue
+            can start.
+        env: The names of the variables that are set. If an optional key's variable is among them, it is used.
 
     Raises:
         MCPConfigError: The description is not usable, or a value is missing.
@@ -235,11 +237,11 @@ def _others(offers: Iterable[tuple[str, object]], found: str) -> tuple[str, ...]
 
 
 def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBundle | None:
-    """Return the bundle that a description names, if that is what `read_server` would choose.
+    """Return the bundle that a description names, if `read_server` would choose the bundle; else `None`.
 
     Args:
         description: The parsed JSON.
-        kind: As for `read_server`.
+        kind: Which of the server's packages to use, as for `read_server`.
 
     Raises:
         MCPConfigError: The description is not usable, or names no address or no digest of the bundle.
@@ -310,8 +312,8 @@ class _Entry:
                 raise MCPConfigError(f"The description has a control character in {_quoted(text)}.")
             for inside, end in _EXPRESSION.findall(text):
                 if not end or inside not in allowed:
-                    # This also finds expressions that only several parts together make, such as "$" and
-                    # "{HOME}".
+                    # A text of the entry may be joined from values of the description, each of which holds
+                    # only a piece of an expression, such as "$" and "{HOME}".
                     raise MCPConfigError(
                         f"The description has {_quoted(text)}: a '${{...}}' would read your environment."
                     )
@@ -425,8 +427,8 @@ class _Entry:
         for each in listed:
             _named(each.name, form)
             if (each.is_secret or looks_secret(each.name)) and not each.value:
-                # A header's variable has the server's name in it, so that no key that is meant for another
-                # purpose is sent.
+                # The variable for a header's secret begins with the server's name. Otherwise a key that the
+                # user has set for another purpose could be sent to this server.
                 name = each.name if form is _VARIABLE else f"{prefix}{each.name}"
                 known = re.sub(r"\W+", "_", name, flags=re.ASCII).upper() if form is not _VARIABLE else name
                 if each.is_required or known in self._env:
@@ -477,13 +479,13 @@ class _Entry:
         )
 
     def _filled(self, template: str, variables: Mapping[str, _Input]) -> str:
-        """Replace `{name}` by the variable's value. Braces around another name stay as they are."""
+        """Replace `{name}` by the variable's value. Braces around any other text are kept."""
         values: dict[str, str] = {}
         for name, given in variables.items():
             if f"{{{name}}}" in template:
                 needed = msgspec.structs.replace(given, is_required=True, variables={})
                 values[name] = "".join(self._values(needed, name))
-        # In one pass: a value that has braces itself is not looked at again.
+        # All names are replaced in one pass, so that braces in a value are not replaced again.
         return re.sub(r"\{([^{}]*)\}", lambda found: values.get(found[1], found[0]), template)
 
 
@@ -528,7 +530,7 @@ def read_manifest(
 ) -> Described:
     """Return the entry for a bundle's `manifest.json`. The arguments are those of `read_server`.
 
-    Its files are expected in `BUNDLES/NAME` beside `mcp_config.json`.
+    The bundle's files are expected in `BUNDLES/NAME` beside `mcp_config.json`.
 
     Raises:
         MCPConfigError: The manifest is not usable here, or a value is missing.
@@ -545,7 +547,7 @@ def read_manifest(
 
 
 def entry_point(manifest: object) -> str:
-    """Return the program's path inside a bundle that has one of its own; empty: another program starts it."""
+    """Return the path of the program inside a bundle; empty: a program outside the bundle starts it."""
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     return read.server.entry_point if read.server.type == "binary" else ""
 

@@ -60,13 +60,14 @@ _STRICT = ConfigDict(strict=True, extra="forbid", validate_assignment=True, hide
 
 
 def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
-    # Return the value as it was: 30 stays an int, so that messages say "30s" and not "30.0s".
+    # Return the value with the type that it was written with: 30 stays an int, so that messages say "30s" and
+    # not "30.0s".
     check(value)
     return value
 
 
 def _base_url(value: Any, check: Callable[[Any], str]) -> str:
-    """Refuse anything but an HTTP base URL. The error never shows the value: it may be a key, pasted here."""
+    """Refuse anything but an HTTP base URL. The error never shows the value, which may be a key."""
     url = check(value)
     try:
         parts = urlsplit(url)
@@ -106,7 +107,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Unwritten(int):
-    """A default that the user has not written. A value that suits the server better takes its place."""
+    """A default that the user has not written. It is replaced by a value that suits the server better."""
 
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
@@ -118,9 +119,9 @@ _Share = Annotated[float, Field(ge=0, le=1), WrapValidator(_as_written)]
 
 @dataclass(config=_STRICT)
 class _Table:
-    """Base of the settings: turns pydantic's errors into ours, which show no secrets.
+    """Base of the settings: turns pydantic's errors into `MCPConfigError`s, which show no secrets.
 
-    The problems of the error are of one field each. Their texts follow the field's name.
+    Each of the error's problems is about one field. The text of a problem follows the field's name.
     """
 
     @model_validator(mode="wrap")
@@ -138,7 +139,7 @@ class _Table:
 
 @dataclass(config=_STRICT)
 class AgentSampling(_Table):
-    """Sampling parameters of the agent's model. `None`, the default of each, leaves it out of the request."""
+    """Sampling parameters of the agent's model. A parameter that is `None`, the default, is not sent."""
 
     temperature: _NotNegative | None = None
     top_p: _Share | None = None
@@ -155,8 +156,8 @@ class RetrySettings(_Table):
 
     The delay starts at `initial_delay`, is multiplied by `exponential_base` after each attempt up to
     `max_delay`, and varies at random by the fraction `jitter_factor`. A delay that the endpoint asks for
-    takes its place; if it is above `max_asked_delay`, the request is not sent again. The circuit-breaker keys
-    of `[tool.zorkgpt.retry]` are ignored.
+    replaces this delay; if it is above `max_asked_delay`, the request is not sent again. The circuit-breaker
+    keys of `[tool.zorkgpt.retry]` are ignored.
     """
 
     max_retries: Annotated[int, Field(ge=0)] = 5
@@ -190,8 +191,8 @@ class BudgetSettings(_Table):
 class NextModel(_Table):
     """A model that is asked if the ones before it cannot be: one table of `[[tool.grue.llm.then]]`.
 
-    The keys are those of `[tool.grue.llm]`. Its API key comes from the environment, in the way of its URL.
-    Sampling, retries and prices are those of the first model.
+    The keys are those of `[tool.grue.llm]`. The API key of this model comes from the environment, from the
+    variable for its URL. Sampling, retries and prices are those of the first model.
     """
 
     agent_model: _Text
@@ -202,7 +203,7 @@ class NextModel(_Table):
 
 
 def _next_models(value: Any) -> Any:
-    """Return the tables of a file as settings; an error names the table and its key."""
+    """Return the tables of a file as settings. An error names the table and the key."""
     if not isinstance(value, list):
         return value
     models: list[Any] = []
@@ -241,8 +242,8 @@ class GameConfiguration(_Table):
     Construct it with keywords, assign its attributes, or load it with `from_toml`; each value is checked.
 
     Attributes:
-        mcp_enabled: Offer MCP tools to the agent; off by default. If the file does not set it,
-            `Runner.from_toml` and the commands offer them if there is a file of servers.
+        mcp_enabled: Offer MCP tools to the agent; off by default. If the TOML file does not set it,
+            `Runner.from_toml` and the commands offer tools if `mcp_config_file` exists.
         mcp_config_file: File that names the MCP servers, relative to `project_dir`.
         mcp_max_tool_iterations: Most replies with tool calls in one turn, at least 1.
         mcp_tool_call_timeout_seconds: Time limit of one tool call in seconds, above 0; may be a fraction.
@@ -251,19 +252,20 @@ class GameConfiguration(_Table):
         mcp_force_tool_support: Offer tools even if the model's name suggests that it has no tool calling.
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
-        mcp_start: When servers start that do not say it themselves: `before` the first request of a turn,
-            `beside` it, `beside_if_locked`, or `when_called`.
-        mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: none.
+        mcp_start: When the servers start whose own entries do not say when: `before` the first request of a
+            turn, at the same time as it (`beside`, `beside_if_locked`), or `when_called`.
+        mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`, the default: no
+            registry.
         client_base_url: Base URL of the endpoint; OpenRouter by default.
         agent_model: The agent's model, by the endpoint's name for it.
-        wire_format: Format of the requests: `chat_completions`, `responses` or `messages`; `None`: chosen by
-            the base URL.
+        wire_format: Format of the requests: `chat_completions`, `responses` or `messages`; `None`: the base
+            URL decides.
         turn_timeout_seconds: Time limit of a whole turn, half an hour by default; `None`: no limit.
-        extra_headers: Sent with each request; `${VAR}` is replaced by an environment variable.
+        extra_headers: HTTP headers of each request; `${VAR}` is replaced by an environment variable.
         extra_body: Fields added to each request unchanged.
-        text_tool_calls: What happens if the model writes a tool call as text: `ask` it to make a real call,
-            `run` the call, or `keep` it as a text.
-        then: The models that are asked, in this order, if the agent's model cannot be.
+        text_tool_calls: What happens if the model writes a tool call as text: `ask` the model for a real
+            call, `run` the call, or `keep` the text.
+        then: The models that are asked, in this order, if the agent's model cannot be asked.
         agent_sampling: Sampling parameters, all left out by default.
         retry: Retries and time limit of LLM requests.
         budget: Limits on requests, tokens and cost; none by default.
@@ -308,7 +310,7 @@ class GameConfiguration(_Table):
         return self.project_dir / self.mcp_config_file
 
     def ask(self, base_url: str | None = None, model: str | None = None) -> None:
-        """Change to another endpoint or model, if one is given. The new one has no models to fall back to."""
+        """Change to another endpoint or model, if one is given. This drops the models to fall back to."""
         if (base_url or self.client_base_url, model or self.agent_model) == (
             self.client_base_url,
             self.agent_model,
@@ -392,7 +394,7 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def _unknown_keys(
     project: ProjectTables, known: Mapping[str, Sequence[str]]
 ) -> Iterator[MCPConfigError.Problem]:
-    """Yield unknown keys, except those of the tables of `[tool.zorkgpt]` that belong to a larger project."""
+    """Yield a problem for each unknown key, except where `[tool.zorkgpt]` has keys of a larger project."""
     for (table, key), root in project.roots.items():
         names = known.get(table)
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):

@@ -1,7 +1,8 @@
 """Read and write `mcp_tools.listing.json`: the tools that the servers listed when they were approved.
 
-It stands beside the tool lock and is meant to be committed, as the lock is. The lock verifies it: a listing
-that does not fit the lock is not used. Each server has its tools as its `tools/list` answer has them.
+The file stands beside the tool lock and is meant to be committed, as the lock is. A listing that does not fit
+the lock is not used. For each server the file holds the tools in the form of the server's `tools/list`
+answer.
 """
 
 import json

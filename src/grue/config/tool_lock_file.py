@@ -1,7 +1,7 @@
 """Read and write `mcp_tools.lock`, the file of approved tool definitions.
 
-It is sorted JSON with one digest a line, so that it can be committed and reviewed in a diff. It is in the
-same folder as the file of MCP servers.
+The lock is sorted JSON with one digest a line, so that it can be committed and reviewed in a diff. It stands
+in the same folder as the file of MCP servers.
 """
 
 import json
@@ -35,7 +35,7 @@ def lock_path(mcp_config: Path) -> Path:
 
 
 def read_tool_lock(path: Path) -> ToolLock | None:
-    """Return the tool lock in a file, with the listings of the file beside it; `None`: there is no lock.
+    """Return the tool lock in a file, with the listings of the listing file beside it; `None`: no such file.
 
     Raises:
         MCPConfigError: The file cannot be read, or is not a tool lock of a version that grue knows.
@@ -66,7 +66,7 @@ def write(
     Args:
         path: The file; it is created, or replaced as a whole.
         tools_by_server: The tools of each server.
-        keep: Servers whose pins are kept if they are not in `tools_by_server`, such as a server that could
+        keep: Servers whose digests are kept if they are not in `tools_by_server`, such as a server that could
             not be started. All other servers are removed from the file.
 
     Raises:

@@ -50,7 +50,7 @@ class Configured(Struct, frozen=True):
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
-    """Load a TOML file and, unless it turns MCP off, the file of servers that it names or has beside it.
+    """Load a TOML file and, unless MCP is turned off, the file of servers that it names or that is beside it.
 
     Args:
         path: The TOML file.
@@ -82,11 +82,11 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
-    """Return whether the file of servers is used: MCP is turned on, or it is not turned off and there is one.
+    """Return whether the file of servers is used: MCP is on, or it is not turned off and the file exists.
 
     Args:
         config: The settings.
-        project: The file that they are from; `None`: none.
+        project: The project file that `config` was read from; `None`: it was read from no file.
     """
     declined = project is not None and project.tables["mcp"].get("enabled") is False
     return config.mcp_enabled or (not declined and config.mcp_config_path.is_file())
@@ -109,10 +109,10 @@ def _servers_of(file: MCPConfig) -> dict[str, McpServer]:
 
 
 def tool_lock(config: GameConfiguration) -> ToolLock | None:
-    """Return the tool lock of the configured servers; `None`: there is none, and every tool may be offered.
+    """Return the tool lock of the configured servers; `None`: without a lock, every tool may be offered.
 
     Raises:
-        MCPConfigError: The file is invalid; or it is missing, and `mcp_tool_lock` is `refuse`.
+        MCPConfigError: The lock is invalid; or it is missing, and `mcp_tool_lock` is `refuse`.
     """
     if config.mcp_tool_lock == "off":
         return None
@@ -133,10 +133,10 @@ def on_tool_drift(config: GameConfiguration) -> OnToolDrift:
 
 
 def llm_settings(config: GameConfiguration) -> LlmSettings:
-    """Return the settings of the configured endpoint, with its key from the environment.
+    """Return the settings of the configured endpoint, with the API key from the environment.
 
     Raises:
-        MCPConfigError: The key is invalid, or a variable that a header refers to is not set.
+        MCPConfigError: The API key is invalid, or a variable that a header refers to is not set.
     """
     scope = Scope(environ=os.environ, workspace_folder=config.project_dir)
     headers = {
@@ -174,7 +174,7 @@ def _next_model(config: GameConfiguration, model: NextModel) -> LlmSettings:
 
 
 def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSettings:
-    """Return the settings of a recorded model, without its key.
+    """Return the settings of a recorded model, without an API key.
 
     Args:
         asked: The model, with its settings.
@@ -193,7 +193,7 @@ def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSetting
 def model_for(
     asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
 ) -> LlmSettings:
-    """Return the settings of the model: those of the record, else the project's, with what is changed.
+    """Return the settings of the recorded model, or without a record the project's, with the given changes.
 
     Raises:
         MCPConfigError: A setting cannot be used, or there is no key for the endpoint.
@@ -221,7 +221,7 @@ def model_for(
 
 
 def _fields_of(given: Mapping[str, Any]) -> Any:
-    """Return a Struct of the given settings, which checks their values."""
+    """Return a Struct with a field for each of the given settings; converting to it checks their values."""
     types = {each.name: each.type for each in msgspec.structs.fields(LlmSettings)}
     return msgspec.defstruct("Given", [(name, types[name]) for name in given])
 

@@ -1,7 +1,7 @@
 """Tables that the YAML files of hosts share: the model, the MCP servers, the policy for tools.
 
-A host makes them fields of its own Struct, converts its file with `YamlDocument.convert`, and passes each
-table on to the function here that reads it. Errors name the file, the line and the key.
+A host makes these tables fields of its own Struct, converts its file with `YamlDocument.convert`, and passes
+each table to the function of this module that reads it. Errors name the file, the line and the key.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,9 +43,9 @@ class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
     """The table `mcp`, which a host may extend.
 
     Attributes:
-        enabled: Whether there are servers at all. If not, variables of their entries need not be set.
-        servers: The entries by name. `timeout_seconds` is the limit for connecting. With `required: false`
-            a server may be absent.
+        enabled: Whether the servers are used. If not, the variables that their entries name need not be set.
+        servers: The entries by name. `timeout_seconds` is the limit for connecting. A server with
+            `required: false` may fail to connect.
         config_file: An `mcp_config.json` that is read in place of `servers`.
     """
 
@@ -55,7 +55,7 @@ class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSettings:
-    """Return the settings of a model, with the key of its endpoint from the environment.
+    """Return the settings of a model, with the API key of its endpoint from the environment.
 
     Args:
         document: The file.
@@ -86,10 +86,10 @@ def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSet
 def servers_of(
     document: YamlDocument, keys: KeyPath, table: ServersTable
 ) -> tuple[dict[str, McpServer], frozenset[str]]:
-    """Return the servers in the order of the file, and the names of those that may be absent.
+    """Return the servers in the order of the file, and the names of the servers that may fail to connect.
 
     Args:
-        document: The file. Its folder is that of relative paths.
+        document: The file. Relative paths start from its folder.
         keys: The keys that lead to the table.
         table: The table.
 
@@ -119,11 +119,11 @@ def servers_of(
 def servers_of_entries(
     entries: Mapping[str, ToolServer | Mapping[str, Any]],
 ) -> dict[str, ToolServer]:
-    """Return servers, in their order; those that are given as entries of a file are converted.
+    """Return the servers in their order. A server that is given as an entry of a file is converted.
 
     Args:
-        entries: By name: a server, or a mapping with `command`, `args`, `env` and `timeout_seconds`, which is
-            the limit for connecting, or with `url`. An entry that is disabled is left out.
+        entries: By name: a server, or a mapping with `command`, `args`, `env` and `timeout_seconds` (the
+            limit for connecting), or with `url`. An entry that is disabled is left out.
 
     Raises:
         MCPConfigError: An entry cannot be used, or a variable is not set. The error names server and key.
@@ -139,7 +139,7 @@ def _read_entries(
     source: Path | None = None,
     place: Callable[[KeyPath], str] = lambda _: "",
 ) -> dict[str, McpServer]:
-    """Return servers with every `${VAR}` replaced; `place` returns what an error about one begins with."""
+    """Return servers with every `${VAR}` replaced; `place` returns how an error about a server begins."""
     renamed = {"timeout_seconds": "startup_timeout_seconds"}
     config = MCPConfig.from_mapping(entries, source=source, place=place, renamed=renamed)
     return tool_servers(config, place)
