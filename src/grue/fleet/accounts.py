@@ -39,8 +39,8 @@ class Accounts:
     """Lets requests start and charges them. Used from one event loop.
 
     Args:
-        folder: The fleet's folder. Its ledger says what earlier runs have cost.
-        limits: The limits.
+        folder: The fleet's folder. The ledger in it says what earlier runs have cost.
+        limits: The limits on budget, rate and server processes.
 
     Raises:
         FleetError: The ledger cannot be read or written.
@@ -73,8 +73,9 @@ class Accounts:
     async def admitted(self, wanted: WantedRequest) -> tuple[str, Amount] | Refused:
         """Wait until a request may start. Return its number and reservation, or why it is refused.
 
-        Requests start in the order of their calls. Only the first waiting one asks the broker. So waiting
-        requests cost no time, and smaller ones cannot keep a large one waiting for ever.
+        Requests start in the order in which this method was called, and only the first waiting request asks
+        the broker. So the others take no time while they wait, and small requests cannot overtake a large one
+        again and again.
         """
         async with self._first:
             return await self._admitted(wanted)
@@ -96,7 +97,7 @@ class Accounts:
                         await changed.wait()
 
     def settled(self, number: str, reserved: Amount, outcome: RequestOutcome, model: str) -> None:
-        """Charge a request."""
+        """Charge a request that has ended, in place of its reservation."""
         cost = self.broker.settle(reserved, outcome, model, time.monotonic())
         self._write("settled", number, cost)
         if self._changed is not None:
@@ -121,7 +122,7 @@ class Accounts:
         return ""
 
     def left(self, machine: str, worker: str, *, all_: bool = False) -> None:
-        """Give a place of a worker back, or all of them."""
+        """Give back one place of a worker, or with `all_` all its places."""
         places = self.places.get(machine)
         if places is None:
             return
@@ -152,7 +153,10 @@ def read_ledger(folder: FleetFolder) -> Amount:
 
 
 def _lines(path: Path) -> Iterator[dict[str, object]]:
-    """Yield the lines of a ledger. Skip a last line that was cut short: no request starts before its line."""
+    """Yield the lines of a ledger, without a last line that was cut short by a kill.
+
+    The request of such a line was never sent, because a request starts only after its line is written.
+    """
     if not path.exists():
         return
     try:

@@ -1,10 +1,10 @@
-"""The agent loop as a fleet's work: says the case's inputs to a model, one after another.
+"""The agent loop as a fleet's work: gives the case's inputs to a model, one after another.
 
 The settings of a case: `inputs` (the texts; needed), `expected` (a text or a number that the last answer must
 contain), `system`, `offline`, `model`, `base_url`, `mcp` (`false`: no servers), `mcp_config` (the file of
 servers; without it, the reasoning server that comes with grue). The scores: `score` (1: the last answer
-contains `expected`; 0: it does not; without `expected` there is none), `requests` and `tool_calls`. An
-interrupted attempt is played again from its first input.
+contains `expected`; 0: it does not; a case without `expected` has no `score`), `requests` and `tool_calls`.
+An interrupted attempt is played again from its first input.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with the model, the base URL and the project's other settings.
 
     Raises:
-        FleetError: There are no inputs, or a file or a key is missing.
+        FleetError: The case has no inputs, or a file or the endpoint's key is missing.
     """
     try:
         case = msgspec.convert(settings, TalkCase)
@@ -59,7 +59,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 @work(files=("mcp_config",), settings=TalkCase, complete=completed)
 def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Say the inputs, and judge the last answer.
+    """Give the inputs to the model, and return the scores of the last answer.
 
     Raises:
         MCPError: An input could not be answered.

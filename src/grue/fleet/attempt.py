@@ -1,7 +1,7 @@
 """One attempt of an episode, in a worker process: call the work, judge what it did, commit the result.
 
-A failure of the machine, the network or a server is tried again. Every other end is a result. This module
-decides which of the two an end is.
+After a failure of the machine, the network or a server the episode is tried again. Every other end of an
+attempt is a result. This module decides which of the two it is.
 
 The work is somebody else's code: it may raise anything, also a `BaseException` or an error that cannot be
 printed, and it may leave its process in any state. None of this may affect other attempts.
@@ -36,7 +36,7 @@ from grue.runtime.secrets.redaction import Redaction
 from grue.runtime.secrets.secret_forms import secrets_in
 
 _NETWORK = frozenset({"unreachable", "unavailable", "timed_out"})
-"""Kinds of failed completions that may succeed at another try."""
+"""Kinds of failed completions after which the episode is tried again, because another try may succeed."""
 
 _ANSWERED = re.compile(rb'"type":"CompletionReceived"[^\n]*?"model":"([^"\\]{1,200})"')
 _OUTPUT = "output.txt"
@@ -59,7 +59,10 @@ class Task(Struct, frozen=True, kw_only=True):
     folder: Path
 
     def prepare(self) -> None:
-        """Import what the task needs. Changes that imports make in the process do not count as the work's."""
+        """Import what the task needs, before the worker notes the state that the work must not change.
+
+        So a change of the process by an import does not make the worker unfit for further attempts.
+        """
         raise NotImplementedError
 
     def make(self) -> "Attempted":
@@ -74,12 +77,12 @@ class Job(Task, frozen=True, kw_only=True):
         work: Name of the work.
         version: Version of the work.
         settings: The case's settings.
-        planned: The settings as the sweep gave them; `None`: the same.
+        planned: The settings as the sweep gave them; `None`: they are the same as `settings`.
         repetition: The case's repetition.
-        keep: What stays on disk once the episode is done.
+        keep: Which files stay on disk once the episode is done.
         prices: Prices by model, to count what the attempt costs.
-        files: SHA-256 of each file that the case names, by setting; `None`: they are not checked.
-        batch: Whether its requests wait for the providers' batches.
+        files: SHA-256 of each file that the case names, by setting; `None`: the files are not checked.
+        batch: Whether the attempt's requests wait for the providers' batches.
     """
 
     work: str
@@ -105,9 +108,9 @@ class Attempted(Struct, frozen=True, kw_only=True):
     """An attempt that has ended.
 
     Attributes:
-        end: How it ended.
-        attempt: Name of its folder.
-        committed: Whether it is the episode's result. If another attempt was committed first, it is not.
+        end: How the attempt ended.
+        attempt: Name of the attempt's folder.
+        committed: Whether the attempt is the episode's result. It is not if another one was committed first.
     """
 
     end: AttemptEnd
@@ -116,7 +119,7 @@ class Attempted(Struct, frozen=True, kw_only=True):
 
 
 def run_attempt(job: Job) -> Attempted:
-    """Make an attempt. A failure of the work is an outcome, whatever it raises.
+    """Make an attempt. Whatever the work raises is the outcome of the attempt, and is not raised here.
 
     Raises:
         FleetError: The folder cannot be written, the work cannot be imported, or a file of the case has
@@ -189,12 +192,15 @@ def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
         return _failure(error)
     finally:
         if os.getpid() != process:
-            # this process is a child that the work has forked; only the parent may end the attempt
+            # This process is a child that the work has forked. Only the parent may end the attempt.
             os._exit(1)
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception of foreign code, without secrets; reading it may fail, too."""
+    """Return the text of an exception of foreign code, without secrets; never raises.
+
+    The exception's own methods may raise. Then the text says that there is none.
+    """
     kind = "exception"
     try:
         kind = plain_text(type(error).__name__)
@@ -230,7 +236,7 @@ def _interrupted(folder: EpisodeFolder, attempt: Path) -> bool:
 
 @contextlib.contextmanager
 def _unchanged_umask() -> Iterator[None]:
-    """Restore the umask after the work: it decides who can read the result's files."""
+    """Restore the umask after the work, because the umask decides who can read the result's files."""
     before = os.umask(0o077)
     os.umask(before)
     try:

@@ -4,10 +4,10 @@
                 └─ its requests are in its folder, the driver sends them with those of the other episodes
 
 The work is somebody else's code and cannot be stopped in its middle. So an attempt that has to wait is ended,
-and the episode is played again from its beginning when its replies have arrived. Requests that have a reply
-on file get it at once; the first new request waits for the next batch. So the work has to make the same
-requests again. If it does not make the one whose reply arrived last, the episode has failed. Tools are called
-again, as in any attempt.
+and the episode is played again from its beginning when its replies have arrived. A request that has a reply
+on file gets that reply at once; the first new request waits for the next batch. So the work has to make the
+same requests again. If it does not repeat the request whose reply arrived last, the episode has failed. Tools
+are called again, as in any attempt.
 
     DIR/ab/ID/requests.jsonl   the requests of the episode
     DIR/ab/ID/replies.jsonl    their replies
@@ -99,11 +99,15 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Return whether the replayed episode did not ask for the reply that arrived last."""
+        """Whether the episode, played again, has not repeated the request whose reply arrived last."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request, or put it on file."""
+        """Return the reply to a request if it has arrived; otherwise put the request on file.
+
+        Raises:
+            RequestPostponed: The request waits for a batch, so the attempt has to end.
+        """
         del request
         digest = hashlib.sha256(body).hexdigest()[:16]
         with self._lock:
@@ -134,7 +138,7 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                # charge the request in full, because only another process will know its cost
+                # Charge the request in full: only a later attempt, which reads the reply, learns its cost.
                 permit.settle(RequestOutcome())
         self.waits = True
         raise RequestPostponed(key)
@@ -156,7 +160,7 @@ def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
 
 
 def ask_failed_again(episode: Path) -> None:
-    """Allow failed requests to be sent again."""
+    """Let an episode's requests that the provider did not answer be sent again."""
     last = {each.key: each for each in _lines(episode / REPLIES, _Replied)}
     failed = [
         _Replied(key=each.key)
@@ -168,7 +172,9 @@ def ask_failed_again(episode: Path) -> None:
 
 
 class FleetBatches:
-    """Sends the waiting requests of all episodes, and gives them the replies. For the driver's thread.
+    """Sends the waiting requests of all episodes, and writes the replies into their folders.
+
+    Only the driver's thread uses it.
 
     Args:
         folder: The fleet's folder.
@@ -211,10 +217,10 @@ class FleetBatches:
         self._waiting[episode.name] = (episode, items)
 
     def step(self, *, send: bool) -> list[str]:
-        """Send requests and fetch replies, if it is time. Return the episodes that have all their replies.
+        """Fetch replies if it is time to. Return the ids of the episodes that have all their replies now.
 
         Args:
-            send: Send the waiting requests now, because no episode can go on without a reply.
+            send: Also send the waiting requests, because no episode can go on without a reply.
 
         Raises:
             FleetError: A provider accepts no batch, or could not be reached for a long time.
@@ -235,7 +241,7 @@ class FleetBatches:
         return ready
 
     def close(self) -> None:
-        """Unlock the folders of requests for other processes."""
+        """Unlock the folders with the requests, so that another process can use them."""
         for files, _ in self._files.values():
             files.close()
 
@@ -285,7 +291,7 @@ class FleetBatches:
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:
-    """Return the lines of a file. If a kill has cut the last one short, it is left out."""
+    """Return the lines of a file, without a last line that a kill has cut short."""
     try:
         written = path.read_bytes()
     except FileNotFoundError:

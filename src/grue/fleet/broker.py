@@ -6,8 +6,8 @@ the workers, and writes its ledger.
 The rules:
 
 - A request starts only if its reservation fits into what is left of every limit. A reservation is the most
-  that the request can cost. If it would fit once requests under way are settled, it waits; otherwise it is
-  refused, and so is every later one.
+  that the request can cost. If the reservation can still fit once the requests under way are settled, the
+  request waits; otherwise it is refused.
 - Each second gets at most a sixtieth of `requests_per_minute`, because some endpoints count by the second.
   Within a second, requests are spaced too, but more closely than the rate would need. So requests that a busy
   machine sends late can catch up. Tokens are taken from an allowance that fills up over a minute.
@@ -31,7 +31,8 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 SLOW_START = 2.0
 _MARGIN = 0.95
-"""Share of the rate that is used. The rest is for an endpoint's other clock, and for delays on the way."""
+"""The share of an allowed rate that is used. The rest is a margin for endpoints whose clock runs at another
+speed, and for delays on the way."""
 
 _CATCH_UP = 4.0
 """How much faster than the rate requests may follow each other within one second."""
@@ -46,9 +47,9 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Attributes:
         money_usd: US dollars. A request whose price and `max_tokens` are known starts only if the most that
             it can cost is left, so such requests never exceed the limit. A request of unknown cost starts
-            only if there is a limit on requests too; if the endpoint then says what it cost, that is counted.
-        tokens: Tokens of prompts and replies.
-        requests: Requests.
+            only if there is a limit on requests too; if the endpoint reports its cost, the cost is counted.
+        tokens: Most tokens of all prompts and replies.
+        requests: Most requests.
         prices: Prices by model's name or pattern (`gpt-*`).
 
     Raises:
@@ -131,7 +132,7 @@ class Amount(Struct, frozen=True):
 
 
 class Granted(Struct, frozen=True):
-    """The request may start now; `reserved` is the most that it can cost."""
+    """The request may start now; `reserved` is the most that the request can cost."""
 
     reserved: Amount
 
@@ -155,14 +156,14 @@ class Broker(Struct):
     """The limits, and what has been reserved and spent.
 
     Attributes:
-        limits: The limits.
-        spent: The cost of the settled requests, also of those in earlier runs.
-        reserved: What the requests under way can cost at most.
+        limits: The limits on budget, rate and server processes.
+        spent: The cost of the settled requests, including the requests of earlier runs.
+        reserved: The most that the requests under way can cost together.
         under_way: Number of requests under way.
-        window: How many requests may be under way now: the concurrency described above.
-        overloads: Answers 429, 503 and 529 so far.
+        window: How many requests may be under way now; it grows and shrinks by the third rule of this module.
+        overloads: Number of answers 429, 503 and 529 so far.
         paused_until: No request starts before this time.
-        refused: Why a limit refuses requests; empty: none has refused one.
+        refused: Why the last refused request was refused; empty: no limit has refused a request.
     """
 
     limits: Limits
@@ -213,7 +214,8 @@ class Broker(Struct):
             self._slow_down(outcome.retry_after_s, now)
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
-            # Grow only if the window was nearly full: otherwise the success shows nothing about a larger one.
+            # Grow only if a request had to wait for the window: otherwise the success does not show that the
+            # endpoint can take more requests at one time than it got.
             if self._short:
                 self.window += step
         return cost
@@ -264,7 +266,7 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # the number of requests in a second; below 60 a minute, one at a time
+        # How many requests may start in a second; at fewer than 60 a minute, each is spaced by itself.
         many = max(1, round(rate / 60))
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:

@@ -1,6 +1,6 @@
-"""A worker's connection to the broker: asks it before each request to a model and each start of a server.
+"""A worker's connection to the broker, which is asked before each request to a model and each server start.
 
-When the connection ends, the driver is gone. The worker then ends its process, and with it the servers that
+When the connection ends, the driver is gone. The worker then ends its process, and thereby the servers that
 it has started.
 """
 
@@ -47,18 +47,18 @@ class BrokerLink:
         threading.Thread(target=self._read, name="grue fleet link", daemon=True).start()
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
-        """Wait until the broker lets the request start."""
+        """Wait until the broker lets the request start; return a permit, or the reason for a refusal."""
         id_ = next(self._ids)
         refused = await self.answer(Ask(id_, wanted), Settle(id_, RequestOutcome(sent=False)))
         return refused or _Permit(self, id_)
 
     async def admit_server(self) -> ServerPlace | str:
-        """Wait until the broker lets a server process start."""
+        """Wait until the broker lets a server process start; return its place, or why it may not start."""
         id_ = next(self._ids)
         return await self.answer(AskPlace(id_), Leave(id_)) or _Place(self, id_)
 
     async def answer(self, ask: Ask | AskPlace, give_up: Settle | Leave) -> str:
-        """Ask, and return the reason for a refusal, or an empty text. A cancellation sends `give_up`."""
+        """Ask the broker; return the reason for a refusal, or an empty text. Send `give_up` if cancelled."""
         with self._asked(ask, give_up) as answer:
             return await anyio.to_thread.run_sync(answer.result, abandon_on_cancel=True)
 
@@ -71,10 +71,10 @@ class BrokerLink:
             self._lose()
 
     def close(self) -> None:
-        """End the connection without telling `on_loss`."""
+        """End the connection without a call of `on_loss`."""
         self._on_loss = _nothing
         with contextlib.suppress(OSError):
-            # The reading thread holds the socket too, so closing it alone would not end the connection.
+            # The reading thread holds the socket too. So `close` would not end the connection without this.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -95,7 +95,7 @@ class BrokerLink:
             with self._lock:
                 unanswered = self._waiting.pop(ask.id, None)
             if unanswered is not None:
-                # The broker will not answer any more, so end the wait of the thread that `answer` started.
+                # Nobody will set the answer any more. Set it here, so that the thread that waits for it ends.
                 unanswered.set_result("the wait was given up")
             self.send(give_up)
             raise

@@ -42,7 +42,7 @@ class Ask(Struct, frozen=True, tag="ask"):
 
 
 class Settle(Struct, frozen=True, tag="settle"):
-    """A worker reports how a request ended, or that it no longer waits for permission to send it."""
+    """A worker reports how a request ended, or that the worker no longer waits for permission to send it."""
 
     id: int
     outcome: RequestOutcome
@@ -74,14 +74,14 @@ class BrokerServer:
     """Answers the workers of one driver while it is entered.
 
     Args:
-        folder: The fleet's folder. Its ledger says what earlier runs have cost.
-        limits: The limits.
+        folder: The fleet's folder. The ledger in it says what earlier runs have cost.
+        limits: The limits on budget, rate and server processes.
 
     Raises:
         FleetError: The ledger cannot be read or written.
 
     Attributes:
-        accounts: Answers the workers.
+        accounts: Decides which requests and servers may start, and charges the requests.
         address: Path of the Unix socket.
     """
 
@@ -137,7 +137,7 @@ class BrokerServer:
 
 
 class _WorkerStream:
-    """A connection, with its requests under way and its places."""
+    """The connection of one worker, with the worker's requests under way and its places for servers."""
 
     def __init__(self, accounts: Accounts, stream: anyio.abc.ByteStream, name: str) -> None:
         self._accounts = accounts
@@ -148,7 +148,10 @@ class _WorkerStream:
         self._waiting: dict[int, anyio.CancelScope] = {}
 
     def begin(self, id_: int) -> anyio.CancelScope:
-        """Note a question before its task starts: the worker's next message may already withdraw it."""
+        """Note a question before the task that answers it starts; return the scope that cancels the task.
+
+        The worker's next message may already withdraw the question, and has to find it here.
+        """
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope
 

@@ -10,8 +10,8 @@ try of the same case. A case that only one side has played does not count.
 
 A failed episode counts with the score `failed_as`, by default 0: leaving it out would favour the side that
 fails more often. An episode that was given up, not paid for or not scored is missing: it does not count, but
-its number is shown. The same holds for episodes of earlier sweeps, if the latest sweep has episodes on that
-side.
+the number of missing episodes is shown. The same holds for episodes of earlier sweeps, if the latest sweep
+has episodes on that side.
 
 With fewer than 15 cases, or without numpy and scipy, there is no interval, and the sign test decides.
 """
@@ -62,7 +62,8 @@ _NO_CELL = frozenset({"seed"})
 """Settings that make no cells: episodes with different seeds are repetitions in the same cell."""
 
 _NO_CASE = frozenset({"base_url"})
-"""Settings that are not part of the case: a server that is started again has another port."""
+"""Settings that are not part of the case. The address is not, because a server that is started again has
+another port."""
 
 _NONE_OF = 3.0
 """If none of n cases differs, at most about 3/n of all cases do, at 95 %."""
@@ -84,8 +85,8 @@ class Cell(Struct, frozen=True):
     """A fleet, or the part of it that has certain settings.
 
     Attributes:
-        fleet: Its folder.
-        wanted: The settings, by name. A value that is not text is written as JSON.
+        fleet: The fleet's folder.
+        wanted: The settings of the cell's episodes, by name. A value that is not text is written as JSON.
     """
 
     fleet: Path
@@ -96,7 +97,7 @@ class Cell(Struct, frozen=True):
         """Read `DIR`, `DIR:SETTING=VALUE,...` or, for the folder of the other cell, `:SETTING=VALUE,...`.
 
         Raises:
-            FleetError: There is no fleet.
+            FleetError: The folder is not a fleet's.
         """
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
@@ -108,7 +109,7 @@ class Cell(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The cell as it is written."""
+        """The cell in the form that `of` reads."""
         chosen = ",".join(f"{name}={value}" for name, value in self.wanted.items())
         return f"{self.fleet}:{chosen}" if chosen else str(self.fleet)
 
@@ -116,8 +117,8 @@ class Cell(Struct, frozen=True):
         """Return the episodes of this cell, from all episodes of its fleet.
 
         Raises:
-            FleetError: No episode has these values, or no episode has a setting of that name. The text names
-                the values that the settings have in the fleet.
+            FleetError: No episode has the wanted values, or no episode has a setting of a wanted name. The
+                error's text gives the settings or values that the fleet's episodes have.
         """
         known = {name: None for each in everything for name in (*each.planned, *each.settings)}
         for name in self.wanted:
@@ -147,8 +148,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """How to compare.
 
     Attributes:
-        score: Name of the score; `None`: `score`, or the only one that there is.
-        lower_is_better: A smaller score is the better one.
+        score: Name of the score; `None`: `score`, or the only score that the episodes have.
+        lower_is_better: Whether a smaller score is better than a larger one.
         failed_as: The score of a failed episode.
         passing: The least score of an episode that passes; `None`: 1, if all scores are from 0 to 1.
         cluster: Settings whose values make groups of cases that depend on each other; empty: each case is
@@ -168,10 +169,10 @@ class Side(Struct, frozen=True, kw_only=True):
     """One of the two sets of episodes.
 
     Attributes:
-        label: The cell as it was written.
-        fleet: The fleet's folder; empty if the episodes were given without one.
-        episodes: Episodes that count.
-        failed: Those of them that failed.
+        label: The name of the set, such as the cell as the user wrote it.
+        fleet: The fleet's folder; empty if the episodes were given without a folder.
+        episodes: Number of episodes that count.
+        failed: Number of episodes that count and have failed.
         missing: Number of episodes that do not count, by outcome; `unscored`: without the score; `earlier`:
             not in the latest sweep, which has other episodes of this side.
         unpaired: Number of cases that the other side has not played.
@@ -225,16 +226,16 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     Attributes:
         a: The first set.
-        b: The second one.
+        b: The second set.
         compared: The settings in which the two sets differ, each with its value in A and in B.
         score: Name of the score.
-        cases: Cases that both have played.
-        groups: Groups of cases that do not depend on each other.
-        verdict: Whether B is better: by the interval, or without one by the sign test.
-        better: Groups in which B is better.
-        worse: Groups in which B is worse.
+        cases: Number of cases that both sides have played.
+        groups: Number of groups of cases; the groups do not depend on each other.
+        verdict: Whether B is better: by the interval, or if there is no interval, by the sign test.
+        better: Number of groups in which B is better.
+        worse: Number of groups in which B is worse.
         chance: The p-value of the sign test: how often a fair coin falls as unevenly as `better` and `worse`.
-        why: Why there is no interval, as a sentence; empty: there is one.
+        why: Why there is no interval, as a sentence; empty if there is an interval.
         measures: The score first; then pass@k and pass^k, cost, time and calls as far as they are known.
         detectable: The smallest true difference that four of five such comparisons would find; NaN without
             an interval.
@@ -266,7 +267,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
-        """Return the findings and the cases that differ; of many, only those that differ most.
+        """Return the findings, and the cases that differ; if many differ, only those that differ most.
 
         Args:
             commands: Add the commands that show the episodes of each case.
@@ -297,8 +298,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def is_worse(self, margin: float, *, lower_is_better: bool = False) -> bool | None:
         """Return whether B has lost at least `margin`; `None`: there are too few episodes to tell.
 
-        `True`: the interval leaves 0 out, and the mean loss is at least the margin. `False`: the interval
-        leaves a loss of the margin out.
+        `True`: the whole interval is below 0, and the mean loss is at least the margin. `False`: the whole
+        interval is above a loss of the size of the margin.
         """
         found = _turned(self.measures[0].difference, lower_is_better)
         if found.high < 0 and found.mean <= -margin:
@@ -307,7 +308,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(found: Comparison) -> list[str]:
-    """Return the findings, in sentences."""
+    """Return the findings of a comparison, in sentences."""
     difference = found.measures[0].difference
     if found.why:
         return [*_by_signs(found), found.why]
@@ -346,7 +347,7 @@ def _by_signs(found: Comparison) -> Iterable[str]:
 
 def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Iterable[str]:
     changed = [each for each in found.changes if each.difference]
-    few = found.cases < LEAST_CASES  # show each case if there are so few, also equal ones
+    few = found.cases < LEAST_CASES  # of so few cases show all, also those that are equal on both sides
     names = _telling(found.changes)
     if not changed:
         yield "No case has another mean score in B than in A."
@@ -373,7 +374,7 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
 
 
 def _telling(cases: Sequence[CaseChange]) -> list[str]:
-    """Return the settings by which cases differ: those with the most values, such as a question, first."""
+    """Return the settings that differ between cases, first those with the most values, such as a question."""
     values: dict[str, set[str]] = {}
     for case in cases:
         for name, value in case.case.items():
@@ -387,7 +388,7 @@ def _words(case: CaseChange, names: Sequence[str]) -> str:
 
 
 def _bare(value: object) -> object:
-    """Return the entry of a list that has one, such as a conversation with one input; else the value."""
+    """Return the only entry of a list with one entry, such as a conversation's only input; else the value."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -413,7 +414,10 @@ def _signed(value: float) -> str:
 
 
 def short_words(value: object) -> str:
-    """Return a value as one short line. A long one keeps its end, because several may begin alike."""
+    """Return a value as one short line, without secrets.
+
+    A long value is cut in the middle and keeps its end, because several values may begin alike.
+    """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     line = " ".join(Redaction(secrets_in(os.environ)).redact_text(text).split())
     return shortened(line, _WIDEST)
@@ -424,8 +428,8 @@ def compare(a: Cell, b: Cell, options: Options) -> Comparison:
 
     Raises:
         FleetError: A cell has no episodes, lacks the score, or has no case in common with the other cell.
-        MissingDependencyError: There is a margin, there are cases enough for an interval, and numpy or scipy
-            is not installed.
+        MissingDependencyError: The options have a margin, which needs an interval, there are enough cases for
+            an interval, and numpy or scipy is not installed.
     """
     everything = list(results(a.fleet))
     others = everything if b.fleet == a.fleet else list(results(b.fleet))
@@ -444,7 +448,10 @@ def compare_results(
     labels: tuple[str, str],
     left_out: tuple[int, int] = (0, 0),
 ) -> Comparison:
-    """Compare two sets of episodes; `left_out` says how many each set lacks. Raises what `compare` raises."""
+    """Compare two sets of episodes. Raises what `compare` raises.
+
+    `left_out` has the number of episodes of earlier sweeps that each set leaves out.
+    """
     score = options.score or _only_score((*first, *second))
     compared = _compared(first, second)
     sides = tuple(
@@ -541,7 +548,7 @@ _Sides: TypeAlias = tuple[_Cases, ...]
 
 
 def _no_interval(count: int, options: Options) -> str:
-    """Return why there can be no interval, as a sentence; empty: there can."""
+    """Return why no interval can be computed, as a sentence; empty if one can be computed."""
     if count < LEAST_CASES:
         what = f"groups of {', '.join(options.cluster)}" if options.cluster else "cases"
         return (
@@ -558,7 +565,7 @@ def _no_interval(count: int, options: Options) -> str:
 
 
 def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options) -> tuple[int, int]:
-    """Return the number of groups in which B is better, and of those in which it is worse."""
+    """Return the number of groups in which B is better, and the number of groups in which B is worse."""
     gains: defaultdict[int, float] = defaultdict(float)
     means = (side.means(keys, side.score) or [] for side in sides)
     for number, (a, b) in enumerate(zip(*means, strict=True)):
@@ -730,11 +737,11 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 
 
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
-    """Return the settings that make the cells: all that differ, unless that would be too many cells.
+    """Return the settings that make the cells: all that differ, unless they would make too many cells.
 
-    With too many cells, settings with few values are taken, the axes of the sweep first, as long as each cell
-    has enough cases for an interval. A cell's mean is over all values of the other settings, such as the
-    question that was asked.
+    In that case settings with few values are taken, the axes of the sweep first, as long as each cell has
+    enough cases for an interval. A cell's mean is over all values of the other settings, such as the question
+    that was asked.
 
     Args:
         settings: The settings of each episode.
@@ -760,7 +767,7 @@ def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] =
 
 
 def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:
-    """Return a key that sorts settings: numbers by their size, before texts."""
+    """Return a key by which lists of settings are sorted: numbers by their size, and before texts."""
     return [
         (0, value, "") if isinstance(value, int | float) else (1, 0.0, setting_word(value))
         for value in values
@@ -768,5 +775,5 @@ def in_order(values: Iterable[Any]) -> list[tuple[int, float, str]]:
 
 
 def setting_word(value: Any) -> str:
-    """Return the value of a setting as a word: a text as it is, else JSON."""
+    """Return the value of a setting as text: a text unchanged, any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)

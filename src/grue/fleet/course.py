@@ -23,18 +23,19 @@ _MOST_ANSWER = 2**20
 
 
 class Course(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The course of an attempt in figures. All texts are printable.
+    """The course of an attempt: its counts, its end, and the last problem. All texts are printable.
 
     Attributes:
-        turns: Turns that were begun.
-        requests: Requests to the model in the turns that have ended.
-        tool_calls: Tool calls in the turns that have ended.
-        refused_calls: Calls that were not sent: unknown tools, wrong arguments, or denied by the policy.
-        failed_calls: Calls that were sent and failed, timed out or lost their server.
+        turns: Number of turns that were begun.
+        requests: Number of requests to the model in the turns that have ended.
+        tool_calls: Number of tool calls in the turns that have ended.
+        refused_calls: Number of calls that were not sent, because the tool is unknown, the arguments are
+            wrong or the policy denies the call.
+        failed_calls: Number of calls that were sent and failed, timed out or lost their server.
         outcome: How the last turn ended: `failed`, or the kind of its outcome; empty if it has not ended.
         host_reason: Why the host ended the episode, in a word; empty if the host gave no reason.
         error: The last thing that went wrong, in a line; empty if nothing went wrong.
-        error_kind: The kind of the message that reports it.
+        error_kind: The kind of the message that reports `error`.
         turn: The turn of that message.
         message: The number of that message in the trace; 0: nothing went wrong.
     """
@@ -67,7 +68,10 @@ _READ = frozenset(
 
 
 def read_course(trace: Path) -> Course | None:
-    """Read the course of an episode from its trace; `None`: there is no readable trace."""
+    """Read the course of an episode from its trace; `None`: the trace is missing or too large.
+
+    Of a damaged trace, the messages before the damage count.
+    """
     found: dict[str, Any] = {}
     try:
         if not trace.is_file() or trace.stat().st_size > _MOST_BYTES:
@@ -80,7 +84,7 @@ def read_course(trace: Path) -> Course | None:
             elif tag in _READ or issubclass(reader.kinds.get(tag, type(None)), EpisodeEnded):
                 _take(found, line.envelope())
     except (TraceError, OSError):
-        pass  # use the messages before the damaged line
+        pass  # the messages before the damaged line still count
     return Course(**found)
 
 

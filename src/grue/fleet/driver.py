@@ -60,19 +60,20 @@ class Tally(Struct):
     """The counts of a fleet.
 
     Attributes:
-        total: Episodes of the sweep.
-        done: Episodes with a commit; `before` counts those that had one before this run.
-        failed: Those of `done` that failed.
-        given_up: Episodes that failed three times because of the machine, the network or a server, or whose
-            result cannot be read.
-        unpaid: Episodes that ended early because the budget refused a request.
-        running: Episodes under way; those that wait for a worker are not.
-        waiting: Episodes that wait for a batch.
-        others: Episodes in the folder that do not belong to the sweep.
+        total: Number of episodes of the sweep.
+        done: Number of episodes with a commit.
+        before: Number of episodes that had a commit before this run.
+        failed: Number of episodes with a commit that have failed.
+        given_up: Number of episodes that failed three times because of the machine, the network or a server,
+            or whose result cannot be read.
+        unpaid: Number of episodes that ended early because the budget refused a request.
+        running: Number of episodes that a worker plays now.
+        waiting: Number of episodes that wait for a batch.
+        others: Number of episodes in the folder that do not belong to the sweep.
         scores: Number and sum of the scores, by name.
         spent: The cost of the requests of the episodes with a commit.
         kinds: Number of failed attempts of this run, by kind.
-        troubles: Why the first few episodes were given up in this run, with their ids.
+        troubles: For each of the first few episodes that were given up in this run, its id and the reason.
     """
 
     total: int = 0
@@ -96,7 +97,7 @@ class Tally(Struct):
             self.troubles.append(f"{id_}: {why}")
 
     def add(self, end: AttemptEnd) -> None:
-        """Count the result of an episode."""
+        """Count the result of an episode that has a commit."""
         self.done += 1
         self.failed += end.outcome == "failed"
         self.spent += end.spent
@@ -111,8 +112,8 @@ class Finished(Struct, frozen=True, kw_only=True):
     Attributes:
         reason: `finished`: no episode is missing. `paused`: every attempt fails in the same way. `budget`:
             the budget is used up. `stopped`: by `grue fleet stop`. `interrupted`: by Ctrl-C.
-        why: A sentence about `paused` or `budget`; otherwise empty.
-        tally: The counts.
+        tally: The counts at the end of the run.
+        why: A sentence that explains `paused` or `budget`; otherwise empty.
     """
 
     reason: Reason
@@ -125,9 +126,9 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     Attributes:
         work: The work.
-        version: Its version.
-        cases: Returns the cases, the same ones in each call.
-        keep: What stays on disk.
+        version: The version of the work.
+        cases: Returns the cases; each call returns the same ones.
+        keep: Which files stay on disk.
         prices: Prices by model.
         batching: How requests wait for the providers' batches; `None`: they are sent at once.
         whole: Whether the cases are a whole sweep, so that the folder's other episodes are from earlier
@@ -193,7 +194,7 @@ class Driver:
         """
         self.tally.total = sum(1 for _ in self._plan.cases())
         (self._folder.path / STOP).unlink(missing_ok=True)
-        # A Ctrl-C between noting a job as running and submitting it, or between getting an ended job and
+        # A Ctrl-C between noting a job as running and submitting the job, or between getting an ended job and
         # counting it, would leave a job that never ends. So `KeyboardInterrupt` waits for the round's end.
         try:
             with defer_interrupts():
@@ -239,7 +240,7 @@ class Driver:
         return True
 
     def _jobs(self) -> Iterator[Job]:
-        """Yield the attempts to make; count what is done."""
+        """Yield an attempt for each missing episode; count the episodes that are done or given up."""
         work, digests = self._plan.work, FileDigests()
         # Write the ids before the first episode is played, so that reports are about this sweep even while it
         # runs, or after a kill.
@@ -318,7 +319,10 @@ class Driver:
         self._watch(self.tally, self._playing())
 
     def _playing(self) -> dict[str, float]:
-        """Return the episodes that the workers play now: the first ones. The others wait for a worker."""
+        """Return the running episodes that the workers play now, with their start times.
+
+        These are the ones that were submitted first; the others wait for a worker.
+        """
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 
     def _ended(self, job: Task, ended: Attempted | Lost) -> None:
@@ -359,7 +363,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
-        """Return the end of an attempt; `None`: it was cancelled and counts as interrupted."""
+        """Return the end of an attempt without a commit; `None`: the attempt was cancelled."""
         if isinstance(ended, Attempted):
             if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended.end
@@ -368,7 +372,7 @@ class Driver:
             raise FleetError(ended.why)
         try:
             return self._end_of_lost(folder, ended)
-        except FleetError as error:  # the end cannot be recorded in the episode's folder
+        except FleetError as error:  # the episode's folder cannot be written
             return AttemptEnd(outcome="infrastructure", kind=ended.kind, error=f"{ended.why}; {error}")
 
     def _end_of_lost(self, folder: EpisodeFolder, lost: Lost) -> AttemptEnd | None:
@@ -441,5 +445,5 @@ class Driver:
 
 
 def stop(path: Path) -> None:
-    """Ask the driver of a folder to stop after the running episodes."""
+    """Ask the driver of the fleet in the folder `path` to stop after the running episodes."""
     (path / STOP).touch(mode=0o600)

@@ -1,7 +1,7 @@
 """The interface of an engine, which makes attempts in other processes and reports how they ended.
 
-An engine does not count attempts or repeat them; the driver does. All state is in the folder, so a fleet that
-was begun with one engine can be finished with another.
+An engine does not count attempts or repeat them; the driver does that. All state is in the fleet's folder, so
+a fleet that was begun with one engine can be finished with another.
 """
 
 import queue
@@ -19,10 +19,10 @@ class Lost(Struct, frozen=True):
     """An attempt that did not end by itself.
 
     Attributes:
-        kind: `died`: its worker process was killed or crashed. `timed_out`: it took longer than allowed.
-            `cancelled`: by the driver. `error`: the attempt could not be made or recorded. `unable`: no
-            worker can be started; `why` says why.
-        why: A sentence about it.
+        kind: `died`: the attempt's worker process was killed or crashed. `timed_out`: the attempt took longer
+            than allowed. `cancelled`: by the driver. `error`: the attempt could not be made or recorded.
+            `unable`: no worker can be started.
+        why: The reason, as a sentence; empty for `cancelled`.
     """
 
     kind: LossKind
@@ -33,7 +33,7 @@ class Costs(Struct, frozen=True):
     """The cost of a fleet's requests so far.
 
     Attributes:
-        spent: What they have cost.
+        spent: What the requests have cost.
         overloads: Number of answers that reported an overload.
         refused: Why the budget refuses requests; empty if it admits them.
     """
@@ -51,11 +51,11 @@ class Engine(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many attempts it makes at one time."""
+        """How many attempts the engine makes at one time."""
 
     @property
     def ended(self) -> "queue.SimpleQueue[Ended]":
-        """Called once for each job, with how its attempt ended."""
+        """The queue in which the engine puts each job once, with the end of its attempt."""
 
     def costs(self) -> Costs:
         """Return the cost of all requests so far."""

@@ -9,11 +9,11 @@ trace the rows before the damage are exported; the damage is reported, and other
 DuckDB comes with the extra `export`.
 
 A sample is what a trainer needs of one request: the messages that the model got, the tools on offer, the
-reply, and a reward. An assistant's message counts as the model's only if it is a reply in this trace,
-unchanged: one that the host supplied, or from which calls were left out, does not count. The ids of a reply's
-tokens are those that the endpoint has reported, so nothing is tokenised again. A conversation gives no
-samples if the trace does not hold it as it was sent, because its beginning is in another trace or a secret in
-it was replaced. Trajectories are in ATIF, the interchange format of Harbor, version 1.4.
+reply, and a reward. An assistant's message counts as the model's only if it is an unchanged reply from this
+trace: a message that the host supplied, or from which calls were left out, does not count. The ids of a
+reply's tokens are those that the endpoint has reported, so nothing is tokenised again. A conversation gives
+no samples if the trace does not hold it in the form in which it was sent, because its beginning is in another
+trace or a secret in it was replaced. Trajectories are in ATIF, the interchange format of Harbor, version 1.4.
 """
 
 import re
@@ -60,15 +60,16 @@ class Sample(Struct, frozen=True, kw_only=True):
         request: Number of the request in the turn.
         message: Number of the request's message in the trace.
         model: The model that replied.
-        messages: What the model got, in the form of chat completions, tools by their canonical names. `by`
-            says who wrote a message: `host`, `model`, `tool`, or `grue`, such as the request for a final
-            answer or the answer to a call that was not made. Images and files are named, not included.
+        messages: The messages that the model got, in the form of chat completions, with canonical names of
+            tools. `by` says who wrote a message: `host`, `model`, `tool`, or `grue`. grue writes, for
+            example, the request for a final answer, and the result of a call that was not made. Images and
+            files are named, but their data is left out.
         tools: The tools on offer, in the form of chat completions.
         reply: The reply, as a message.
         loss_mask: One number for each of `messages`, then one for the reply: 1 if the model wrote the message
             in this conversation and it is unchanged, else 0.
-        token_ids: The ids of the reply's tokens, as the endpoint reports them; `None` if it reports none.
-        logprobs: Their log-probabilities; `None`: the endpoint does not report them.
+        token_ids: The ids of the reply's tokens; `None`: the endpoint does not report them.
+        logprobs: The log-probabilities of the reply's tokens; `None`: the endpoint does not report them.
     """
 
     episode: str
@@ -113,7 +114,7 @@ class _SampleReader:
     """Follows the conversations of a trace, and makes samples of their requests.
 
     Attributes:
-        left_out: Replies that gave no sample.
+        left_out: How many replies gave no sample so far, because the trace does not hold what was sent.
     """
 
     def __init__(self, talks: TalkReader, origin: Origin) -> None:
@@ -129,8 +130,8 @@ class _SampleReader:
     def see(self, envelope: EpisodeEnvelope) -> Sample | None:
         """Read the next message; return the sample that it completes."""
         body = envelope.body
-        # Only a reply completes a request. Messages that the reply was cut, or the request is sent again,
-        # have the same cause.
+        # Only a reply completes a request. A message that reports a cut reply, or that the request is sent
+        # again, has the same cause, and must not remove the request.
         replied = isinstance(body, m.CompletionReceived)
         request = self._asked.pop(envelope.cause or 0, None) if replied else None
         self._talks.see(envelope)
@@ -230,10 +231,10 @@ class Samples:
         origin: The fields of the samples that describe the episode.
 
     Attributes:
-        left_out: Replies without a sample so far, because the trace does not hold what was sent.
+        left_out: How many replies gave no sample so far, because the trace does not hold what was sent.
 
     Raises:
-        TraceError: While iterating: the trace is damaged or cannot be read.
+        TraceError: The trace is damaged or cannot be read. Raised during the iteration.
     """
 
     def __init__(self, trace: Path, origin: Origin) -> None:
@@ -255,7 +256,7 @@ class Samples:
 
 
 class _Trajectory(Struct):
-    """The steps so far."""
+    """A trajectory in ATIF while the trace is read: the steps so far, and what the next step needs."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     usage: m.Usage = m.Usage()
@@ -366,32 +367,32 @@ _WORDS = re.compile(r"\w+")
 
 
 class EpisodeRow(Struct, kw_only=True):
-    """An episode; table `episodes`. Columns are empty if it is not part of a fleet or has no result.
+    """An episode; table `episodes`. Columns are empty if the episode is in no fleet or has no result.
 
     Attributes:
         episode: Id of the episode in its fleet; elsewhere the name of its run folder.
         fleet: The fleet's folder.
-        work: The work.
-        settings: The settings of its case.
+        work: Name of the work that played the episode.
+        settings: The settings of the episode's case.
         repetition: Counts the episodes with equal settings, from 0.
         outcome: `scored`, `failed`, `infrastructure`, `unpaid`, `interrupted` or `damaged`.
-        scores: The scores by name: the work's, and those that scorers and people have given later.
-        kind: The kind of its failure.
-        error: What went wrong.
+        scores: The scores by name: those of the work, and those that scorers and people have given later.
+        kind: The kind of the episode's failure.
+        error: The failure, as a sentence.
         attempt: Number of the attempt that counts.
         model: The model that answered last.
-        endpoint: The endpoint.
-        duration_s: How long it took.
-        requests: Requests to the model, as the fleet has charged them.
-        tokens: Their tokens.
-        money_usd: Their price.
-        turns: Turns that were begun.
-        tool_calls: Tool calls.
-        refused_calls: Calls that were not sent.
-        failed_calls: Calls that failed.
+        endpoint: The LLM endpoint that was asked.
+        duration_s: How long the attempt took.
+        requests: Number of requests to the model, as the fleet has charged them.
+        tokens: The tokens of these requests.
+        money_usd: The price of these requests in US dollars.
+        turns: Number of turns that were begun.
+        tool_calls: Number of tool calls.
+        refused_calls: Number of calls that were not sent.
+        failed_calls: Number of calls that failed.
         last_turn: How the last turn ended.
-        grue: The version of grue that played it.
-        trace: Its trace; empty: it has none.
+        grue: The version of grue that played the episode.
+        trace: Path of the episode's trace; empty: the episode has no trace.
     """
 
     episode: str
@@ -442,10 +443,10 @@ class Exported(Struct, kw_only=True):
 
     Attributes:
         rows: How many rows each table has; for training, how many samples or trajectories.
-        without_trace: Episodes whose trace was not kept, or that have none.
-        left_out: Replies without a sample, because the trace does not hold what was sent.
-        troubles: The first damaged traces, and what is wrong with them.
-        damaged: How many there are.
+        without_trace: Number of episodes that have no trace, or whose trace was not kept.
+        left_out: Number of replies without a sample, because the trace does not hold what was sent.
+        damaged: Number of damaged traces.
+        troubles: The faults of the first few damaged traces.
     """
 
     rows: dict[str, int] = {}
@@ -465,7 +466,7 @@ def fleet_episodes(fleet: Path) -> Iterator[EpisodeRow]:
     """Yield the episodes of a fleet.
 
     Raises:
-        FleetError: There is no fleet.
+        FleetError: The folder is not a fleet's.
     """
     if not (fleet / MANIFEST).is_file():
         raise no_fleet(fleet)
@@ -530,7 +531,7 @@ def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
     """
     _folder(target)
     with _Tables(TABLES) as tables:
-        # Views, so that the rows are not held in memory: each is read once.
+        # Use views, so that the rows are not held in memory. Each view is read only once.
         done = tables.fill(episodes, "VIEW")
         for name in TABLES:
             place, made = target / f"{name}.parquet", tables.folder / f"{name}.parquet"
@@ -544,7 +545,7 @@ def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """The answer of a query: the names of its columns, its rows, and the counts of the rows read for it."""
+    """The answer of a query: its columns, its rows, and the counts of the rows that the query read."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
@@ -552,7 +553,9 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = ()) -> Answer:
-    """Ask the tables `episodes`, `turns`, `calls` and `requests`. Only those that the query names are filled.
+    """Run a query on the tables `episodes`, `turns`, `calls` and `requests`.
+
+    Only the tables that the query names are filled.
 
     Args:
         sql: The query, in DuckDB's SQL.
@@ -560,7 +563,7 @@ def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = (
         exported: Folders that `export_tables` has written; their rows are added.
 
     Raises:
-        FleetError: The query is wrong; the text is DuckDB's.
+        FleetError: The query is wrong; the error's text is from DuckDB.
         MissingDependencyError: DuckDB is not installed.
     """
     named = set(_WORDS.findall(sql.lower()))
@@ -576,7 +579,7 @@ def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = (
 
 
 class _Tables:
-    """A database in memory with some of the tables, for as long as it is entered."""
+    """A database in memory with some of the tables; a context manager that removes it at the end."""
 
     def __init__(self, wanted: dict[str, type[Struct]]) -> None:
         try:
@@ -590,7 +593,7 @@ class _Tables:
         self._database = duckdb.connect()
 
     def __enter__(self) -> Self:
-        # DuckDB writes data that does not fit into memory here, and not into the working directory.
+        # Without this, DuckDB would write data that does not fit into memory into the working directory.
         self.run(f"SET temp_directory = {_quoted(self._place.name)}")
         return self
 
@@ -674,9 +677,9 @@ def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str =
     """Write one record for each request of the episodes into `samples.jsonl`, which is replaced.
 
     Args:
-        episodes: The episodes. One without a trace has no samples.
+        episodes: The episodes. An episode without a trace gives no samples.
         target: The folder; made if it is missing.
-        score: The score that is the reward.
+        score: Name of the score that is the samples' reward.
 
     Raises:
         FleetError: The file cannot be written.

@@ -2,10 +2,10 @@
 
 | kind | an episode is of this kind if |
 |---|---|
-| `damaged`, `interrupted`, `unpaid`, `infrastructure` | it has no result; as in `Result.outcome` |
+| `damaged`, `interrupted`, `unpaid`, `infrastructure` | it has no result; the kind is its `Result.outcome` |
 | `timed_out` | it took longer than the fleet allows |
 | `model` | the endpoint of the model failed or refused |
-| `work` | the work raised something else |
+| `work` | the work raised another error |
 | `turn` | it has a score below the passing one, and its last turn failed |
 | `refused_call` | likewise, and the last thing that went wrong is a call that was not sent |
 | `failed_call` | likewise, and the last thing that went wrong is a call that failed |
@@ -13,8 +13,8 @@
 | `low_score` | likewise, and nothing is known to have gone wrong |
 
 The first row that fits counts. Within a kind, episodes are in one group if the lines about their failures are
-the same apart from numbers, ids and quoted texts. In the group's line, each of these shows the value that all
-have, or the most frequent values (`'a'|'b'|…`).
+the same apart from numbers, ids and quoted texts. At the place of such a number, id or text, the group's line
+shows the value that all episodes have, or the most frequent values (`'a'|'b'|…`).
 """
 
 import os
@@ -75,7 +75,7 @@ _VARIES = re.compile(
 
 
 class Failure(Struct, frozen=True):
-    """What went wrong in an episode: the kind, and a line about it."""
+    """The failure of an episode: its kind, and a line of text that describes it."""
 
     kind: FailureKind
     text: str = ""
@@ -85,8 +85,8 @@ class FailedEpisode(Struct, frozen=True, kw_only=True):
     """An episode of a group.
 
     Attributes:
-        text: The line about its failure.
-        message: Number of the message that reports the failure; 0: there is none.
+        text: The line about the episode's failure.
+        message: Number of the trace's message that reports the failure; 0: no message reports it.
     """
 
     id: str
@@ -98,8 +98,9 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
     """Episodes in which the same went wrong.
 
     Attributes:
-        kind: The kind.
-        text: The line about their failures. Where they differ, it has the most frequent values, `'a'|'b'|…`.
+        kind: The kind of their failures.
+        text: The line about their failures; where the failures differ, with the most frequent values,
+            `'a'|'b'|…`.
         episodes: The episodes, by id.
     """
 
@@ -108,7 +109,7 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
     episodes: list[FailedEpisode]
 
     def examples(self, most: int) -> list[FailedEpisode]:
-        """Return some episodes, as many as possible that say different things."""
+        """Return at most `most` episodes, first those whose lines about the failure are all different."""
         seen: Counter[str] = Counter()
         order = []
         for each in self.episodes:
@@ -118,7 +119,7 @@ class FailureGroup(Struct, frozen=True, kw_only=True):
 
 
 def failure_of(result: Result, score: str = "score", passing: float | None = 1.0) -> Failure | None:
-    """Return the failure of an episode; `None`: it has none, or it lacks this score.
+    """Return the failure of an episode; `None`: the episode has passed, or it lacks this score.
 
     Args:
         result: The episode.
@@ -155,7 +156,7 @@ def passing_score(found: Iterable[Result], score: str) -> float | None:
 
 
 def group_failures(found: Iterable[Result], score: str, passing: float | None) -> list[FailureGroup]:
-    """Return the groups, the largest first. Their texts are redacted already, so they may be shortened."""
+    """Return the groups, the largest first. Secrets are removed from the texts, so these may be cut later."""
     redact = Redaction(secrets_in(os.environ)).redact_text
     groups: dict[tuple[FailureKind, tuple[str, ...]], list[FailedEpisode]] = {}
     for result in found:
@@ -177,7 +178,7 @@ def _line(text: str) -> str:
 
 
 def _fixed(text: str) -> tuple[str, ...]:
-    """Return the pieces of a line between its numbers, ids and quoted texts. A group has these in common."""
+    """Return the pieces of a line between numbers, ids and quoted texts. They are equal within a group."""
     pieces, room = [], _MOST_TEXT
     for piece in _VARIES.split(_line(text)):
         if room <= 0:
@@ -188,7 +189,7 @@ def _fixed(text: str) -> tuple[str, ...]:
 
 
 def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
-    """Return the line of a group, with the values at each place where its texts may differ."""
+    """Return the line of a group, with the values of `texts` at each place where they may differ."""
     if len(set(texts)) == 1:
         return shortened(_line(texts[0]), 2 * _MOST_TEXT)
     values = [Counter[str]() for _ in fixed[1:]]
@@ -215,5 +216,5 @@ def trace_command(result: Result, fleet: Path) -> list[str]:
 
 
 def around(message: int) -> str:
-    """Return a range of messages that includes this one and some before it."""
+    """Return a range of message numbers that includes `message` and some messages before it."""
     return f"{max(1, message - 4)}-{message + 1}"

@@ -31,13 +31,13 @@ from grue.policies import Batching
 from grue.protocol.turn.prices import Price
 
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
-"""A function that gets the counts, the running episodes with their start times, and the cost of the
-requests."""
+"""A function that is called with the counts, the start time of each running episode by id, and the cost of
+the requests."""
 
 
 @contextlib.contextmanager
 def shown_progress(watch: Watch | None, *, shown: bool) -> Iterator[Watch | None]:
-    """Return a watch that also shows how far the fleet is, at a terminal or in a notebook."""
+    """Yield a watch that calls `watch`. If `shown`, it draws a progress bar at a terminal or in a notebook."""
     if not shown:
         yield watch
         return
@@ -64,9 +64,11 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
         episode_timeout_s: Time limit of an episode; `None`: none. An episode that takes longer has failed.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
         servers: The cap on server processes of each machine.
-        batching: Ask the models by the providers' batches, which answer within a day and cost half; `None`:
-            ask at once. `Batching.folder` is not used: what waits is in the fleet's folder.
-        ray: Address of the Ray cluster, or `auto` for the one of this machine; `None`: start one here.
+        batching: Send requests in the providers' batches, which answer within a day and cost half; `None`:
+            send each request at once. `Batching.folder` is not used, because the waiting requests are in the
+            fleet's folder.
+        ray: Address of the Ray cluster, or `auto` for the cluster that runs on this machine; `None`: start a
+            cluster on this machine.
     """
 
     episode_timeout_s: float | None = None
@@ -92,13 +94,13 @@ class CompareOptions(TypedDict, total=False):
 
 
 class Fleet:
-    """Runs a work for many cases. What is done already is not done again.
+    """Runs a work for many cases. An episode that has a result is not played again.
 
     Args:
         directory: The fleet's folder; made if it does not exist.
-        workers: Episodes at one time; 0: as many as the machine has cores.
+        workers: How many episodes are played at one time; 0: as many as the machine has cores.
         engine: `local`: processes of this machine. `ray`: a Ray cluster whose machines see the same folder.
-        budget: What all requests to models may cost together; `None`: no limit.
+        budget: Limits on the cost of all requests to models together; `None`: no limit.
         rate: How fast requests may be sent; `None`: as fast as the endpoint takes them.
         options: Further options.
 
@@ -150,8 +152,8 @@ class Fleet:
         Args:
             work: The function, or its name as `module:name`.
             cases: The settings of each case; plain JSON values.
-            repetitions: Episodes of each case.
-            version: Version of the work; `None`: the one that it declares.
+            repetitions: How many episodes each case has.
+            version: Version of the work; `None`: the version that the work declares.
             retry: Whether to try episodes again that were given up.
             watch: Called about five times a second with the counts, the running episodes and the costs.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
@@ -208,8 +210,9 @@ class Fleet:
     def results(self) -> list[Result]:
         """Return the episodes that are on disk, by id. Nothing is played; other programs may play meanwhile.
 
-        Each has `settings`, `repetition`, `outcome` and `scores` by name, also those of `grue fleet score`.
-        `end` says what it has cost and how long it took, and `run(folder)` is the folder with its trace.
+        Each result has `settings`, `repetition`, `outcome`, and `scores` by name, which include the scores of
+        `grue fleet score`. `end` has the cost and the duration of the episode, and `run(folder)` is the
+        folder with its trace.
 
         Raises:
             FleetError: There is no fleet in the folder.
@@ -221,7 +224,7 @@ class Fleet:
     def compare(
         self, a: Mapping[str, Any], b: Mapping[str, Any], **how: Unpack[CompareOptions]
     ) -> Comparison:
-        """Compare the episodes that have the settings `a` with those that have `b`, case by case.
+        """Compare the episodes with the settings `a` and the episodes with the settings `b`, case by case.
 
         `print` shows the result: the mean scores, their difference with its interval, whether B is better,
         and the cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or without
@@ -235,8 +238,8 @@ class Fleet:
             **how: `score`, `lower_is_better`, `failed_as`, `passing`, `cluster`, `margin`, as in `Options`.
 
         Raises:
-            FleetError: There is no fleet, no such setting, or no case in common.
-            MissingDependencyError: There is a margin, and numpy or scipy is not installed.
+            FleetError: The folder holds no fleet, no episode has the settings, or no case is in both sets.
+            MissingDependencyError: `margin` is given, and numpy or scipy is not installed.
         """
         cells = []
         for name, wanted in (("a", a), ("b", b)):
@@ -315,7 +318,7 @@ def _checked(cases: object) -> list[dict[str, Any]]:
     """Return the settings of each case.
 
     Raises:
-        FleetError: A case is not a dictionary of JSON values, or occurs twice. The text has its number.
+        FleetError: A case is not a dictionary of JSON values, or occurs twice. The text gives its number.
     """
     if isinstance(cases, str | bytes | Mapping) or not isinstance(cases, Iterable):
         raise FleetError(f"The cases are a list of dictionaries, and not a {type(cases).__name__}.")

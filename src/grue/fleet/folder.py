@@ -88,14 +88,15 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
             `infrastructure`: the machine, the network or a server failed, so the episode is tried again;
             `unpaid`: the fleet's budget refused a request, so a later run plays the episode;
             `waiting`: the episode is played again when a batch has ended; never written to the file.
-        kind: The kind of failure, for example the error's class; empty if it was scored.
-        error: What went wrong, as a sentence.
+        kind: The kind of failure, for example the error's class; empty if the attempt was scored.
+        error: The failure, as a sentence.
         scores: The scores by name.
         endpoint: The LLM endpoint that was asked; empty if unknown.
         model: The model that answered; empty if unknown.
-        duration_s: Seconds that it took.
-        spent: The known cost of its requests.
-        course: Its course, read from its trace; `None`: there is no trace, or an older grue made the attempt.
+        duration_s: How long the attempt took.
+        spent: The cost of the attempt's requests, as far as it is known.
+        course: The attempt's course, read from its trace; `None`: the attempt has no trace, or an older
+            version of grue made it.
     """
 
     outcome: Literal["scored", "failed", "infrastructure", "unpaid", "waiting"]
@@ -114,10 +115,10 @@ class Commit(Struct, frozen=True, kw_only=True):
 
     Attributes:
         attempt: Number of the attempt that counts.
-        end: How it ended.
-        trace_bytes: Size of its trace; `None`: it has none.
-        trace_sha256: SHA-256 of its trace.
-        version: The version of grue that made it.
+        end: How the attempt ended.
+        trace_bytes: Size of the attempt's trace; `None`: the attempt has no trace.
+        trace_sha256: SHA-256 of the trace.
+        version: The version of grue that made the attempt.
     """
 
     attempt: int
@@ -131,7 +132,8 @@ class CaseFile(Struct, frozen=True, kw_only=True):
     """The work and the settings of an episode; `case.json`.
 
     Attributes:
-        planned: The settings as the sweep gave them, before the work added its own; `None`: the same.
+        planned: The settings as the sweep gave them, before the work added its own; `None`: the work added
+            none.
     """
 
     work: str
@@ -157,21 +159,21 @@ class EpisodeFolder:
         """The result; `None` if the episode is not done.
 
         Raises:
-            FleetError: The file cannot be read.
+            FleetError: The commit's file cannot be read.
         """
         return _read(self.path / COMMIT, Commit) or _read(self.path / _HELD / COMMIT, Commit)
 
     @property
     def case(self) -> CaseFile | None:
-        """The case; `None` if it was never begun.
+        """The case; `None` if the episode was never begun.
 
         Raises:
-            FleetError: The file cannot be read.
+            FleetError: The case's file cannot be read.
         """
         return _read(self.path / CASE, CaseFile)
 
     def attempts(self) -> list[tuple[int, Path]]:
-        """Return the attempts by number."""
+        """Return the number and the folder of each attempt, sorted by number."""
         found = ((_NUMBERED.fullmatch(entry.name), entry) for entry in _sorted(self.path))
         return sorted((int(match[1]), entry) for match, entry in found if match)
 
@@ -185,7 +187,8 @@ class EpisodeFolder:
     def begin(self, case: CaseFile) -> Path:
         """Make and return the folder of a new attempt."""
         with _writing(self.path):
-            # Without `parents`: a fleet whose folder was deleted must not begin a new one.
+            # Do not make further parents: if the fleet's folder was deleted, this must fail, and not make a
+            # new folder with one episode.
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
             if not (self.path / CASE).exists():
@@ -206,7 +209,7 @@ class EpisodeFolder:
             write_whole(attempt / ATTEMPT, _written(end), fsync=True)
 
     def make_commit(self, attempt: Path, end: AttemptEnd, *, version: str) -> bool:
-        """Commit an attempt whose files are closed; return `False` if another one was committed first."""
+        """Commit an attempt whose files are closed; return `False` if another attempt was committed first."""
         trace = attempt / TRACE
         with _writing(self.path):
             size, digest = _synced_digest(trace) if trace.is_file() else (None, None)
@@ -266,7 +269,7 @@ class FleetFolder:
         """Return the episode whose id begins like this.
 
         Raises:
-            FleetError: There is none, or more than one.
+            FleetError: No episode has an id with this beginning, or more than one has.
         """
         found = [episode for episode in self.episodes() if episode.id.startswith(beginning)]
         if len(found) == 1:
@@ -297,7 +300,7 @@ class FleetFolder:
                 write_whole(path, ids.hex("\n", -ID_LENGTH // 2).encode())
 
     def latest(self) -> frozenset[str] | None:
-        """Return the ids of the episodes of the latest sweep; `None`: unknown."""
+        """Return the ids of the episodes of the latest sweep; `None`: the file is missing or unreadable."""
         try:
             return frozenset(read_regular(self.path / LATEST, _MOST_BYTES_OF_IDS).decode("ascii").split())
         except (OSError, UnicodeDecodeError):
@@ -307,7 +310,8 @@ class FleetFolder:
         """Check, before the first request is paid for, that episodes can be committed in this folder.
 
         Raises:
-            FleetError: The file system has no hard links, and renames a folder over one that is not empty.
+            FleetError: The file system has no hard links, and renames a folder even over another folder that
+                is not empty, so that a second commit would replace the first.
         """
         with _writing(self.path):
             place = Path(tempfile.mkdtemp(prefix=".trial-", dir=self.path))
@@ -335,7 +339,7 @@ class DriverLock:
     """Holds a fleet's folder for one driver, as long as it is entered.
 
     Raises:
-        FleetError: Another driver holds it.
+        FleetError: Another driver holds the folder.
     """
 
     def __init__(self, folder: FleetFolder) -> None:
@@ -413,7 +417,7 @@ def _written(content: Any) -> bytes:
 
 
 def _commit_at(folder: Path, commit: Commit) -> bool:
-    """Write a commit into an episode's folder; return `False` if it has one."""
+    """Write a commit into an episode's folder; return `False` if the folder has a commit already."""
     path = folder / COMMIT
     draft = draft_beside(path)
     with drafted(draft, fsync=True) as file:
@@ -433,7 +437,7 @@ def _commit_at(folder: Path, commit: Commit) -> bool:
 
 
 def _rename_into_place(draft: Path, held: Path) -> bool:
-    """Put a draft into a folder and rename that to `held`; return `False` if that folder has a commit."""
+    """Put a draft into a new folder and rename that to `held`; return `False` if `held` has a commit."""
     holder = Path(tempfile.mkdtemp(prefix=f".{held.name}.", dir=held.parent))
     try:
         draft.rename(holder / COMMIT)

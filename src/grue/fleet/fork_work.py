@@ -3,8 +3,8 @@
 Each turn has two cases that differ in the setting `fork`: `recorded` repeats what the trace holds, `changed`
 runs the turn again with the change. `grue fleet compare DIR:fork=recorded :fork=changed` pairs them turn by
 turn. The scores: `score` (1: the turn was answered), `same_answer` and `same_calls` (1: as recorded),
-`requests`, `tool_calls`. Others come from the traces: `grue fleet score`. A fork whose model makes a call
-that the record does not answer has failed, with the kind `ForkMissed`.
+`requests`, `tool_calls`. `grue fleet score` can give further scores from the traces. A fork whose model makes
+a call that the record does not answer has failed, with the kind `ForkMissed`.
 """
 
 import re
@@ -34,9 +34,9 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case.
 
     Attributes:
-        trace: The record.
-        turn: The turn in it.
-        fork: Whether the record is repeated, or run again with the change.
+        trace: Path of the recorded trace.
+        turn: Number of the turn in that trace.
+        fork: Whether the recorded turn is repeated, or is run again with the change.
         llm: Settings of the model, as in `--set llm.NAME=VALUE`.
         changes: Limits and policies, as in `Runner.fork`.
         misses: What to do with a call that the record does not answer: `fail` or `call`. Asking a person, as
@@ -131,10 +131,10 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
     """The values of a recorded turn that a condition can test.
 
     Attributes:
-        outcome: The kind of its outcome, or `failed` or `parked`; empty: the turn has no end.
-        tool: The names of the tools that it called.
-        error: What went wrong in its calls.
-        calls: How many calls it made.
+        outcome: The kind of the turn's outcome, or `failed` or `parked`; empty: the turn has no end.
+        tool: The names of the tools that the turn called.
+        error: The errors of the turn's calls.
+        calls: How many calls the turn made.
     """
 
     trace: str
@@ -167,7 +167,7 @@ def condition(written: str) -> Callable[[TurnToFork], bool]:
     and `error`: one of them has to fit, with `!=` all of them. `~` searches for a regular expression.
 
     Raises:
-        FleetError: It cannot be read.
+        FleetError: The text is not a condition, or names an unknown field.
     """
     parts = [_CONDITION.fullmatch(part) for part in written.split(" and ")] if written.strip() else []
     checks = []

@@ -1,7 +1,8 @@
 """Functions that the hosts' own works share: a case's endpoint, and the settings of the project's file.
 
-A case or the project's file names the model and the base URL. Both belong to the identity of the episode. So
-they are put into the case before anything starts, with a hash of the other settings of the project's file.
+A case or the project's file names the model and the base URL. The model and the URL belong to the identity of
+the episode. So they are put into the case before anything starts, with a hash of the other settings of the
+project's file.
 """
 
 import functools
@@ -33,7 +34,7 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
     """Return a case's settings with the model, the base URL and the project's other settings.
 
     Raises:
-        MCPConfigError: There is no key for the endpoint.
+        MCPConfigError: The endpoint needs a key, and none is set.
     """
     completed = dict(settings)
     project = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
@@ -61,7 +62,7 @@ def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -
 
 
 def continue_interrupted(episode: Episode) -> bool:
-    """Copy an interrupted attempt into the current one; return `False` if there is none."""
+    """Copy an interrupted attempt into the current one; return `False` if no attempt was interrupted."""
     if episode.interrupted is None:
         return False
     shutil.copytree(episode.interrupted, episode.folder, symlinks=True, dirs_exist_ok=True, ignore=_left_out)
@@ -78,7 +79,7 @@ def begin_again(episode: Episode) -> None:
 
 
 def files_digest(folders: Sequence[Path]) -> str:
-    """Return a hash of the names and contents of all files below some folders, and of the links' targets."""
+    """Return a hash of the names and contents of all files below `folders`, and of the targets of links."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in _files(folder):
@@ -90,7 +91,7 @@ def files_digest(folders: Sequence[Path]) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files and links of a folder, without those of runs and fleets in it."""
+    """Yield the files and links below a folder, without the files of runs and fleets in it."""
     entries = sorted(folder.iterdir())
     left_out = not_of_the_workspace(str(folder), [entry.name for entry in entries])
     for entry in entries:
@@ -105,9 +106,10 @@ def _files(folder: Path) -> Iterator[Path]:
 def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
     """Return the entries of a folder that belong to no workspace: runs, fleets, and special files.
 
-    A run is a folder with a trace, and a fleet is a folder with a manifest. grue writes both, so they change
-    with each run. And if the copy is made inside a run or fleet of the workspace, copying that too would
-    never end.
+    A run is a folder with a trace, and a fleet is a folder with a manifest. grue writes these folders, so
+    their content changes with each run, and must not change the identity of an episode. Also, the copy of a
+    workspace may be made inside a run or a fleet that is in the workspace. Without this rule the copy would
+    contain itself, and copying would never end.
     """
     return {name for name in names if _is_left_out(Path(folder, name))}
 
@@ -130,7 +132,10 @@ class _Project(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _project(folder: Path, changed_ns: int) -> _Project:
-    """Read the project's file, once for all cases. The arguments say when it has to be read again."""
+    """Read the project's file, once for all cases.
+
+    The arguments are the key of the cache: the file is read again in another folder, or after a change.
+    """
     del folder
     config = GameConfiguration.of_project()
     return _Project(config.client_base_url, config.agent_model, _project_digest() if changed_ns else "")

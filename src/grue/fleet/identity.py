@@ -28,7 +28,7 @@ class Case(Struct, frozen=True, kw_only=True):
     """One case of a sweep, which gives one episode.
 
     Attributes:
-        settings: What the work gets: plain JSON values by name.
+        settings: The settings that the work gets: plain JSON values by name.
         repetition: Counts the episodes with equal settings, from 0.
     """
 
@@ -64,7 +64,7 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
 
 
 def fault_of(settings: object) -> str:
-    """Return a phrase that names a setting that is not JSON, with the reason; empty: all are JSON."""
+    """Return a phrase with a setting that is not JSON and the reason; empty if all settings are JSON."""
     if not isinstance(settings, Mapping):
         return f"it is a {type(settings).__name__}, and not a dictionary of settings"
     for name, value in settings.items():
@@ -93,7 +93,7 @@ def _value_fault(value: object) -> str:
 
 
 class FileDigests:
-    """The SHA-256 of files, each read once."""
+    """Computes the SHA-256 of files, and reads each file only once."""
 
     def __init__(self) -> None:
         self._known: dict[Path, str] = {}

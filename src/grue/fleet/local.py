@@ -1,9 +1,10 @@
 """The local engine: warm worker processes on this machine, one episode at a time in each.
 
 One thread starts the workers, gives them jobs and reads their reports. Each worker has a channel of its own,
-so that a worker that damages its channel affects no other. A report is read without waiting, up to a limit. A
-worker that dies, takes too long, sends nonsense or is not fit for another episode is ended with all processes
-of its group. An episode runs on its process's main thread, so that signals work there.
+so that a worker that damages its channel does not affect the others. The thread reads what a worker has
+written so far and never waits for the rest of a report, and a report that is too long ends the worker. A
+worker that dies, takes too long, sends no valid report or is not fit for another episode is ended with all
+processes of its group. An episode runs on its process's main thread, so that signals work there.
 """
 
 import contextlib
@@ -45,7 +46,8 @@ _START_S = 120.0
 
 _START_AGAIN_S = 0.2
 _MOST_BROKEN = 5
-"""After so many workers in a row that end before they are ready, the fleet ends: no worker can start."""
+"""How many workers in a row may end before they are ready. After that the fleet ends, because the next worker
+would end too."""
 
 _DEATH_S = 10.0
 _MOST_SAID_BYTES = 16 * 2**20
@@ -56,10 +58,10 @@ class LocalEngine:
     """Makes attempts in worker processes.
 
     Args:
-        folder: The fleet's folder, for the ledger.
+        folder: The fleet's folder, in which the ledger is.
         limits: The limits on all requests together.
         workers: Number of processes.
-        episode_timeout_s: Time limit of an attempt; `None`: none.
+        episode_timeout_s: Time limit of an attempt; `None`: no limit.
 
     Raises:
         FleetError: The ledger cannot be read or written.
@@ -76,7 +78,7 @@ class LocalEngine:
         self._place = Place(self._broker.address, limits, list(sys.path), str(Path.cwd()))
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
-        # Start the tracker first: when it starts, it lifts the block of interrupts that comes next.
+        # Start the resource tracker first. Its start would unblock the interrupts that are blocked next.
         multiprocessing.resource_tracker.ensure_running()
         with born_without_interrupts():
             multiprocessing.forkserver.ensure_running()
@@ -136,7 +138,7 @@ class LocalEngine:
             raise
 
     def _fail(self, why: str) -> None:
-        """Report each job as lost, also each later one: no worker can be started."""
+        """Report each job as lost, and from now on each later job too, because no worker can be started."""
         self._failed = Lost("unable", why)
         self._end_all(self._failed)
 
@@ -167,8 +169,8 @@ class LocalEngine:
             self._workers.append(_Worker(self._context, self._place))
             self._failing_since = math.inf
         except (OSError, EOFError) as error:
-            # Try again later. Either the work has killed the server that forks the workers, and the server
-            # has not ended yet, or the machine has no free process or descriptor now.
+            # Try again later. Either the work has killed the fork server, which has not ended yet and so is
+            # not replaced, or the machine has no free process or descriptor now.
             self._failing_since = min(self._failing_since, now)
             self._start_at = now + _START_AGAIN_S
             if now - self._failing_since > _START_S:
@@ -207,7 +209,7 @@ class LocalEngine:
             )
 
     def _hear(self, worker: "_Worker") -> None:
-        """Read a report of a worker, if there is one.
+        """Read a worker's report, if a whole report has arrived.
 
         Raises:
             ValueError, RecursionError: The line is not a `WorkerSaid` in JSON, or the worker has no job.
@@ -244,10 +246,10 @@ class _Worker:
     Attributes:
         process: The process.
         channel: Carries jobs to the worker, and its reports back.
-        ready: Whether it has started.
-        deaf: Whether it has closed its end of the channel. Then it can only end.
-        job: The job that it is doing; `None`: none.
-        until: The time, in monotonic seconds, after which its start or its job counts as timed out.
+        ready: Whether the worker has started.
+        deaf: Whether the worker has closed its end of the channel. The engine then only waits for its end.
+        job: The job that the worker is doing; `None`: it has no job.
+        until: The time, in monotonic seconds, after which the start or the job counts as timed out.
     """
 
     def __init__(self, context: Any, place: Place) -> None:
@@ -262,7 +264,7 @@ class _Worker:
         self._said = b""
 
     def give(self, job: Task, timeout_s: float | None) -> bool:
-        """Give it a job; return `False` if it has died."""
+        """Give the worker a job; return `False` if the worker has died."""
         try:
             self.channel.send(job)
         except OSError:
@@ -272,7 +274,7 @@ class _Worker:
         return True
 
     def line(self) -> bytes | None:
-        """Return the line that it has written; `None`: none yet. Does not wait.
+        """Return the line that the worker has written; `None`: no whole line has arrived. Does not wait.
 
         Raises:
             ValueError: The line is longer than any report.

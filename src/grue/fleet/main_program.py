@@ -61,7 +61,7 @@ def _is_left_out(main: Any) -> bool:
 
 
 def _is_guarded(path: Path, line: int) -> bool:
-    """Return whether an `if` up to this line tests one of `_TELLING_APART`; if unreadable, `True`."""
+    """Return whether an `if` up to `line` tests one of `_TELLING_APART`; `True` for an unreadable file."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""Estimate the size and the cost of a sweep from its cases and its folder. Starts nothing."""
+"""Estimate the size and the cost of a sweep from its cases and its folder. No episode is played for this."""
 
 from pathlib import Path
 
@@ -17,17 +17,17 @@ SAMPLE = 10
 _TURN_BYTES = 16_000
 _EPISODE_BYTES = 100_000
 _RESULT_BYTES = 3_000
-"""Sizes that are assumed while fewer than `SAMPLE` episodes are done: of a turn, of an episode with an
-unknown number of turns, and of a result without a trace."""
+"""Sizes in bytes that are assumed while fewer than `SAMPLE` episodes are done: of a turn, of an episode with
+an unknown number of turns, and of a result without a trace."""
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
     """The remaining work of a sweep, and the space that it needs.
 
     Attributes:
-        work: The function.
-        total: Episodes of the sweep.
-        missing: Those without a commit.
+        work: Name of the work's function.
+        total: Number of episodes of the sweep.
+        missing: Number of episodes of the sweep without a commit.
         bytes_needed: Estimated size on disk of the missing episodes.
         spent: The cost of the episodes with a commit.
     """

@@ -1,7 +1,7 @@
 """Compare prompts on a list of cases in one call, in this process: `compare_prompts`.
 
-It is for tens of cases and an answer within minutes. For hundreds of episodes, for intervals, or to compare
-other settings than the prompt, use a fleet (`fleet.py`, `compare.py`).
+Use this module for tens of cases and an answer within minutes. For hundreds of episodes, for intervals, or to
+compare other settings than the prompt, use a fleet (`fleet.py`, `compare.py`).
 """
 
 import math
@@ -20,7 +20,7 @@ from grue.fleet.work import contains
 from grue.runtime.safe_text import printable
 
 Score: TypeAlias = Callable[[Any, Any], float]
-"""A function that gets the answer and what was expected, and returns a number; `True` counts as 1."""
+"""A function that gets the answer and the expected answer, and returns a number; `True` counts as 1."""
 
 _MOST_CASES = 10
 _WIDEST = 32
@@ -31,8 +31,8 @@ class PromptAnswer(Struct, frozen=True, kw_only=True):
 
     Attributes:
         answer: The answer; `None`: the turn failed.
-        score: Its score; 0 if the turn failed.
-        error: Why it failed; empty if it did not fail.
+        score: The score of the answer; 0 if the turn failed.
+        error: Why the turn failed; empty if it did not fail.
         turn: Number of the turn in the runner's trace.
     """
 
@@ -55,8 +55,8 @@ class PromptRow(Struct, frozen=True, kw_only=True):
 
     Attributes:
         score: Mean of the scores.
-        passed: Cases with a score of 1 or more.
-        failed: Cases whose turn failed.
+        passed: Number of cases with a score of 1 or more.
+        failed: Number of cases whose turn failed.
         tokens: Tokens of all requests and replies.
         seconds: Time of all turns, one after the other.
     """
@@ -74,7 +74,7 @@ class PromptTable(Struct, frozen=True, kw_only=True):
     Attributes:
         prompts: The sums of each prompt, by its name.
         cases: The cases, in the order in which they were given.
-        trace: The runner's trace; `None`: it has none.
+        trace: The runner's trace; `None`: the runner writes none.
     """
 
     prompts: dict[str, PromptRow]
@@ -83,7 +83,7 @@ class PromptTable(Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> str:
-        """The name of the prompt with the highest mean score; of equal ones the first."""
+        """The name of the prompt with the highest mean score; of several such prompts, the first."""
         return max(self.prompts, key=lambda name: self.prompts[name].score)
 
     def __str__(self) -> str:
@@ -160,22 +160,21 @@ def compare_prompts(
     """Ask each case with each prompt, and return a table that prints. Blocks.
 
     Args:
-        runner: Its model answers, with its tools and limits. Its trace has all turns, numbered from 1 in each
-            comparison.
+        runner: The runner whose model answers, with the runner's tools and limits. The runner's trace has all
+            turns, numbered from 1 in each comparison.
         prompts: The system texts, by a name of your own; two or more.
-        cases: Pairs of the user's text and what is expected.
-        score: Gets the answer and what was expected, and returns a number. `None`: 1 if they are equal, else
-            0. If the answer is a text: 1 if it contains what was expected, ignoring case. A number has to
-            stand
-            alone: 17 is not in 117.
-        answer: The type of the answers, as in a `TurnRequest`; `None`: `bool` if all cases expect one, else
-            text.
+        cases: Pairs of the user's text and the expected answer.
+        score: Gets the answer and the expected answer, and returns a number. `None`: 1 if the two are equal,
+            else 0. If the answer is a text: 1 if it contains what was expected, ignoring case. A number has
+            to stand alone: 17 is not in 117.
+        answer: The type of the answers, as in a `TurnRequest`; `None`: `bool` if all cases expect `True` or
+            `False`, else text.
         concurrency: Turns that run in parallel.
         progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
     Raises:
         MCPConfigError: There are fewer than two prompts or no cases, or a case is not a pair.
-        MCPError: Every turn has failed: what the first one raised.
+        MCPError: Every turn has failed. This is the error of the first turn.
         KeyboardInterrupt: Ctrl-C was pressed. The running turns are cancelled.
     """
     pairs = _pairs(cases)

@@ -34,7 +34,7 @@ _LOOK_S = 0.1
 _COSTS_EVERY_S = 1.0
 
 _Key: TypeAlias = tuple[str, int]
-"""An attempt, and the number of one of its questions to the broker."""
+"""The name of an attempt, and the number of one of the attempt's questions to the broker."""
 
 
 class RayBroker:
@@ -65,7 +65,7 @@ class RayBroker:
         return ""
 
     async def settle(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """Charge a request, or drop one that still waits for permission."""
+        """Charge a request that has ended, or drop a request that still waits for permission."""
         self._give_up(attempt, id_)
         found = self._under_way.pop((attempt, id_), None)
         if found is not None:
@@ -85,7 +85,7 @@ class RayBroker:
         return refused
 
     async def leave(self, attempt: str, id_: int) -> None:
-        """Free the place of a server, or stop waiting for one."""
+        """Free a server's place, or stop a wait for a place."""
         self._give_up(attempt, id_)
         machine = self._placed.pop((attempt, id_), None)
         if machine is not None:
@@ -116,8 +116,8 @@ class RayEngine:
         folder: The fleet's folder, which each machine of the cluster sees at the same path.
         limits: The limits on all requests together.
         workers: Attempts at one time; 0: as many as the cluster has cores.
-        address: Address of the cluster, or `auto`; `None`: start one on this machine.
-        episode_timeout_s: Time limit of an attempt; `None`: none.
+        address: Address of the cluster, or `auto`; `None`: start a cluster on this machine.
+        episode_timeout_s: Time limit of an attempt; `None`: no limit.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -158,7 +158,7 @@ class RayEngine:
         self._thread.start()
 
     def costs(self) -> Costs:
-        """Return the cost of all requests, as of a second ago."""
+        """Return the cost of all requests so far; the figures are up to about a second old."""
         return self._costs
 
     def submit(self, job: Task) -> None:
@@ -215,7 +215,8 @@ class RayEngine:
     def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
         with self._lock:
             job, _ = self._tasks.pop(reference)
-        # Needed even after a regular end: the work may have left a runner open, with requests and servers.
+        # Free all that the attempt held, even after a regular end: the work may have left a runner open, with
+        # requests and servers.
         self._broker.lost.remote(job.folder.name)
         self.ended.put((job, outcome))
 
@@ -262,7 +263,10 @@ class _AskedOfBroker:
         return next(self._ids)
 
     async def answer(self, asked: Any, give_up: Callable[[], object]) -> str:
-        """Return the broker's reason for a refusal, or an empty text. A cancellation calls `give_up`."""
+        """Wait for the broker's answer `asked`: the reason for a refusal, or an empty text.
+
+        If the wait is cancelled, call `give_up`, so that the broker withdraws the question.
+        """
         ray = _ray()
         try:
             refused: str = await anyio.to_thread.run_sync(ray.get, asked, abandon_on_cancel=True)
@@ -281,7 +285,7 @@ class _RayRequests:
         self._asked = asked
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
-        """Wait until the broker lets the request start."""
+        """Wait until the broker lets the request start; return a permit, or the reason for a refusal."""
         asked, id_ = self._asked, self._asked.next_id()
         permit = _RayPermit(asked, id_)
         answer = asked.broker.ask.remote(asked.attempt, id_, wanted)
@@ -306,7 +310,7 @@ class _RayServers:
         self._asked = asked
 
     async def admit(self) -> ServerPlace | str:
-        """Wait for a place on this machine."""
+        """Wait for a place on this machine; return the place, or the reason for a refusal."""
         asked, id_ = self._asked, self._asked.next_id()
         machine = _ray().get_runtime_context().get_node_id()
         place = _RayPlace(asked, id_)

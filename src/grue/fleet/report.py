@@ -29,7 +29,7 @@ _MOST_NAME = 300
 
 
 class _CellRow(Struct, frozen=True, kw_only=True):
-    """The figures of a cell; `low` and `high` are set only if there are enough cases."""
+    """The figures of a cell. `low` and `high`, the ends of the interval, need enough cases; else `None`."""
 
     name: str
     episodes: int
@@ -64,7 +64,7 @@ def write_report(
     passing: float | None = None,
     by: Sequence[str] | None = None,
 ) -> int:
-    """Write the page, and return how many episodes it holds: those of the latest sweep.
+    """Write the page with the episodes of the latest sweep, and return how many these are.
 
     An existing report is replaced.
 
@@ -76,7 +76,7 @@ def write_report(
         by: The settings that make a cell; `None`: `cell_axes` chooses them.
 
     Raises:
-        FleetError: There is no fleet, it has no episodes, or the page cannot be written.
+        FleetError: The folder holds no fleet, the fleet has no episodes, or the page cannot be written.
         MissingDependencyError: numpy or scipy is not installed.
     """
     if not (fleet / MANIFEST).is_file():
@@ -212,7 +212,7 @@ def _cell(name: str, found: list[Result], score: str, axes: list[str]) -> _CellR
 def _verdicts(
     names: list[str], cells: dict[str, list[Result]], score: str, passing: float | None
 ) -> list[str]:
-    """Return, for each cell but the first, whether it is better than the first."""
+    """Return a sentence for each cell but the first: whether the cell is better than the first cell."""
     said = []
     for name in names[1 : _MOST_CELLS + 1]:
         options = Options(score=score, passing=passing)

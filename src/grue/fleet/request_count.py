@@ -1,4 +1,4 @@
-"""Count what the requests of an attempt cost, beside the broker, which counts for the whole fleet.
+"""Count what the requests of one attempt cost. The broker counts the cost of the whole fleet.
 
 The count is part of the attempt's result, so that `grue fleet run --plan` can estimate the cost of the
 missing episodes, even if the fleet has no limits and so no broker is asked.
@@ -21,10 +21,12 @@ from grue.transports.llm.exchange import (
 
 
 class RequestCount:
-    """A gate that counts the cost of this process's requests. Another gate decides. Thread-safe.
+    """A gate that counts the cost of this process's requests, and leaves the decision to another gate.
+
+    Thread-safe.
 
     Args:
-        inner: The gate that was set before, which decides; `None`: each request may start.
+        inner: The gate that decides whether a request may start; `None`: each request may start.
         prices: Prices by model's name or pattern, for endpoints that do not say what a request costs.
     """
 
@@ -46,7 +48,7 @@ class RequestCount:
         return self._refused
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
-        """Ask the inner gate."""
+        """Ask the inner gate; return a permit that counts the request's cost, or the reason for a refusal."""
         permit = None if self._inner is None else await self._inner.admit(wanted)
         if isinstance(permit, str):
             self._refused = permit
@@ -61,7 +63,7 @@ class RequestCount:
         return permit
 
     def add(self, model: str, outcome: RequestOutcome) -> None:
-        """Count a request."""
+        """Count a request that has ended, with its cost."""
         price, money = price_of(self._prices, model), outcome.cost_usd
         prompt, reply = outcome.input_tokens or 0, outcome.output_tokens or 0
         if money is None and price is not None:

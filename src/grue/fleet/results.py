@@ -40,18 +40,18 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An episode of a fleet.
 
     Attributes:
-        id: Its id.
-        outcome: Whether it has a result, and if not, why.
-        work: The work.
+        id: The episode's id.
+        outcome: Whether the episode has a result, and if not, why.
+        work: Name of the work that played the episode.
         settings: The settings that the work got.
         planned: The settings that the sweep gave, before the work added its own.
         repetition: Counts the episodes with equal settings, from 0.
-        attempt: Number of the attempt that counts, or of the last one; 0: there is none.
+        attempt: Number of the attempt that counts, or of the last attempt; 0: no attempt was begun.
         end: How that attempt ended; `None`: it has not ended, or its files cannot be read.
-        trouble: Why its files cannot be read, if they cannot.
-        trace_bytes: Size of its trace; `None`: it has none, or is not committed.
-        grue: The version of grue that played it.
-        marks: The scores that scorers and people have given it later. Those of other attempts are left out.
+        trouble: Why the episode's files cannot be read; empty if they can be read.
+        trace_bytes: Size of the trace; `None`: the attempt has no trace or is not committed.
+        grue: The version of grue that played the episode.
+        marks: The scores that scorers and people have given that attempt later.
     """
 
     id: str
@@ -69,12 +69,12 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def played(self) -> bool:
-        """Whether it has a result."""
+        """Whether the episode has a result."""
         return self.outcome in ("scored", "failed")
 
     @property
     def error(self) -> str:
-        """What went wrong, as a sentence; empty if nothing went wrong."""
+        """The failure of the episode, as a sentence; empty if nothing failed."""
         return self.trouble or ("" if self.end is None else self.end.error)
 
     @property
@@ -90,7 +90,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return found
 
     def folder(self, fleet: str | os.PathLike[str]) -> Path:
-        """Return its folder in that of the fleet."""
+        """Return the episode's folder in the folder of the fleet."""
         return FleetFolder(Path(fleet)).episode(self.id).path
 
     def run(self, fleet: str | os.PathLike[str]) -> Path:
@@ -109,7 +109,7 @@ _LINES = msgspec.json.Decoder(_IndexLine)
 
 
 def results(fleet: Path) -> Iterator[Result]:
-    """Yield the episodes of a fleet that were begun, by id. What the index lacks is added to it."""
+    """Yield the episodes of a fleet that were begun, by id. Add those with a result to the index."""
     known, read = _read_index(fleet / INDEX), []
     for episode in FleetFolder(fleet).episodes():
         stamp = _stamp(episode.path)
@@ -127,7 +127,8 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return the episodes of `found` in the folder's latest sweep, and how many others were left out.
 
-    If none is in the latest sweep, the caller wants earlier episodes on purpose, so all are returned.
+    If no episode of `found` is in the latest sweep, the caller has chosen earlier episodes on purpose, so all
+    are returned.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
@@ -136,7 +137,7 @@ def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int
 def latest_results(fleet: Path) -> tuple[list[Result], int]:
     """Return the episodes of the latest sweep, and how many others the folder has.
 
-    For views of a whole folder. If the latest sweep is unknown, all episodes count.
+    Use this for views of a whole folder. If the latest sweep is unknown, all episodes are returned.
     """
     found = list(results(fleet))
     ours = _latest_of(fleet, found)
@@ -149,7 +150,7 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
 
 
 def note_result(fleet: Path, episode: Path) -> None:
-    """Add a committed episode to the index. Nothing happens if it cannot be read or written."""
+    """Add a committed episode to the index. Do nothing if the episode cannot be read or the index written."""
     stamp = _stamp(episode)
     if stamp is not None:
         result = _read_result(EpisodeFolder(episode))
@@ -194,14 +195,14 @@ def _unfinished(episode: EpisodeFolder, result: Result) -> Result:
     end = episode.end_of(path)
     if end is None:
         return replace(result, attempt=number)
-    # The attempt has ended but is not committed: another one was committed first, or its commit was set
-    # aside.
+    # The attempt has ended but is not committed: it failed because of the infrastructure or the budget, or
+    # its commit was set aside. Either way the episode has no result.
     missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
     return replace(result, attempt=number, outcome=missing, end=end)
 
 
 def _stamp(episode: Path) -> _Stamp | None:
-    """Return a value that changes when the commit or a mark does; `None`: there is no commit."""
+    """Return a value that changes when the commit or a mark changes; `None`: the episode has no commit."""
     place = str(episode)
     try:
         commit = os.stat(f"{place}/{COMMIT}")  # noqa: PTH116 - twenty thousand of them
@@ -232,7 +233,7 @@ def _append(fleet: Path, lines: Iterable[_IndexLine]) -> None:
     written = b"".join(b"\n" + msgspec.json.encode(line) + b"\n" for line in lines)
     if not written:
         return
-    # the folder is read-only or the disk is full: readers do without the index
+    # If the folder is read-only or the disk is full, readers do without the index.
     with contextlib.suppress(OSError):
         descriptor = os.open(fleet / INDEX, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb", buffering=0) as file:

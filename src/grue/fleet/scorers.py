@@ -1,4 +1,4 @@
-"""Scorers: they give a finished episode a score from its trace, so it need not be played again.
+"""Scorers give a finished episode a score from its trace, so that the episode need not be played again.
 
     def short(finished: FinishedEpisode) -> float | tuple[float, str]: ...
 
@@ -51,8 +51,8 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         judge: The question that a model is asked about the answer; it returns a number from 0 to 1 and a
             reason.
         version: A new version scores all episodes again; the old scores stay.
-        model: The judge's model; `None`: that of the project's file.
-        base_url: The judge's endpoint; `None`: that of the project's file.
+        model: The judge's model; `None`: the model in the project's file.
+        base_url: The judge's endpoint; `None`: the endpoint in the project's file.
         max_tokens: Longest completion of the judge.
     """
 
@@ -69,7 +69,7 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         """Check the scorer, before any request is paid for.
 
         Raises:
-            FleetError: Something is wrong with it.
+            FleetError: The scorer's name, its version or one of its keys cannot be used.
         """
         try:
             for word in (name, self.version):
@@ -91,12 +91,12 @@ class FinishedEpisode(Struct, frozen=True, kw_only=True):
     """An episode that a scorer looks at.
 
     Attributes:
-        id: Its id.
-        settings: The settings of its case.
-        scores: The scores that its work returned.
-        question: The user's text of its last turn.
-        answer: The answer to it; a structured one as JSON. Untrusted.
-        trace: Its trace.
+        id: The episode's id.
+        settings: The settings of the episode's case.
+        scores: The scores that the work returned.
+        question: The user's text of the last turn.
+        answer: The answer to the question; a structured answer as JSON. Untrusted.
+        trace: Path of the episode's trace.
     """
 
     id: str
@@ -113,7 +113,7 @@ class FinishedEpisode(Struct, frozen=True, kw_only=True):
         """Read the trace of an episode.
 
         Raises:
-            TraceError: It cannot be read.
+            TraceError: The trace cannot be read.
         """
         said = read_said(trace)
         return cls(
@@ -133,7 +133,7 @@ _Function: TypeAlias = Callable[[FinishedEpisode], Any]
 
 
 def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, count: RequestCount) -> Given:
-    """Return the scores that a scorer gives an episode.
+    """Return the score that a scorer gives an episode, with its reason and cost.
 
     Args:
         name: The scorer's name.
@@ -143,7 +143,7 @@ def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, cou
         count: Counts the judge's requests.
 
     Raises:
-        Exception: What the function raised; or the judge could not be asked.
+        Exception: The scorer's function raised it; or the judge could not be asked.
     """
     if scorer.function is not None:
         function: _Function = find_function(scorer.function)
@@ -220,7 +220,7 @@ class _Verdict(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _judged(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, count: RequestCount) -> Given:
-    """Return the judge's verdict: the cached one if the judge was asked the same before."""
+    """Return the judge's verdict, from the cache if the judge was asked the same question before."""
     settings = chosen_endpoint(llm_settings(GameConfiguration.of_project()), scorer.base_url, scorer.model)
     asked = [
         name,
@@ -274,10 +274,10 @@ def _keep(file: Path, verdict: _Verdict) -> None:
 
 
 def scorers_of(tables: Mapping[str, Scorer]) -> dict[str, Scorer]:
-    """Return the scorers of a file, checked.
+    """Check the scorers of a file, and return them by name.
 
     Raises:
-        FleetError: One of them cannot be used.
+        FleetError: One of the scorers cannot be used.
     """
     for name, scorer in tables.items():
         scorer.check(name)

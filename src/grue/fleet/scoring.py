@@ -1,4 +1,4 @@
-"""Run scorers over the finished episodes of a fleet, on the same engines that play.
+"""Run scorers over the finished episodes of a fleet, on the engine that also plays episodes.
 
     without a mark ──▶ running ──▶ marked            written once; never made again for this version
                           │
@@ -42,9 +42,9 @@ class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         scorer: The scorers by name.
-        budget: What all judges may cost together.
+        budget: Limits on the cost of all judges together.
         rate: How fast requests may be sent.
-        workers: Episodes at one time; 0: as many as the machine has cores.
+        workers: How many episodes are scored at one time; 0: as many as the machine has cores.
         timeout_s: Time limit for the scorers of one episode.
     """
 
@@ -56,11 +56,11 @@ class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_scoring(written: str) -> Scoring:
-    """Return the scorers of a TOML file, or the one that `module:function` names.
+    """Return the scorers of a TOML file, or the one scorer that `module:function` names.
 
     Raises:
         MCPConfigError: The file is missing or not UTF-8.
-        FleetError: It is not TOML, a key is wrong, or a scorer cannot be used.
+        FleetError: The file is not TOML, a key is wrong, or a scorer cannot be used.
     """
     if not written.endswith(".toml") and ":" in written:
         scoring = Scoring(scorer={written.rpartition(":")[2]: Scorer(function=written)})
@@ -110,7 +110,7 @@ class ScoreTask(Task, frozen=True, kw_only=True):
                 find_function(scorer.function)
 
     def make(self) -> Attempted:
-        """Run the scorers, and write a mark for each. An exception of one does not stop the others."""
+        """Run the scorers, and write a mark for each. A scorer that raises does not stop the others."""
         run = self.folder / f"attempt-{self.attempt}"
         troubles, spent, refused = [], Amount(), ""
         for name, scorer in self.scorers.items():
@@ -159,13 +159,13 @@ class ScoreTally(Struct):
     """The counts of a run of scorers.
 
     Attributes:
-        total: Episodes that need a score.
-        done: Those that have all of them now.
-        before: Episodes that had all of them before.
-        failed: Episodes for which a scorer failed.
-        unpaid: Episodes for which the budget has refused a request.
-        without_trace: Finished episodes whose trace was not kept.
-        unfinished: Episodes that have no result.
+        total: Number of episodes that lacked a score when this run began.
+        done: Number of these episodes that have all scores now.
+        before: Number of episodes that had all scores before this run.
+        failed: Number of episodes for which a scorer failed.
+        unpaid: Number of episodes for which the budget has refused a request.
+        without_trace: Number of finished episodes whose trace was not kept.
+        unfinished: Number of episodes that have no result.
         spent: What the judges have cost.
         troubles: The first few failures, with the episodes' ids.
     """
@@ -184,7 +184,7 @@ class ScoreTally(Struct):
 def score_fleet(
     fleet: Path, scoring: Scoring, *, again: bool = False, watch: Callable[[ScoreTally], None] | None = None
 ) -> ScoreTally:
-    """Run the scorers over the episodes that have no mark of theirs. Blocks.
+    """Run each scorer over the episodes that have no mark of this scorer. Blocks.
 
     The first Ctrl-C raises `KeyboardInterrupt`; marks that were written stay.
 
@@ -195,7 +195,7 @@ def score_fleet(
         watch: Called with the counts a few times a second.
 
     Raises:
-        FleetError: The folder cannot be written, another run of scorers has it, or no worker can be started.
+        FleetError: The folder cannot be written, another run of scorers uses it, or no worker can be started.
     """
     place = FleetFolder(fleet.absolute() / SCORES)
     tally = ScoreTally()

@@ -21,7 +21,7 @@ class ServerCap(Struct, frozen=True, kw_only=True):
 
     Attributes:
         at_once: Most server processes at one time; `None`: no cap.
-        an_episode: How many of them an episode has at one time.
+        an_episode: How many server processes an episode has at one time.
 
     Raises:
         FleetError: `an_episode` is larger than `at_once`.
@@ -52,15 +52,15 @@ class ServerPlaces:
 
     @property
     def held(self) -> int:
-        """How many server processes there are."""
+        """How many places are taken by server processes now."""
         return self._held.total()
 
     def wants_too_many(self, worker: str) -> bool:
-        """Whether a worker already has `an_episode` server processes."""
+        """Return whether a worker already has `an_episode` server processes."""
         return self._held[worker] >= self._cap.an_episode
 
     def take(self, worker: str) -> bool:
-        """Take a place for a worker; return `False` if there is none now."""
+        """Take a place for a worker; return `False` if no place is free for this worker now."""
         if self._cap.at_once is not None:
             claim = self._claim(self._held[worker] + 1)
             others = sum(self._claim(count) for name, count in self._held.items() if name != worker)
@@ -76,9 +76,9 @@ class ServerPlaces:
             del self._held[worker]
 
     def lost(self, worker: str) -> None:
-        """Give back all places of a worker that is gone. The guard ends its servers."""
+        """Give back all places of a worker that is gone. The guard process ends the worker's servers."""
         self._held.pop(worker, None)
 
     def _claim(self, count: int) -> int:
-        """How many places a worker with `count` servers keeps from others."""
+        """Return how many places a worker with `count` servers keeps from other workers."""
         return max(count, self._cap.an_episode) if count else 0

@@ -1,4 +1,4 @@
-"""The skill agent as a fleet's work: runs a task of an `agent.yaml`, in a workspace of the attempt's own.
+"""The skill agent as a fleet's work: runs a task of an `agent.yaml` in a copy of its workspace.
 
 The settings of a case: `agent` (the file; needed), `task`, `offline`, `model`, `base_url`, `mcp` (`false`: no
 servers), `expected` (a text or a number that the answer or a written file must contain). The scores: `score`
@@ -51,7 +51,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with the model, the base URL, and the content of skills and workspace.
 
     Raises:
-        FleetError: `agent.yaml` or the key of its endpoint is missing, or there is no task.
+        FleetError: `agent.yaml` or the key of its endpoint is missing, or neither it nor the case has a task.
     """
     try:
         case = msgspec.convert(settings, TaskCase)
@@ -95,7 +95,7 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
 
 
 def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Path) -> RunResult:
-    """Resume an interrupted attempt if possible; otherwise begin."""
+    """Return the result of the run: resume an interrupted attempt if possible, or else begin a new run."""
     agent = Orchestrator(config, folder=episode.folder)
     agent.scripted = case.offline
     if continue_interrupted(episode):
@@ -112,7 +112,10 @@ def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Pa
 
 @functools.lru_cache(maxsize=16)
 def _agent(path: str, changed_ns: int) -> tuple[AgentConfig, str]:
-    """Read a file and hash its skills and its workspace, once for all cases."""
+    """Read an `agent.yaml`, and hash its skills and its workspace, once for all cases.
+
+    `changed_ns` is part of the cache's key, so that a changed file is read again.
+    """
     del changed_ns
     config = load_config(path)
     folders = [folder for folder in (config.skills, config.workspace) if folder is not None]

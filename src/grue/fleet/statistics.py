@@ -98,7 +98,7 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
 
     Args:
         figures: For each figure, its value in each case.
-        groups: The group of each case, counted from 0; `None`: each case is its own.
+        groups: The group of each case, counted from 0; `None`: each case is a group of its own.
 
     Raises:
         MissingDependencyError: numpy or scipy is not installed.
@@ -190,5 +190,5 @@ def pass_at(passed: int, played: int, tries: int) -> float:
 
 
 def pass_all(passed: int, played: int, tries: int) -> float:
-    """Return the chance that all of `tries` episodes pass, estimated in the same way."""
+    """Return the chance that all of `tries` episodes pass, estimated as in `pass_at`."""
     return math.comb(passed, tries) / math.comb(played, tries)

@@ -1,7 +1,8 @@
 """Read a sweep: a TOML file that says which work to do for which cases, and within which limits.
 
 The grid is the product of its axes and of `cases`, an axis whose values are groups of settings. `include`
-adds cases, `exclude` removes those that have all of its settings. An error names the line and the key.
+adds cases, `exclude` removes cases that have all settings of one of its entries. An error names the line and
+the key.
 """
 
 import itertools
@@ -38,21 +39,22 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sweep.
 
     Attributes:
-        work: The function, as `module:name`, or the name of a bundled host for its own.
-        version: Version of the work; a new one makes new episodes. `None`: the one that the work declares.
+        work: The function, as `module:name`, or the name of a bundled host, for the work of that host.
+        version: Version of the work; a new version makes new episodes. `None`: the version that the work
+            declares.
         grid: Values of each axis: a list, or `{first = 0, last = 39}`.
-        cases: An axis of settings that belong together, such as a question and its expected answer. Each is
-            played with each combination of the other axes.
+        cases: An axis of settings that belong together, such as a question and its expected answer. Each
+            entry is played with each combination of the other axes.
         settings: Settings that all cases have.
         include: Further cases, added to the grid; each has the common settings too.
-        exclude: Cases to leave out: those that have all settings of one of these.
-        repetitions: Episodes of each case.
-        budget: What all requests may cost together.
+        exclude: Groups of settings; a case that has all settings of one of the groups is left out.
+        repetitions: How many episodes each case has.
+        budget: Limits on the cost of all requests together.
         rate: How fast requests may be sent.
-        workers: Episodes at one time; 0: as many as the machine has cores.
+        workers: How many episodes are played at one time; 0: as many as the machine has cores.
         servers: Most MCP server processes of a machine at one time; `None`: no cap.
-        servers_an_episode: How many of them an episode has at one time.
-        episode_timeout_s: Time limit of an episode; `None`: none.
+        servers_an_episode: How many MCP server processes an episode has at one time.
+        episode_timeout_s: Time limit of an episode; `None`: no limit.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
     """
 
@@ -111,7 +113,7 @@ def read_sweep(path: Path) -> Sweep:
 
     Raises:
         MCPConfigError: The file is missing or not UTF-8.
-        FleetError: It is not TOML, or a key or a value is wrong; the text names line and key.
+        FleetError: The file is not TOML, or a key or a value is wrong; the error's text names line and key.
     """
     text = read_config_text(path, if_missing=f"There is no sweep {path}. Name a TOML file.")
     try:
@@ -170,7 +172,7 @@ def _refuse_repeated(path: Path, text: str, name: str, values: Sequence[Any]) ->
 
 
 def _check_work(sweep: Sweep, path: Path, text: str) -> None:
-    """Check that there is such a work, and that it takes the settings of the cases."""
+    """Check that the sweep's work can be imported, and that the work takes the settings of the cases."""
     try:
         declared = find_work(sweep.work).settings
     except FleetError as error:
@@ -209,7 +211,7 @@ def _wrong(path: Path, text: str, error: str) -> str:
 
 
 def _line(text: str, key: str) -> str:
-    """Return `, line N`, where a key stands; empty if it cannot be found."""
+    """Return `, line N` with the line of a key in the file; empty if the key cannot be found."""
     if not key:
         return ""
     quoted = rf"""["']?{re.escape(key)}["']?\s*"""

@@ -6,8 +6,8 @@
         return right / total
 
 The function must be importable, because other processes call it. It returns a number, or numbers by name. If
-it raises, the episode has failed, which is a result too. But if the error shows that the machine, the network
-or a server failed, the episode is tried again.
+the function raises, the episode has failed, which is a result too. But if the error shows that the machine,
+the network or a server failed, the episode is tried again.
 """
 
 import functools
@@ -32,18 +32,18 @@ from grue.fleet.main_program import WORK_MODULE
 from grue.hosts import BUNDLED
 
 OURS = {name: host.work for name, host in BUNDLED.items() if host.work}
-"""The hosts' own work, by short name."""
+"""The works that come with grue's own hosts, by the host's short name."""
 
 
 class Episode(Struct, frozen=True, kw_only=True):
     """The episode that the work plays.
 
     Attributes:
-        id: Its id: the same for the same case, on any machine.
-        folder: The folder of this attempt. Everything in it stays with the episode.
+        id: The episode's id, which is the same for the same case on any machine.
+        folder: The folder of this attempt. Files that the work writes into it are kept with the episode.
         repetition: Counts the episodes with equal settings, from 0.
         interrupted: The folder of an attempt that was interrupted, from which a work that can resume may go
-            on; it must not be changed. `None`: there is none.
+            on; the work must not change this folder. `None`: no attempt was interrupted.
     """
 
     id: str
@@ -71,12 +71,12 @@ class KnownWork(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The function, as `module:name` or `/path/of/file.py:name`.
         function: The function.
-        version: Its version.
-        files: The settings that are paths of files; their content belongs to the episode's identity.
-        scores: The names of its scores; empty: any.
-        settings: A msgspec `Struct` with the settings that it takes; `None`: any.
-        complete: Returns a case's settings with those that the work would take from elsewhere, such as the
-            model of a configuration file. Called before anything starts.
+        version: The version of the work.
+        files: The settings that are paths of files; the files' content belongs to the episode's identity.
+        scores: The names of the scores that the work returns; empty: any names.
+        settings: A msgspec `Struct` with the settings that the work takes; `None`: any settings.
+        complete: Returns a case's settings together with the settings that the work would take from
+            elsewhere, such as the model of a configuration file. Called before anything starts.
     """
 
     name: str
@@ -91,7 +91,7 @@ class KnownWork(Struct, frozen=True, kw_only=True):
         """Return a case with all settings that decide what its episode is.
 
         Raises:
-            FleetError: The work does not take its settings.
+            FleetError: The work does not take the case's settings.
         """
         if self.settings is not None:
             wrong = wrong_setting(self.settings, case.settings)
@@ -111,12 +111,12 @@ def _kinds(declared: type[Struct]) -> dict[str, Any]:
 
 
 def _listed(value: object, kind: object) -> Any:
-    """Return a text as a list of one text if `kind` is a list of texts; return any other value as it is."""
+    """Return a text as a list of one text if `kind` is a list of texts; return any other value unchanged."""
     return [value] if isinstance(value, str) and kind == list[str] else value
 
 
 class WrongSetting(Struct, frozen=True):
-    """A fault in the settings of a case: the setting, and a sentence."""
+    """A fault in the settings of a case: the name of the setting, and a sentence about the fault."""
 
     name: str
     text: str
@@ -153,11 +153,11 @@ def work(
     Args:
         version: A new version makes new episodes: change it when the work changes.
         files: The settings that are paths of files whose content decides the outcome.
-        scores: The names of its scores. A work that returns others has failed.
-        settings: A msgspec `Struct` with the settings that it takes, so that a wrong one is found before
-            anything starts.
-        complete: Returns a case's settings with those that the work would take from elsewhere, such as the
-            model of a configuration file. They belong to the episode's identity.
+        scores: The names of the work's scores. An episode whose work returns other names has failed.
+        settings: A msgspec `Struct` with the settings that the work takes, so that a wrong setting is found
+            before anything starts.
+        complete: Returns a case's settings together with the settings that the work would take from
+            elsewhere, such as the model of a configuration file. They belong to the episode's identity.
     """
 
     def declare(function: W) -> W:
@@ -172,7 +172,7 @@ def name_of(function: Work) -> str:
     """Return the name by which another process finds a function.
 
     Raises:
-        FleetError: It is not at the top of a module.
+        FleetError: The function is not defined at the top of a module.
     """
     name = getattr(function, "__qualname__", "")
     if not name.isidentifier():
@@ -193,7 +193,7 @@ def find_work(name: str) -> KnownWork:
     """Import and return a work.
 
     Raises:
-        FleetError: There is none of this name.
+        FleetError: No work has this name, or it cannot be imported.
     """
     full = OURS.get(name, name)
     if not _FUNCTION.fullmatch(full):
@@ -210,7 +210,7 @@ def find_function(name: str) -> Any:
     """Import and return a function, from `module:function` or `/path/of/file.py:function`.
 
     Raises:
-        FleetError: There is none of this name.
+        FleetError: No function has this name, or its module cannot be imported.
     """
     if not _FUNCTION.fullmatch(name):
         raise FleetError(f"{name!r} names no function: write module:function.")
@@ -264,7 +264,10 @@ def contains(answer: str, expected: str | float) -> bool:
 
 
 def plain_text(text: str, most: int = 200) -> str:
-    """Return the beginning of a text as a plain `str` that can be encoded; `text` may be of a subclass."""
+    """Return the first `most` characters of a text as a plain `str` that can be encoded as UTF-8.
+
+    `text` may be of a subclass of `str`, whose methods are not called.
+    """
     return str.encode(str.__getitem__(text, slice(most)), "utf-8", "backslashreplace").decode()
 
 
@@ -272,7 +275,7 @@ def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
     """Turn the result of a work into scores by name.
 
     Raises:
-        ValueError: It is neither a number nor numbers by name, or has other names than the work declares.
+        ValueError: The result is neither a number nor numbers by name, or has other names than declared.
     """
     by_name: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     for name, value in by_name.items():

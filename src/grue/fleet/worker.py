@@ -1,9 +1,9 @@
 """A worker process of the local engine: makes one attempt after another, on its main thread.
 
-The work runs in the same process and may leave it in any state: another working directory, closed
-descriptors, remaining threads and children. The state that the next episode would notice is compared before
-and after each attempt. If it has changed, the worker reports so and is replaced. `local.py` starts, replaces
-and ends workers.
+The work runs in the same process and may leave the process in any state: another working directory, closed
+descriptors, remaining threads and children. The parts of the state that the next episode would notice are
+compared before and after each attempt. If one has changed, the worker reports that it is not fit for another
+episode, and is replaced. `local.py` starts, replaces and ends workers.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ class WorkerSaid(Struct, frozen=True, omit_defaults=True):
     """A worker's report on an attempt.
 
     Attributes:
-        ended: How the attempt ended; `None`: it could not be made.
-        error: Why it could not be made.
+        ended: How the attempt ended; `None`: the attempt could not be made.
+        error: Why the attempt could not be made; empty if it was made.
         fit: Whether the worker can make another attempt.
     """
 
@@ -59,9 +59,9 @@ class Place(Struct, frozen=True):
 
 
 def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
-    """Make the attempts that come through a channel, until it ends."""
+    """Make the attempts that come through a channel, until the channel is closed."""
     with contextlib.suppress(OSError):
-        os.setsid()  # a group of its own, so that what the work has forked can be ended with it
+        os.setsid()  # a group of its own, so that processes that the work forks can be ended with this one
     _begin(place)
     descriptor = channel.fileno()
     ours = os.fstat(descriptor)
@@ -74,7 +74,7 @@ def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
             return
         said = msgspec.json.encode(_made(job, last=made >= EPISODES_A_WORKER)) + b"\n"
         if not os.path.samestat(os.fstat(descriptor), ours):
-            os._exit(1)  # the work has closed the channel, and its descriptor may now be another file's
+            os._exit(1)  # the work has closed the channel, and the descriptor may now be that of another file
         _say(descriptor, said)
 
 
@@ -137,14 +137,14 @@ def _holds(before: _Marks, now: _Marks) -> bool:
 
 
 def _begin(place: Place) -> None:
-    """Connect to the broker, and make this process end when the driver is gone."""
+    """Connect to the broker, and arrange that this process ends when the driver is gone."""
     from grue.fleet.broker_link import BrokerLink
     from grue.runtime.processes.server_gate import set_server_gate
     from grue.transports.llm.exchange import set_request_gate
 
     sys.path[:] = place.path
     os.chdir(place.folder)
-    # Ctrl-C at a terminal reaches all processes. The driver decides what it means.
+    # Ctrl-C at a terminal reaches all processes. The driver decides whether the attempts go on, so ignore it.
     ignore_interrupts()
     try:
         link = BrokerLink(place.address, on_loss=_leave)

@@ -45,7 +45,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with the model, the base URL and the project's other settings.
 
     Raises:
-        FleetError: The project's file cannot be used, or there is no key for the endpoint.
+        FleetError: The project's file cannot be used, or the endpoint needs a key and none is set.
     """
     try:
         return with_endpoint(settings)
