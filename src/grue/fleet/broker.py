@@ -1,7 +1,7 @@
 """The broker's arithmetic: which request to a model may start now, and what all of them together have cost.
 
-A pure state machine: it gets the time as an argument, and waits for nobody. `broker_server.py` asks it for
-the workers, and writes its ledger.
+The broker is a pure state machine: it gets the time as an argument, and never waits. `accounts.py` asks it on
+behalf of the workers, and keeps the ledger.
 
 The rules:
 
@@ -12,7 +12,7 @@ The rules:
   Within a second, requests are spaced too, but more closely than the rate would need. So requests that a busy
   machine sends late can catch up. Tokens are taken from an allowance that fills up over a minute.
 - Concurrency starts at two requests and doubles for each full window of successes (slow start). An answer 429
-  or 503 halves it, and from then on it grows by one for each full window. A `Retry-After` stops all requests.
+  or 503 halves it, and from then on it grows by one for each full window. `Retry-After` delays all requests.
 - What a lost worker had reserved counts as spent, since its request may have been sent and charged.
 """
 

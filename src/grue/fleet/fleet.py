@@ -37,7 +37,7 @@ the requests."""
 
 @contextlib.contextmanager
 def shown_progress(watch: Watch | None, *, shown: bool) -> Iterator[Watch | None]:
-    """Yield a watch that calls `watch`. If `shown`, it draws a progress bar at a terminal or in a notebook."""
+    """Yield a watch that calls `watch` and, if `shown`, draws a progress bar where a person can see it."""
     if not shown:
         yield watch
         return
@@ -294,7 +294,7 @@ class Fleet:
                 engine.close()
 
     def _work_before(self) -> str:
-        """Return the work that the folder was made for; empty: unknown."""
+        """Return the name of the work that the folder was made for; empty: unknown."""
         try:
             before = self.folder.read_manifest(Manifest)
         except FleetError:  # the manifest is damaged, and will be written again

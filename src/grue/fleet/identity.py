@@ -64,7 +64,7 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
 
 
 def fault_of(settings: object) -> str:
-    """Return a phrase with a setting that is not JSON and the reason; empty if all settings are JSON."""
+    """Return a phrase that says what in `settings` is not JSON, and why; empty if all of it is JSON."""
     if not isinstance(settings, Mapping):
         return f"it is a {type(settings).__name__}, and not a dictionary of settings"
     for name, value in settings.items():

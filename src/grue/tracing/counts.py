@@ -70,7 +70,7 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Begin and end turns; if the message is the result of turn `turn`, return that turn's end."""
+        """Begin and end the clocks of turns; return the end of the turn that the current message reports."""
         ended = None
         for change in changes:
             if change.step.kind != "turn":

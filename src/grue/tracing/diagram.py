@@ -123,7 +123,7 @@ class _MermaidLines:
         for name in names:
             if name is not None and name not in self._ids:
                 self._ids[name] = f"p{len(self._ids)}"
-                # Mermaid would remove `wrap:` from the beginning of a name.
+                # Escape colons too: Mermaid would remove `wrap:` from the beginning of a name.
                 yield f"    participant {self._ids[name]} as {escaped(name).replace(':', '#58;')}"
 
 

@@ -188,13 +188,13 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
         }
 
     def summary(self) -> str:
-        """Return id, title, model and servers."""
+        """Return the episode's id, title, model and servers in one line."""
         tools = f"tools from {', '.join(self.servers)}" if self.servers else "no tools"
         about = "" if self.title == self.episode_id else f": {self.title}"
         return f"{self.episode_id}{about}, model {self.played_by}, {tools}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `episode_started`."""
+        """Return the event `episode_started` for the logs."""
         message = f"Episode started: {self.title}, model {self.played_by}"
         return (LogLine("info", "episode_started", message, self.log_fields()),)
 
@@ -229,7 +229,7 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True):
         return {"reason": self.reason, "turns": self.turns}
 
     def summary(self) -> str:
-        """Return reason, turns and detail."""
+        """Return the reason, the number of turns and the detail in one line."""
         return f"{self.reason} after {counted(self.turns, 'turn')}: {self.detail}"
 
     def severity(self) -> Severity:
@@ -241,7 +241,7 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True):
         return self.reason if self.failed or self.reason == "interrupted" else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `episode_ended`."""
+        """Return the event `episode_ended` for the logs."""
         result = f", {self.result}" if self.result else ""
         message = f"Episode ended ({self.reason}{result}): {self.detail}"
         return (LogLine("error" if self.failed else "info", "episode_ended", message, self.log_fields()),)
@@ -268,7 +268,7 @@ class EpisodeResumed(Fact, frozen=True, kw_only=True):
     changes: tuple[ConditionChanged, ...] = ()
 
     def summary(self) -> str:
-        """Return id, finished turns and changes."""
+        """Return the episode's id, the number of finished turns and the changed conditions in one line."""
         changed = "".join(f"; {each.what}: {each.before} -> {each.now}" for each in self.changes)
         return f"{self.episode_id} goes on after {counted(self.turns, 'finished turn')}{changed}"
 
@@ -281,7 +281,7 @@ class EpisodeResumed(Fact, frozen=True, kw_only=True):
         return "changed" if self.changes else ""
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return `episode_resumed`, and `episode_changed` for each change."""
+        """Return the event `episode_resumed`, and an event `episode_changed` for each changed condition."""
         resumed = LogLine(
             "info", "episode_resumed", f"Episode resumed after turn {self.turns}", self.log_fields()
         )

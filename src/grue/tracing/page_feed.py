@@ -526,7 +526,7 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
 
     Attributes:
         live: Whether the page follows the trace, and requests new pieces.
-        images: How many different images its messages show.
+        images: How many different images the trace's messages show.
         kinds: The kinds of the trace's messages.
     """
 

@@ -695,7 +695,7 @@ class CacheReport(Struct, frozen=True, kw_only=True):
 
 
 def cache_report(episode: str, envelopes: Iterable[Any]) -> CacheReport:
-    """Compare each prompt of a trace with the earlier prompts."""
+    """Return the prompts of a trace, each compared with an earlier prompt, and their sums."""
     prompts = tuple(cached_prompts(envelopes))
     broken = [each.broken for each in prompts if each.broken is not None]
     totals = CacheTotals(
