@@ -75,7 +75,7 @@ def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
         requests = loop.runner.spent.requests
     (episode.folder / "answer.txt").write_text(answer, encoding="utf-8")
     counts = {"requests": float(requests), "tool_calls": float(tool_calls)}
-    # Without `expected` there is no score: a score of 1 would look like a success.
+    # Without `expected`, return no `score`: a score of 1 would look like a success.
     return (
         counts
         if settings.expected is None

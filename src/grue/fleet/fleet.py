@@ -61,7 +61,7 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     """Further options of a fleet.
 
     Attributes:
-        episode_timeout_s: Time limit of an episode; `None`: none. An episode that takes longer has failed.
+        episode_timeout_s: Time limit of an episode, which has failed if it takes longer; `None`: no limit.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
         servers: The cap on server processes of each machine.
         batching: Send requests in the providers' batches, which answer within a day and cost half; `None`:
@@ -215,7 +215,7 @@ class Fleet:
         folder with its trace.
 
         Raises:
-            FleetError: There is no fleet in the folder.
+            FleetError: The folder holds no fleet.
         """
         if not (self.folder.path / MANIFEST).is_file():
             raise no_fleet(self.folder.path)

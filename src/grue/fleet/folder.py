@@ -256,7 +256,7 @@ class FleetFolder:
         self.path = path
 
     def episode(self, id_: str) -> EpisodeFolder:
-        """Return the folder of an episode; it need not exist."""
+        """Return the folder of an episode; the folder need not exist."""
         return EpisodeFolder(self.path / id_[:2] / id_)
 
     def episodes(self) -> Iterator[EpisodeFolder]:
@@ -336,7 +336,7 @@ class FleetFolder:
 
 
 class DriverLock:
-    """Holds a fleet's folder for one driver, as long as it is entered.
+    """A context manager that locks a fleet's folder for one driver.
 
     Raises:
         FleetError: Another driver holds the folder.

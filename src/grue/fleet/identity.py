@@ -46,7 +46,7 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
         files: SHA-256 of each file that the case names, by setting.
 
     Raises:
-        FleetError: A setting is not JSON, or its name is that of a secret.
+        FleetError: A setting is not JSON, or has a name that secrets have, such as `api_key`.
     """
     for name in case.settings:
         if looks_secret(name):

@@ -48,8 +48,8 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
         regex: A regular expression; 1 if it is found in the answer, else 0. `{name}` stands for the case's
             setting of that name, taken literally.
         schema: The path of a JSON Schema, or the schema; 1 if the answer is JSON that fits it, else 0.
-        judge: The question that a model is asked about the answer; it returns a number from 0 to 1 and a
-            reason.
+        judge: The question that a model is asked about the answer; the model returns a number from 0 to 1
+            and a reason.
         version: A new version scores all episodes again; the old scores stay.
         model: The judge's model; `None`: the model in the project's file.
         base_url: The judge's endpoint; `None`: the endpoint in the project's file.

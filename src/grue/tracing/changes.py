@@ -118,7 +118,7 @@ def merged(fields: Any, changed: Mapping[str, object]) -> Any:
     """Return a Struct with some of its fields changed.
 
     Raises:
-        ValueError: There is no such field, or its value has the wrong type.
+        ValueError: A name in `changed` is not a field that can be changed, or its value has the wrong type.
     """
     kind = type(fields)
     for name in changed:

@@ -118,8 +118,8 @@ class ConditionChanged(Struct, frozen=True, kw_only=True):
 
     Attributes:
         what: Name of the condition: `model`, `endpoint`, ...
-        before: Its former value, in words, without secrets.
-        now: Its present value, in words, without secrets.
+        before: The condition's former value, in words, without secrets.
+        now: The condition's present value, in words, without secrets.
     """
 
     what: str
@@ -203,8 +203,8 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True):
     """The host ends an episode.
 
     Attributes:
-        reason: Why it ends, in one word. Each host chooses its words; only `failed` and `interrupted` mean
-            the same for all hosts.
+        reason: Why the episode ends, in one word. Each host chooses its own words; only `failed` and
+            `interrupted` mean the same for all hosts.
         detail: The reason as a sentence, with the cause.
     """
 

@@ -118,7 +118,7 @@ class LiveFeed:
         """Return an image's media type and its base64.
 
         Raises:
-            KeyError: There is no such image.
+            KeyError: The trace has no image with this id.
         """
         with self._lock:
             return self._images.image(name)

@@ -27,8 +27,8 @@ class Overview(Struct, kw_only=True):
             so these can differ from `models`.
         servers: Names of the episode's tool servers.
         facts: Further fields of the host's `EpisodeStarted`, by name.
-        ending: Why it ended, in a word; empty: it has not ended, or its host gave no reason.
-        detail: Why it ended, as a sentence.
+        ending: Why the episode ended, in a word; empty: it has not ended, or its host gave no reason.
+        detail: Why the episode ended, as a sentence.
         grade: `fail` if the episode failed or was interrupted, otherwise empty.
         result: The result in a few words, such as a score; empty if the host is not installed.
         results: Further fields of the host's `EpisodeEnded`, by name.

@@ -173,7 +173,7 @@ class ImageTable:
         """Return an image's media type and its base64.
 
         Raises:
-            KeyError: There is no such image.
+            KeyError: No image has the id `name`.
         """
         mime, start, length = self._places[name]
         self._spool.seek(start)
@@ -181,4 +181,4 @@ class ImageTable:
 
 
 _SHORTEST = 100
-"""A shorter message cannot hold an image."""
+"""A message with at most so many bytes cannot hold an image, so it is not searched for one."""

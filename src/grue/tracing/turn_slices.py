@@ -38,7 +38,7 @@ class TurnSlice(Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether no further envelope of this turn can arrive."""
+        """Whether no further envelope can belong to this slice: its turn is over, or it has no turn."""
         return self.over or not self.begun
 
     @property
