@@ -1,9 +1,9 @@
-"""`grue add` and `grue remove`: write a described server into `mcp_config.json`, or remove it from there.
+"""`grue add` and `grue remove`: write a server into `mcp_config.json`, and remove one from there.
 
-A description and a bundle are untrusted: the command that would run is shown before anything is written, and
-the program is started only after that, in its box. Only two things are downloaded: the description of the
-server that the user names, from the registry that the user names, and its bundle, if the user agrees to its
-address.
+The description of a server and its bundle are untrusted: the command that would run is shown before anything
+is written, and the program is started only after that, in its box. Only two things are downloaded: the
+description of the server that the user names, from the registry that the user names, and its bundle, if the
+user agrees to its address.
 """
 
 import json
@@ -184,7 +184,7 @@ def _add(
 ) -> bool:
     answers.refuse_unused()
     name, entry = server.name, _in_a_box(server)
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # the name is also that of a folder
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # a folder may get this name, too
         raise MCPConfigError(
             f"A server's name has letters, digits, '-' and '_'; '{printable(name)}' has others."
         )
@@ -272,7 +272,7 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         say(f"removed  its approved tools from {shown_path(lock)}")
     for kind in (descriptions.BUNDLES, descriptions.PACKAGES):
         folder = path.parent / kind / name
-        # Remove only a folder that `grue add` can have made: never one of a name with a slash, or a link.
+        # Remove only a folder that `grue add` can have made: never a link, nor a name with a slash in it.
         if (
             Path(name).name == name
             and folder.is_dir()

@@ -72,7 +72,7 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 
 
 def machine(*, needed: bool) -> Finding:
-    """Report which limits of a box this machine can enforce. A missing one is a fault only if `needed`."""
+    """Report which limits of a box this machine can enforce. A missing limit is a fault only if `needed`."""
     have = coverage()
     missing = have.missing(hosts=True)
     about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"

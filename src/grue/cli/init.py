@@ -121,8 +121,8 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
 
     Args:
         folder: The project's folder; it is made if it does not exist.
-        sources: Configurations of other hosts, whose servers are copied. Empty: those that are found on this
-            machine are offered, at a terminal by a question.
+        sources: Configurations of other hosts, whose servers are copied. Empty: offer those that are
+            found on this machine, at a terminal by a question.
 
     Raises:
         MCPConfigError: A source or the folder cannot be used.

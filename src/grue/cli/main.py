@@ -29,7 +29,7 @@ def main() -> None:
         if sys.argv[1:] == ["--version"]:
             sys.stdout.write(f"grue {__version__}\n")
             return
-        # A shell that completes a command line calls the program without arguments too.
+        # A shell that completes a command line sets this variable, and calls the program without arguments.
         if not sys.argv[1:] and "_GRUE_COMPLETE" not in os.environ:
             sys.stdout.write(FIRST_STEPS.format(version=__version__))
             return

@@ -43,7 +43,7 @@ def serve(
 
         if sys.stdin.isatty():
             say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
-        quit_at_once()  # a thread that reads from a terminal cannot be ended
+        quit_at_once()  # let Ctrl-C end the process: the thread that reads from a terminal cannot be ended
         run_stdio(server)
         return
     try:

@@ -121,7 +121,8 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
         for observer in backends.observers:
             recorder.add(observer)
         if past is not None:
-            # Read the trace again: another process may have continued it before `RunFolder` locked it.
+            # Read the trace again: before `RunFolder` locked the folder, another process may have continued
+            # the episode.
             past = read_past(folder_path)
         parts = _setup(options, past, recorder)
         setup = structs.replace(parts, game=game, client=client, mcp_manager=server)
@@ -129,7 +130,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
             orchestrator = ZorkOrchestratorV2(episode_id, config, setup)
         except BaseException:
             if past is None:
-                folder.discard()  # the episode has not begun
+                folder.discard()  # the episode has not begun, so the folder has nothing worth keeping
             raise
         game.pace_s = options.pace_s
         return _played(orchestrator, folder, view, options)

@@ -66,7 +66,7 @@ def to_test(
         tools: `SERVER=MODULE:NAME` each: the server's tools, in your own code.
         out: The file to write, which must not exist yet; `None`: one named for the episode and the turn.
         answer: `MODULE:NAME`: the type of the answer, or its `AnswerSpec`, in your own code; `None`: the test
-            reads each recorded text as it was read then.
+            reads each recorded text as the recorded turn read it.
         run_once: Run the test.
 
     Raises:
@@ -461,7 +461,7 @@ def _test(
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
     """Yield assertions on which results the model got cut, if the turn had other limits than the default.
 
-    They fail if these limits are changed later.
+    The assertions fail if these limits are changed later.
     """
     usual, limits = TurnLimits(), run.begun.limits
     if (limits.max_result_chars, limits.long_results) == (usual.max_result_chars, usual.long_results):

@@ -463,7 +463,8 @@ class _JumpingSelector(selectors.BaseSelector):
             if time.monotonic() > limit:
                 names = ", ".join(each.name for each in threads)
                 raise Deadlock(f"All tasks wait, and a thread works for {_THREAD_LIMIT_S:g} s: {names}.")
-        # A thread may have woken the loop just before it ended.
+        # Look once more before the clock jumps: a thread may have woken the loop and ended since the last
+        # look.
         if found := self._real.select(0):
             return found
         self._loop.jump(timeout)

@@ -65,7 +65,7 @@ class FakeToolServer:
         """List a tool and set its results. During a session this counts as a change of the server's tools.
 
         Args:
-            tool: Its bare name.
+            tool: The tool's bare name.
             results: Contents, or `ToolCallResult`s, one for each call; the last one is repeated. Without
                 results, the content is `None`.
             description: The description that the model sees.

@@ -124,7 +124,7 @@ def _is_ours(process: ProcessEntry, mark: str) -> bool:
 
 def _descriptors() -> Iterator[int]:
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers, not paths
-        with suppress(OSError):  # the descriptor that `listdir` itself has used
+        with suppress(OSError):  # the descriptor that `listdir` itself used is closed by now
             os.fstat(int(name))
             if not os.path.islink(f"/dev/fd/{name}") or os.readlink(f"/dev/fd/{name}") != _KEPT:  # noqa: PTH114, PTH115
                 yield int(name)

@@ -252,7 +252,7 @@ def _reply(given: object) -> LlmReply | None:
 
 def _last_of(request: LlmRequest) -> str:
     """Return sentences about a request: whether it repairs a reply, and its last message if it is a text."""
-    from grue.messages import REPAIR_REQUEST  # imported here, because few scripts are too short
+    from grue.messages import REPAIR_REQUEST  # imported here: this runs only if the script is too short
     from grue.runtime.safe_text import printable
 
     last = request.messages[-1] if request.messages else {}
@@ -491,7 +491,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
         wants_back, events = {}, ()
     if events:
         return _streamed(said, dialect, events), wants_back
-    # A chat completion is sent byte for byte as the script has it.
+    # In the format of chat completions, send the bytes of the script unchanged.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back
 
 

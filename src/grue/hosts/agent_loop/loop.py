@@ -165,7 +165,7 @@ class _SharedClient:
     """The client that the whole program uses, and the server that it is to connect to."""
 
     def __init__(self) -> None:
-        # Reentrant, because a signal handler may interrupt the thread that holds it.
+        # The lock is reentrant, because a signal handler may call a tool in the thread that holds the lock.
         self._lock = threading.RLock()
         self._client: ToolClient | None = None
         self._server: Server | None = None
@@ -321,7 +321,7 @@ class AgentLoop:
 
     Args:
         llm: The model: an endpoint or its settings.
-        system: Its instructions.
+        system: The instructions of the model.
         invoke_mcp_tool: Called as `invoke(name, arguments)` for every MCP tool, listed or not, with the name
             `SERVER.TOOL` and the parsed arguments; plain or a coroutine function. `servers` is then ignored:
             no server is started, and `mcp` is not imported. What it raises becomes the call's error, which
@@ -550,8 +550,8 @@ class AgentLoop:
 
 
 def _next(events: "SimpleQueue[Any]") -> Any:
-    # A signal that another thread gets does not end this wait. So the wait ends by itself now and then, and
-    # Python runs the signal's handler.
+    # A signal that another thread gets does not interrupt `get`. So stop waiting now and then: Python then
+    # runs the signal's handler.
     while True:
         try:
             return events.get(timeout=_NOTICE_S)

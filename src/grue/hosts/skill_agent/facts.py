@@ -46,7 +46,7 @@ class EventFact(Fact, frozen=True, kw_only=True):
     level: ClassVar[LogLevel] = "info"
 
     def severity(self) -> Severity:
-        """Return `fail` or `warn`, as the level says."""
+        """Return `fail` for an error, `warn` for a warning, otherwise nothing."""
         severities: dict[LogLevel, Severity] = {"error": "fail", "warning": "warn"}
         return severities.get(self.level, "")
 

@@ -169,7 +169,7 @@ class McpManager:
         Args:
             tool_name: A bare name, or `server.tool`. An unknown name gives an error result.
             arguments: A JSON object; `None`: no arguments.
-            timeout: In seconds; `None`: `tool_call_timeout_s`. It starts when the call is sent.
+            timeout: In seconds, from when the call is sent; `None`: `tool_call_timeout_s`.
             turn: Number of the turn that the call is recorded in; 0: it belongs to no turn.
             definition: The tool's definition when the call was decided on; `None`: the one that is listed
                 now.

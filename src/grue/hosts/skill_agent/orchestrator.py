@@ -237,7 +237,7 @@ class Orchestrator:
         return result
 
     def _connect(self, run: Run) -> McpManager | None:
-        """Return the connected servers; `None`: there are none, or they cannot be connected."""
+        """Return the connected servers; `None` if no servers are wanted or they cannot be connected."""
         config = run.config
         if not config.mcp_enabled or not config.servers:
             return None

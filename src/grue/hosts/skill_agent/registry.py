@@ -101,15 +101,15 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
     """The result of one action.
 
     Attributes:
-        step: Its number in the run, from 1.
-        action: Its type; `reply`: the model gave no usable reply.
+        step: The number of the action in the run, from 1.
+        action: The type of the action; `reply`: the model gave no usable reply.
         target: The object of the action: a tool, a path, a skill.
         status: `completed`; `failed`; `denied` by the policy or a person; `skipped`, because the run ended;
-            `interrupted`: the process was killed in it, and it may have had an effect.
+            `interrupted`: the process was killed during the action, which may have had an effect.
         output: The result, as the model is shown it.
-        error: Why it is not completed.
-        artifact: The file with the whole result, relative to the run folder; empty: there is none.
-        attempts: How often it was tried.
+        error: Why the action was not completed; empty if it was.
+        artifact: The file with the whole result, relative to the run folder; empty if there is no such file.
+        attempts: How often the action was tried.
     """
 
     step: int

@@ -101,7 +101,7 @@ def read_skill(path: Path) -> Skill:
     """Read a `SKILL.md`.
 
     Raises:
-        MCPConfigError: It is malformed; the error names the line.
+        MCPConfigError: The file is malformed; the error names the line.
         MissingDependencyError: The package `pyyaml` is absent.
     """
     front, text = front_matter(_text(path), path)
@@ -316,7 +316,7 @@ USE_SKILL = ActionType(
     "Read a skill of SKILLS before you do what it is about; or a file of it, by its path.",
     ToolAnnotations(read_only=True, open_world=False),
 )
-"""An action that reads a skill, for a context that has `skills`. The prompt lists them as `SKILLS`."""
+"""An action that reads a skill, for a context that has `skills`. The prompt lists skills under `SKILLS`."""
 
 
 def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str] = _NO_OTHERS) -> Grant:

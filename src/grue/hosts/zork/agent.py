@@ -100,7 +100,7 @@ def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
         episode_id: Put into every record.
     """
     observed = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
-    # The lowest first, because it propagates its records to the loggers above it.
+    # Add the lowest logger first, because it propagates its records to the loggers above it.
     for logger in sorted(filter(None, loggers), key=_depth, reverse=True):
         if not any(logger is target for each in observed for target in _targets(each)):
             recorder.add(LoggerObserver(logger, episode_id=episode_id))

@@ -47,7 +47,7 @@ _SDK = WireProfile(
     name="an SDK",
     names="encoded",
     sampling=frozenset({"temperature", "top_p", "max_tokens", "stop"}),
-    # If the client raises, the turn ends. So nothing is sent that its model might refuse.
+    # If the client raises an exception, the turn ends. So send no images, which its model might refuse.
     images=False,
 )
 

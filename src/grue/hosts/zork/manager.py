@@ -263,7 +263,7 @@ class MCPManager:
             timeout_seconds: Limit for this call; default: the configuration's.
 
         Raises:
-            TimeoutError: The server did not answer in time. It has been sent a cancellation.
+            TimeoutError: The server did not answer in time. A cancellation has been sent to it.
         """
         refused = self._refusal(tool_name, arguments)
         if refused is not None:
@@ -339,7 +339,7 @@ class MCPManager:
         return split_name(tool_name)
 
     def _startup_limit_s(self) -> float:
-        """Return the limit of the server's start: its own, or else that of all servers."""
+        """Return the time limit for the server's start: the server's own, or else the one of all servers."""
         limits = startup_limits(turn_limits(self.config), {self.server_name: self.tool_server})
         return limits.startup_timeout_s(self.server_name)
 

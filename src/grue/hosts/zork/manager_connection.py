@@ -71,7 +71,8 @@ class ManagerConnection:
     """
 
     report_s = 0.0
-    """Extra seconds for a manager that applies the start-up limit itself, so that it can report the cause."""
+    """Seconds that `open` waits beyond the time limit, if the manager keeps the limit itself and then reports
+    the cause."""
 
     def __init__(self, manager: SessionManager, server: m.ServerName, note: Note) -> None:
         self._manager = manager

@@ -106,8 +106,8 @@ def event_of(content: object, name: str = "") -> bytes:
     """Return an event, with a name if it has one."""
     line = f"event: {name}\n" if name else ""
     try:
-        # Characters are not escaped to ASCII, so that one may be split between chunks, which a client has to
-        # join.
+        # Do not escape characters to ASCII. Then two chunks may share a character of several bytes, and tests
+        # show whether the client joins its bytes.
         data = json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         data = json.dumps(content).encode()

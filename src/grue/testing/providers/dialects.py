@@ -41,7 +41,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """One request format, as functions that translate to and from chat completions.
 
     Attributes:
-        name: Its name.
+        name: The name of the format.
         path: The end of its URL path.
         to_chat: Translates a request to chat completions.
         from_chat: Translates a chat completion, given the request, to this format.

@@ -491,7 +491,7 @@ def _markers(body: Json) -> int:
 
 
 def _thinking(messages: list[Json], owed: Owed) -> Iterator[str]:
-    """Check that thinking is repeated unchanged. It is required before its calls, and optional elsewhere."""
+    """Check that thinking is repeated unchanged. It is required if calls followed it, otherwise optional."""
     sent = [block for blocks in owed.values() for block in blocks]
     for index, message in enumerate(messages):
         blocks = _check_blocks(message)

@@ -447,7 +447,7 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
-    """Check that reasoning is repeated unchanged. It is required before its calls, and optional elsewhere.
+    """Check that reasoning is repeated unchanged. It is required if calls followed it, otherwise optional.
 
     With `kept`, the endpoint stores its replies, so that an item's id is enough.
     """

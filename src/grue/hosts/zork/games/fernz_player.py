@@ -46,8 +46,8 @@ class Screen:
     def read(self, stream: str) -> str:
         """Read what one command printed, and return it as text.
 
-        The first row of the upper window is printed only if it is a status line with a score: others (a room
-        and the time of day) would repeat in every answer.
+        The first row of the upper window is printed only if it is a status line with a score. Any other first
+        row, such as a room and the time of day, would be repeated in every answer.
         """
         self._rows = {}
         lower = []
@@ -94,7 +94,7 @@ class Screen:
 
 
 _MOST_MEMORY: Final = 1 << 30  # bytes of address space
-_MOST_STEPS: Final = 50_000_000  # the host's own time limit is reached before this one
+_MOST_STEPS: Final = 50_000_000  # instructions; the host's time limit is reached before this limit
 _INFOCOM: Final = 3
 
 

@@ -20,9 +20,9 @@ class Observation(Struct, frozen=True, kw_only=True):
         max_score: Highest possible score; `None` if unknown.
         moves: Game turns taken so far; `None` if unknown.
         inventory: What the player carries, in the game's words; `None` if unknown, `()` if nothing.
-        died: The player died in this step. Many games go on after a death; only `done` means the end.
-        won: The game has been won.
-        done: The game has ended and takes no further commands.
+        died: Whether the player died in this step. Many games go on after a death; only `done` means the end.
+        won: Whether the game has been won.
+        done: Whether the game has ended and takes no further commands.
     """
 
     text: str

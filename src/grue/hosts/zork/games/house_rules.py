@@ -53,7 +53,7 @@ def give(turn: Turn, name: str) -> str:
 
 
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
-    """Separate receiver and thing in "give the cat sardines", without a preposition; `None`: impossible."""
+    """Return thing and receiver of words without a preposition ("the cat sardines"); `None` if unclear."""
     for cut in range(1, len(words)):
         try:
             return find(state, words[cut:]), find(state, words[:cut])

@@ -48,7 +48,7 @@ _LONGEST_LINE: Final = 180  # characters; the interpreter's buffer has 200
 _HEIGHT: Final = 99  # rows; the interpreter counts changed rows in a table of 100
 _MOST_BYTES: Final = 1 << 22  # the most characters in one answer
 _EXIT_S: Final = 2.0
-_QUOTED: Final = 400  # characters of its last output in an error
+_QUOTED: Final = 400  # the most characters of an interpreter's last output that an error quotes
 _UNSAFE: Final = re.compile(r"[\\\x00-\x1f\x7f]+")
 
 
@@ -114,7 +114,7 @@ class InterpreterProcess:
         """Send a line (`None`: only read), and return the printed text and the prompt at its end.
 
         Raises:
-            GameError: The interpreter died, or did not answer in time. It is then closed.
+            GameError: The interpreter died, or did not answer in time. The interpreter is then closed.
         """
         mark = secrets.randbelow(900_000) + 100_000  # more than six digits would be rounded
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
@@ -267,7 +267,7 @@ def fernz() -> Interpreter:
         raise MissingDependencyError(
             "The interpreter fernz is not installed: pip install 'fernz>=0.0.4,<0.1'."
         )
-    # -P: a module in the working directory cannot take the place of an installed one.
+    # With -P, a module in the working directory cannot take the place of an installed one.
     player = (sys.executable, "-P", "-m", "grue.hosts.zork.games.fernz_player")
     return Interpreter(
         name="fernz",
