@@ -15,8 +15,8 @@ from msgspec import Struct
 from grue.errors import MCPConfigError
 
 Preset: TypeAlias = Literal["pure", "files", "web"]
-"""`pure`: its own program and a scratch folder, no network. `files`: the workspace, too. `web`: `pure` with
-the network."""
+"""The presets of a box. `pure`: the program's own files and a scratch folder, no network. `files`: also the
+workspace. `web`: `pure` with the network."""
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*\.?")
@@ -36,11 +36,11 @@ _VSCODE_KEYS = {
 
 
 class HostPort(Struct, frozen=True):
-    """A host that a boxed program may connect to, and its ports.
+    """A host that a boxed program may connect to, and the ports.
 
     Attributes:
         host: In lower case: a name, `*.` and a name for every name below it, or an IP address.
-        ports: Its ports.
+        ports: The ports of the host that the program may connect to.
     """
 
     host: str
@@ -55,7 +55,7 @@ class HostPort(Struct, frozen=True):
         """Read `host`, `host:port`, `*.host`, an IP address or `[IPv6]:port`. Without a port: 80 and 443.
 
         Raises:
-            ValueError: It is none of these.
+            ValueError: The text is none of these.
         """
         host, port = text, ""
         if text.startswith("["):
@@ -88,21 +88,21 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     system.
 
     Attributes:
-        preset: `pure`: its own program and a scratch folder, no network. `files`: also the workspace, which
-            is its working directory, to read and write. `web`: `pure` with the network.
-        read: Files and folders that it may read.
-        write: Files and folders that it may read, write and delete. They have to exist.
-        hide: Files and folders inside of those that stay closed. A folder that contains one, at any depth,
-            cannot be listed, and nothing can be made, deleted or renamed in it.
+        preset: `pure`: the program's own files and a scratch folder, no network. `files`: also the workspace,
+            which is the program's working directory, to read and write. `web`: `pure` with the network.
+        read: Files and folders that the program may read.
+        write: Files and folders that the program may read, write and delete. They have to exist.
+        hide: Files and folders inside of the opened ones that stay closed. A folder that contains one, at any
+            depth, cannot be listed, and nothing can be made, deleted or renamed in it.
         execute: The only programs that it may start besides its own; `None`: those of the system and of its
             own folders, too. All that it starts is in the same box.
         network: `True`: any. `False`: none. A list of `host:port`: only these, by a proxy of grue's. `None`:
-            as the preset says.
-        unix_sockets: Whether it may use Unix sockets, which reach Docker or an SSH agent if they are there.
+            the preset decides.
+        unix_sockets: Whether it may use Unix sockets. These reach Docker or an SSH agent where one runs.
         memory_mb: Memory that each of its processes may allocate, in MiB; `None`: no limit.
-        processes: How many processes and threads it may add to those of this user; `None`: no limit.
+        processes: How many processes and threads the program may add to those of this user; `None`: no limit.
         open_files: How many files each process may have open; `None`: the host's limit.
-        file_mb: Size of a file that it writes, in MiB; `None`: no limit.
+        file_mb: Size to which a file that the program writes may grow, in MiB; `None`: no limit.
         cpu_s: Seconds of processor time of each process; `None`: no limit.
         required: `True`: a program is not started if this machine cannot enforce all of its box. `False`:
             grue enforces what the machine can, and warns of what is missing.
@@ -133,12 +133,12 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 
     @property
     def hosts(self) -> tuple[HostPort, ...]:
-        """The hosts that it may connect to, if they are listed."""
+        """The hosts that the program may connect to; empty if `network` is not a list."""
         return tuple(HostPort.read(text) for text in self.network) if isinstance(self.network, tuple) else ()
 
     @property
     def any_network(self) -> bool:
-        """Whether it may use the network without limits."""
+        """Whether the program may use the network without limits."""
         return self.network is True or (self.network is None and self.preset == "web")
 
 
@@ -148,7 +148,7 @@ def sandbox_of(value: object) -> Sandbox | None:
     `None`, `False` and `"none"` mean no box; `True` means `files`.
 
     Raises:
-        ValueError: It is none of these; the text says which key is wrong.
+        ValueError: The value is none of these; the text says which key is wrong.
     """
     match value:
         case None | False | "none":
@@ -176,7 +176,8 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
     try:
         return msgspec.convert(dict(table), Sandbox)
     except msgspec.ValidationError as error:
-        # msgspec's text names the key and the types, and the value only of an unknown preset.
+        # msgspec's text can be shown: it names the key and the types, and a value only if that is an unknown
+        # preset.
         raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None
     except MCPConfigError as error:
         raise ValueError(str(error).removeprefix("sandbox: ").rstrip(".")) from None

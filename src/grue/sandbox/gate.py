@@ -3,14 +3,15 @@
 The program gets no network. The filter stops each `connect` of the program and asks the gate about it. The
 gate makes an allowed connection itself, on a copy of the program's socket: if the kernel went on with the
 program's own call, another thread of the program could change the address after the gate has checked it.
-Three kinds are allowed: to this gate's proxy, to a listed port of this machine (`localhost:5432`), and to a
-listed IP address; and if the box opens Unix sockets, to a path. All others are refused.
+Three kinds of connections are allowed: to this gate's proxy, to a listed port of this machine
+(`localhost:5432`), and to a listed IP address. If the box opens Unix sockets, connections to a path are
+allowed, too. All others are refused.
 
 The proxy understands CONNECT and plain HTTP. It resolves names itself, and connects to the address that it
 has checked. It serves only connections that the gate has made, so that no other program of this machine can
 use it. Nothing is decrypted. One gate belongs to one program, and ends with it.
 
-Everything runs in threads of its own: one that waits, and one for each connection.
+Everything here runs in threads of the gate: one that waits for events, and one for each connection.
 """
 
 import contextlib
@@ -64,12 +65,12 @@ class Refusal(Struct, frozen=True):
 
 
 class Gate:
-    """The proxy of one program, and the answers to its connections.
+    """The proxy of one boxed program, and the answers to the program's calls of `connect`.
 
     Args:
-        hosts: Where it may connect.
-        unix: Whether it may use Unix sockets: of the file system, not abstract ones.
-        record: Allow every host, and remember each: for learning a box.
+        hosts: The hosts and ports that the program may connect to.
+        unix: Whether the program may use Unix sockets: those in the file system, not abstract ones.
+        record: Allow every host, and remember each. Used to learn a box.
 
     Attributes:
         refused: The last connections that were refused.
@@ -103,7 +104,7 @@ class Gate:
         return {**found, "NO_PROXY": direct, "no_proxy": direct, "NODE_USE_ENV_PROXY": "1"}
 
     def serve(self, listener: int) -> None:
-        """Start to answer. `listener` is the filter's descriptor; it is closed at the end."""
+        """Start to answer. `listener` is the filter's descriptor; the gate closes it when it ends."""
         self._listener = listener
         self._thread = threading.Thread(target=self._wait, name="grue-gate", daemon=True)
         self._thread.start()
@@ -173,7 +174,7 @@ class Gate:
         self._reply(key, error)
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
-        # Locked, so that the listener is not closed meanwhile, and its number given away.
+        # Under the lock the listener stays open, so its number cannot become that of another file meanwhile.
         with self._changed, contextlib.suppress(OSError):  # the program has ended
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
@@ -195,11 +196,11 @@ class Gate:
         finally:
             os.close(pidfd)
         try:
-            # If the request is valid, its process still waits, so no other process has got the id `pid`.
+            # If the request is still valid, the process still waits, so `pid` is not another process by now.
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)
-            # a default timeout that the host has set must not apply to this socket
+            # `socket.socket` sets the host's default timeout on the socket that the program shares; undo that
             os.set_blocking(own, blocks)
             return found
         except OSError:
@@ -214,7 +215,7 @@ class Gate:
             return 0
 
     def _hands_over(self, key: int, asked: "_Asked") -> bool:
-        """Return whether a connection that may have to wait was passed to a thread of its own."""
+        """Return whether a connection that may have to wait was passed to its own thread."""
         leads_on = self._unix if asked.place is None else asked.place != ("127.0.0.1", self.port)
         waits = leads_on and os.get_blocking(asked.socket.fileno())
         with self._changed:
@@ -239,7 +240,7 @@ class Gate:
     def _connect(self, asked: "_Asked") -> int:
         own, raw = asked.socket.fileno(), asked.address
         if asked.family == socket.AF_UNSPEC:
-            return connect(own, raw)  # AF_UNSPEC only ends the socket's connection.
+            return connect(own, raw)  # AF_UNSPEC only ends the socket's connection, so it is always allowed
         if asked.family == socket.AF_UNIX and self._unix:
             return _connect_to_path(own, raw, asked.pid)
         if asked.place is None:
@@ -381,7 +382,7 @@ class Gate:
         return any(each.covers(host, port) for each in self._hosts)
 
     def _may_be(self, host: str, address: str, port: int) -> bool:
-        """Return whether a listed host may be at this address: a public address, or one that is listed."""
+        """Return whether a listed host may resolve to this address, which is public, or listed too."""
         if self._record or not _is_private(address):
             return True
         return self._allows(address, port) or (host.lower() in _LOOPBACK_NAMES and _is_loopback(address))
@@ -392,7 +393,7 @@ def _entry(host: str, port: int) -> str:
 
 
 class _Asked(Struct, frozen=True):
-    """A connection that a program wants: a copy of its socket, the address, and which process it is."""
+    """A connection that a program wants: a copy of the socket, the address, and the id of the process."""
 
     socket: socket.socket
     address: bytes
@@ -416,7 +417,7 @@ def _listen_number() -> int | None:
 def _connect_to_path(own: int, raw: bytes, pid: int) -> int:
     path = raw[2:].partition(b"\0")[0]
     if not path:
-        return errno.EPERM  # an abstract name, which Landlock would refuse
+        return errno.EPERM  # an abstract name; Landlock would refuse it, too
     if not path.startswith(b"/"):
         path = b"/proc/%d/cwd/%s" % (pid, path)
     if len(path) > _LONGEST_PATH:
@@ -459,10 +460,10 @@ def _is_private(address: str) -> bool:
 
 
 def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
-    """Return the head of a request without its last empty line, and what came after it.
+    """Return the head of a request without its last empty line, and the bytes that came after the head.
 
     Raises:
-        ValueError: It is too long, or it did not come within the time limit.
+        ValueError: The head is too long, or it did not come within the time limit.
     """
     found, deadline = b"", time.monotonic() + _HEAD_S
     while b"\r\n\r\n" not in found:
@@ -495,7 +496,7 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy bytes both ways until both have ended, one is silent for too long, or there are too many."""
+    """Copy bytes both ways until both sides have ended, one is silent for too long, or there are too many."""
     poll, left = select.poll(), _MOST_BYTES
     to = {one.fileno(): (one, other), other.fileno(): (other, one)}
     for fd in to:

@@ -1,8 +1,8 @@
 """What Linux offers for a box, spoken to by ctypes: Landlock, seccomp, capabilities, and what is missing.
 
 `confine` applies a box to the calling thread, for good. Landlock's rules, the seccomp filter, `no_new_privs`
-and the capabilities belong to a thread, and what it starts inherits them. So `launch.py` calls it in a thread
-of its own that starts the program and ends.
+and the capabilities belong to a thread, and the processes that the thread starts inherit them. So `launch.py`
+makes a thread for each program, which calls `confine`, starts the program, and ends.
 """
 
 import ctypes
@@ -46,18 +46,18 @@ _ABSTRACT_SOCKETS, _SIGNALS = 1, 2
 _SET_NAME, _LOG_NEW_EXEC_ON, _LOGS_SINCE = 15, 2, 7
 
 LEAST_ABI = 3
-"""Landlock of Linux 6.2. Older versions cannot forbid that a file is truncated."""
+"""Landlock of Linux 6.2, the oldest version that counts. Older ones cannot forbid that a file is emptied."""
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
     """What this machine can enforce.
 
     Attributes:
-        system: Its name, such as `Linux 6.8.0 on x86_64`.
+        system: The machine's system, such as `Linux 6.8.0 on x86_64`.
         supported: Whether grue can make a box on this kind of system at all.
-        landlock: The version of Landlock's interface; 0: there is none.
+        landlock: The version of Landlock's interface; 0: the kernel has none.
         seccomp: Whether filters of system calls can be installed.
-        listener: Whether a filter can ask a listener about a call, which a list of hosts needs.
+        listener: Whether a filter can ask a listener about a call. A box with a list of hosts needs this.
     """
 
     system: str
@@ -84,7 +84,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each protection that newer kernels add to a box, and this one lacks."""
+        """Return a sentence for each protection of a box that newer kernels have and this one lacks."""
         if self.landlock == 0 or self.landlock >= 6:
             return ()
         return ("Signals to other programs of this user are not stopped; Linux 6.12 stops them",)
@@ -92,7 +92,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def coverage() -> Coverage:
-    """Find out which limits this machine can enforce. Asked once; about 0.1 ms."""
+    """Find out which limits this machine can enforce. The kernel is asked only once, in about 0.1 ms."""
     about = os.uname()
     system = f"{about.sysname} {about.release} on {about.machine}"
     if sys.platform != "linux" or machine() is None:
@@ -111,7 +111,7 @@ def coverage() -> Coverage:
 class Rule(Struct, frozen=True):
     """The allowed access to a file, or to everything in a folder: a sum of constants of this module.
 
-    `path` is without links. If one is in it by the time it is opened, the rule opens nothing.
+    `path` is without links. If `path` has a link in it when the rule is made, the rule opens nothing.
     """
 
     path: str
@@ -119,16 +119,17 @@ class Rule(Struct, frozen=True):
 
 
 def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None:
-    """Put the calling thread into a box, for good; return the listener of its filter if it asks about calls.
+    """Put the calling thread into a box, for good. Return the filter's listener if `wanted.ask` names calls.
 
-    What the kernel lacks is left out: the caller has looked at `coverage` before.
+    Parts of the box that this kernel cannot enforce are left out without an error: the caller has looked at
+    `coverage` before.
 
     Args:
-        ruleset: A ruleset that `ruleset_of` made for the same network. This closes it.
-        rules: What the box opens besides.
+        ruleset: A ruleset that `ruleset_of` made for the same network. `confine` closes it.
+        rules: What the box opens in addition to the ruleset.
         wanted: What the filter depends on.
-        mark: If it is given and the kernel can, what the box refuses is written to the audit log, and the
-            first record has this as the thread's name. At most 15 characters.
+        mark: A name of at most 15 characters. If it is given and the kernel can do it, refusals of the box
+            are written to the audit log, and the box's first record has the mark as the thread's name.
 
     Raises:
         SandboxError: The kernel refused.
@@ -151,7 +152,7 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
 
 
 def ruleset_of(rules: Iterable[Rule], *, any_network: bool) -> int:
-    """Return the descriptor of a new Landlock ruleset, which `exec` closes; -1: the kernel has no Landlock.
+    """Return the descriptor of a new Landlock ruleset, or -1 without Landlock. `exec` closes the descriptor.
 
     Raises:
         SandboxError: The kernel refused.
@@ -194,7 +195,8 @@ def _add(ruleset: int, rules: Iterable[Rule], version: int) -> None:
 
 
 def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
-    # A program that still runs could put a link in the place of a folder after it was looked at.
+    # The path is opened without following links: since it was looked up, a program that still runs could have
+    # put a link in the place of a folder.
     syscall = _libc().syscall
     place = syscall(_OPENAT2, _AT_FDCWD, os.fsencode(rule.path), _NO_LINKS, _HOW_BYTES)
     if place < 0:
@@ -216,7 +218,7 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Drop what a root user could do beyond files. `no_new_privs` keeps it dropped over `exec`."""
+    """Drop the rights of a root user beyond files. With `no_new_privs` no program can get them back."""
     libc = _libc()
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     now = ctypes.create_string_buffer(24)
@@ -239,8 +241,8 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
     if not listens:
         _must(_seccomp(_SET_MODE_FILTER, 0, described), "seccomp")
         return None
-    # Without the second flag a signal interrupts a call that is being asked about, which Go sends all the
-    # time. Linux 5.19 has it.
+    # Without the second flag, a signal interrupts a call that the listener is being asked about, and programs
+    # in Go get signals all the time. Kernels before Linux 5.19 refuse the flag, so the loop tries without it.
     for flags in (_NEW_LISTENER | _WAIT_KILLABLE, _NEW_LISTENER):
         listener = _seccomp(_SET_MODE_FILTER, flags, described)
         if listener >= 0 or ctypes.get_errno() != errno.EINVAL:
@@ -249,7 +251,7 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Report these system calls of the calling thread to a listener, without limits; return its descriptor.
+    """Tell a listener of these system calls of the calling thread, without limits. Return its descriptor.
 
     Raises:
         SandboxError: The kernel refused.
@@ -259,7 +261,7 @@ def watch(calls: tuple[str, ...]) -> int | None:
 
 
 def connect(descriptor: int, address: bytes) -> int:
-    """Connect a socket to an address as the kernel writes it; return 0 or the error's number."""
+    """Connect a socket to an address in the kernel's form; return 0 or the error's number."""
     done = _libc().connect(descriptor, address, len(address))
     return 0 if done == 0 else ctypes.get_errno()
 

@@ -1,8 +1,8 @@
 """Start a program in its box: look at what the machine can enforce, confine a thread, start it from there.
 
-The restrictions of `kernel.confine` belong to a thread and pass on to what it starts. A thread that is made
-for one start needs neither code between `fork` and `exec`, which is not safe in a program with threads, nor a
-program of ours in between.
+The restrictions of `kernel.confine` belong to a thread, and the processes that the thread starts inherit
+them. So a thread is made for each start. The alternatives would be code between `fork` and `exec`, which is
+not safe in a program with threads, or a program of grue's that starts the other one.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ class Boxed:
     """One start of a program in its box, and what has to be removed after its end. Made by `boxed`.
 
     Attributes:
-        env: The program's environment: as asked for, with the scratch folder as its temporary folder, and as
-            its home if it may not see the user's.
-        scratch: The folder that it may write in any case. Removed by `end`.
+        env: The program's environment: the given one, with the scratch folder as its temporary folder, and as
+            its home if the program may not see the user's home.
+        scratch: The folder that the program may write in any case. `end` removes the folder.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Boxed:
         if self.gate is not None:
             self.env.update(self.gate.environment())
         if not opens_home(box, cwd):
-            # Programs do without a settings file that is absent, but fail on one that they may not read.
+            # Programs go on if a settings file in the home is absent, but fail if they may not read the file.
             self.env["HOME"] = self.scratch
 
     def run(self, start: Callable[[], Started]) -> Started:
@@ -74,7 +74,7 @@ class Boxed:
 
         Raises:
             SandboxError: The kernel refused the box.
-            Exception: What `start` raises.
+            Exception: Any exception that `start` raises.
         """
         network = "any" if self._box.any_network else "tcp" if self._box.hosts else "none"
         unix, watches = self._box.unix_sockets, bool(self._places.written)
@@ -97,7 +97,7 @@ class Boxed:
         box = self._box
         _lower(pid, resource.RLIMIT_CORE, 0)
         if box.memory_mb is not None:
-            # Not the address space: Node reserves gigabytes of it that it never uses.
+            # The limit is not on the address space: Node reserves gigabytes of it that it never uses.
             _lower(pid, resource.RLIMIT_DATA, box.memory_mb * _MIB)
         if box.open_files is not None:
             _lower(pid, resource.RLIMIT_NOFILE, box.open_files)
@@ -111,7 +111,8 @@ class Boxed:
     def released(self) -> None:
         """Let the thread that has started this program make the rules for the next start.
 
-        Call it when the program runs. Earlier, the two threads would compete for the interpreter lock.
+        Call it when the program runs. If called earlier, the two threads would compete for the interpreter
+        lock.
         """
         if self._thread is not None:
             self._thread.go_on()
@@ -121,11 +122,11 @@ class Boxed:
         return self.scratch[-15:] if reads_audit() else ""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each thing that the box has refused, as far as it can be told.
+        """Return a sentence for each thing that the box is known to have refused.
 
         Args:
             text: What the program has written.
-            died: Whether it has failed as a whole.
+            died: Whether the program has failed as a whole.
         """
         network = "any" if self._box.any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
@@ -151,7 +152,7 @@ class Boxed:
 
 
 def _scratch_folder() -> str:
-    # As `tempfile.mkdtemp` does, in half of its time. The name cannot be guessed, so it is new.
+    # This does what `tempfile.mkdtemp` does, in half of the time. The name cannot be guessed, so it is new.
     folder = os.path.join(real_once(tempfile.gettempdir()), f"grue-box-{secrets.token_hex(8)}")  # noqa: PTH118
     os.mkdir(folder, 0o700)  # noqa: PTH102
     return folder
@@ -160,8 +161,8 @@ def _scratch_folder() -> str:
 def _remove(folder: str) -> None:
     """Remove a folder that a program has filled, perhaps with locked folders or too deeply for a path.
 
-    The content of an inner folder is first moved to `folder`, so nothing here is recursive, and no path is
-    long.
+    The content of an inner folder is first moved to `folder`. So the function does not call itself, however
+    deep the folders are, and no path gets long.
     """
     os.chmod(folder, 0o700)  # noqa: PTH101 - as above
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -182,7 +183,7 @@ def _remove(folder: str) -> None:
 
 
 def _empty(folder: int, target: int, prefix: str, count: int) -> int:
-    """Move what is in an open folder, under new names, close it, and return the number of the last name."""
+    """Move what is in an open folder to `target`, close the folder, and return the last name's number."""
     try:
         for name in os.listdir(folder):
             count += 1
@@ -195,7 +196,7 @@ def _empty(folder: int, target: int, prefix: str, count: int) -> int:
 def _move(name: str, source: int, other: str, target: int) -> None:
     try:
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
-    except PermissionError:  # moving a folder writes to that folder, too
+    except PermissionError:  # moving a folder also writes to that folder, so its owner needs access
         os.close(_unlocked(name, source))
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
 
@@ -211,7 +212,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and watches; `start` returns what replaces a `Boxed`. See `learning.py`."""
+    """A box that limits nothing and watches. `start` is called in place of `Boxed`. See `learning.py`."""
 
     start: Callable[..., Boxed]
 
@@ -223,10 +224,10 @@ def boxed(
 
     Args:
         box: What the program may do.
-        program: Its absolute path.
-        args: Its arguments.
-        env: Its environment.
-        cwd: Its working directory; `None`: the host's.
+        program: The absolute path of the program.
+        args: The arguments of the program.
+        env: The environment of the program.
+        cwd: The working directory of the program; `None`: the host's.
 
     Raises:
         SandboxError: This machine cannot enforce the box and `required` is set, or a path cannot be opened.
@@ -258,12 +259,12 @@ def missing_for(box: Sandbox) -> tuple[str, ...]:
 
 
 def is_enforced(box: Sandbox | None) -> bool:
-    """Return whether a program with this box starts in one, and all of it is enforced."""
+    """Return whether a program with this box starts in a box, and this machine enforces all of it."""
     return box is not None and not isinstance(box, Watching) and not missing_for(box)
 
 
 def reach(box: Sandbox | None) -> str:
-    """Return in one line what a program in this box can reach, and what is not enforced; empty: no box."""
+    """Return in a line what a program in this box can reach, and what is not enforced; empty: no box."""
     if box is None or isinstance(box, Watching):
         return ""
     missing = missing_for(box)
@@ -280,8 +281,8 @@ def opens_home(box: Sandbox, cwd: str) -> bool:
 class _Ahead(Struct, frozen=True):
     """A ruleset that is ready for the next start. Making it takes 5 us for each file of the system.
 
-    A child that was forked has a descriptor of the same ruleset. It must not add rules to it: the parent's
-    next program would get them, too.
+    A child that was forked has a descriptor of the same ruleset, and must not add rules to it: the parent's
+    next program would get these rules, too. So `process` says whose the ruleset is.
     """
 
     system: tuple[Rule, ...]
@@ -293,7 +294,7 @@ _ahead: dict[bool, _Ahead] = {}
 
 
 def _take_ahead(system: tuple[Rule, ...], *, any_network: bool) -> int:
-    """Return a ruleset with the system's rules, which was made ahead if they have not changed since."""
+    """Return a ruleset with the system's rules: the one made ahead, unless the rules have changed since."""
     found = _ahead.pop(any_network, None) if system else None
     if found is not None:
         if found.system is system and found.process == os.getpid():
@@ -311,9 +312,10 @@ def _make_ahead(system: tuple[Rule, ...], *, any_network: bool) -> None:
 
 
 class ConfinedThread(Generic[Started]):
-    """A thread that is confined, calls `start`, and after `go_on` also `afterwards`.
+    """A thread that confines itself, calls `start`, and after `go_on` also `afterwards`.
 
-    `afterwards` must not need what the box refuses. It is no `threading.Thread`, which takes 0.1 ms more.
+    `afterwards` must not need what the box refuses. It is made without `threading.Thread`, which takes 0.1 ms
+    more.
     """
 
     def __init__(
@@ -335,9 +337,9 @@ class ConfinedThread(Generic[Started]):
     def call(self, serve: Callable[[int], object] | None) -> Started:
         """Start the thread, and return what `start` returns.
 
-        `serve` gets the listener of the thread's filter. It is called in the caller's thread, which is not
-        confined: what the confined thread starts is confined, too. It is called before `start` has ended,
-        which may wait for an answer.
+        `serve` gets the listener of the thread's filter. It is called in the caller's thread: threads that
+        the confined thread started would be confined, too. It is called before `start` has ended, because
+        `start` may wait for an answer of the listener.
         """
         self._runs.acquire()
         try:
@@ -373,7 +375,8 @@ class ConfinedThread(Generic[Started]):
     def _confine_and_start(self) -> None:
         try:
             if _thread_of_the_system() == self._asked_in:
-                # gevent makes greenlets of threads. The box would close around the whole host, for good.
+                # gevent makes greenlets instead of threads. The box would close around the whole host, for
+                # good.
                 raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
             self._listener.put(self._confined())
             self._result = self._start_it()
@@ -383,7 +386,7 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # the next start makes the ruleset itself, and reports the error
+        # if `afterwards` fails, the next start makes the ruleset itself, and reports the error
         with contextlib.suppress(SandboxError):
             self._afterwards()
 
@@ -402,7 +405,7 @@ def _lower(pid: int, which: int, value: int) -> None:
 
 
 def _tasks_of_user() -> int:
-    """Count the processes and threads of this user, as the kernel's limit does."""
+    """Count the processes and threads of this user, which the kernel's limit on processes counts, too."""
     count = 0
     for name in os.listdir("/proc"):  # noqa: PTH208 - a tenth of the time
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """Learn a box: run a program without limits, see which files it opens and where it connects, propose a box.
 
-The same filter that refuses calls elsewhere asks about them here, and lets each go on. The paths are read
-from the program's memory. It could change them in between, so this shows what an honest program does; it
-protects nothing.
+The filter that otherwise refuses calls tells the gate of each call here, and every call goes on. The gate
+reads the paths from the program's memory. The program could change a path after that, so this shows what an
+honest program does; it protects nothing.
 """
 
 import contextlib
@@ -42,13 +42,13 @@ class Watch:
     """What a watched program has done, over all its starts.
 
     Attributes:
-        read: Files that it opened to read, and that exist.
-        written: Files that it wrote, and folders in which it made or deleted something.
-        started: Programs that it started.
-        hosts: `host:port` of its connections; an IP address where it did not use the proxy.
-        unix: Whether it used Unix sockets.
-        opened: The rules of the box `pure` for it: these need not be proposed.
-        homes: The home folders that it was told, which are never proposed as a whole.
+        read: Files that the program opened to read, and that exist.
+        written: Files that the program wrote, and folders in which it made or deleted something.
+        started: Programs that the program started.
+        hosts: `host:port` of the connections; an IP address where the program did not use the proxy.
+        unix: Whether the program used Unix sockets.
+        opened: The rules of the box `pure` for the program: what they open need not be proposed.
+        homes: The values of `HOME` that the program got. These folders are never proposed as a whole.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Watch:
         self.homes: dict[str, None] = {}
 
     def proposal(self, *, cwd: str) -> Sandbox:
-        """Return the narrowest box that would have sufficed. Folders stand for many files in them.
+        """Return the narrowest box that would have sufficed, with folders in the place of many files in them.
 
         Args:
             cwd: The program's working directory; it is written as `.` if the box opens it.
@@ -105,7 +105,7 @@ class Watch:
         return found
 
     def _reduced(self, paths: list[str]) -> list[str]:
-        """Leave out paths that are inside of another one, and folders that are too wide to be opened."""
+        """Leave out paths that are inside of another path, and folders that are too wide to be opened."""
         wanted = sorted({path for path in paths if not (os.path.isdir(path) and self._is_too_wide(path))})  # noqa: PTH112
         return [path for path in wanted if not any(path != each and _within(path, each) for each in wanted)]
 
@@ -116,7 +116,7 @@ def watching(watch: Watch) -> Sandbox:
 
 
 class Watched(Boxed):
-    """One start of a program that is watched. It has a scratch folder, and its own home."""
+    """One start of a program that is watched. The program has a scratch folder, and keeps its `HOME`."""
 
     def __init__(
         self, watch: Watch, *, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str
@@ -149,7 +149,7 @@ class Watched(Boxed):
 
 
 class _WatchingGate(Gate):
-    """Remembers each call that is asked about, and lets it go on."""
+    """Remembers each call that the filter tells of, and lets the call go on."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__((), record=True)
@@ -174,7 +174,7 @@ class _WatchingGate(Gate):
                     return
                 with asked.socket:
                     if asked.place is None and asked.family != socket.AF_UNSPEC:
-                        self._watch.unix = True  # It is not a call about the network, so it goes on.
+                        self._watch.unix = True  # The call is not about the network, so it goes on.
                     else:
                         error, flags = self._connect(asked), 0
             else:
@@ -219,7 +219,7 @@ def _path(pid: int, arguments: list[int], at: int, *, is_at: bool) -> str:
         raw = b""
         memory.seek(arguments[at])
         while b"\0" not in raw and len(raw) < _MOST_PATH:
-            # Up to the end of the page: the next one may not be there.
+            # Read only to the end of the page: the next page may not be mapped.
             chunk = memory.read(4096 - (arguments[at] + len(raw)) % 4096)
             if not chunk:
                 break

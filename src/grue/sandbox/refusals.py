@@ -1,12 +1,12 @@
 """What a box has refused, in words, with the entry that would allow it.
 
-The kernel tells a program no more than "permission denied". So this looks at the paths that the program's
-own texts name beside those words, and at what the gate has refused. The texts are not trusted: a path is
-mentioned only if the box does not open it, and nothing is changed.
+The kernel tells a program no more than "permission denied". So this module looks at the paths that the
+program's own texts name beside those words, and at the connections that the gate has refused. The texts are
+not trusted: a path is mentioned only if the box does not open it, and the box is not changed.
 
-Where these tell nothing, the kernel's audit records may: since Linux 6.15 Landlock writes what it refuses, if
-auditing is on. They are read where this user may read them. A record names its box by a number, and the first
-record of a box names the thread that made it; so that thread has a name of its own, the box's mark.
+If this shows nothing, the kernel's audit records may: since Linux 6.15 Landlock writes what it refuses, if
+auditing is on. The records are read where this user may read them. A record names its box by a number, and
+the first record of a box names the thread that made it; so that thread has a name of its own, the box's mark.
 """
 
 import contextlib
@@ -48,16 +48,16 @@ def refusals(
     mark: str = "",
     logs: Sequence[str] = _LOGS,
 ) -> tuple[str, ...]:
-    """Return a sentence for each thing that a box has refused, as far as it can be told.
+    """Return a sentence for each thing that a box is known to have refused.
 
     Args:
         text: What the program has written: its standard error, or an error result.
-        rules: What the box opens.
-        refused: What its gate has refused.
+        rules: The files and folders that the box opens.
+        refused: The connections that the box's gate has refused.
         network: `none`, `hosts` or `any`.
         broken: Folders that the box opens except for something that it hides in them.
-        died: Whether the program has failed as a whole. Otherwise audit records are looked at only if the
-            text says that something was refused: programs look for many files that they do not need.
+        died: Whether the program has failed as a whole. Otherwise the audit records are read only if `text`
+            says that something was refused: programs look for many files that they do not need.
         mark: The mark of the box in the kernel's audit records.
         logs: Files with audit records.
     """
@@ -92,7 +92,7 @@ def reads_audit() -> bool:
 
 
 def _lines(log: str) -> Iterator[str]:
-    """Yield the last lines of a log file, or all records of the kernel's own log, one a read."""
+    """Yield the last lines of a log file, or all records of the kernel's own log, which come one a read."""
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -100,7 +100,8 @@ def _lines(log: str) -> Iterator[str]:
     try:
         if log.startswith("/dev/"):
             for _ in range(_MOST_RECORDS):
-                # A record was overwritten meanwhile; the next read goes on after it.
+                # BrokenPipeError: the record was overwritten before this read. The next read goes on after
+                # it.
                 with contextlib.suppress(BrokenPipeError):
                     yield (
                         os.read(descriptor, _LONGEST_RECORD).decode("utf-8", "replace").replace("\\x5c", "\\")

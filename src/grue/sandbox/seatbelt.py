@@ -1,7 +1,7 @@
 """A box as a profile for macOS' `sandbox-exec` (Seatbelt): the same description, as text.
 
-grue itself enforces boxes on Linux only. The profile is for a person who starts a program on macOS in it. It
-is made where it is used: the system's folders differ.
+grue itself enforces boxes on Linux only. The profile is for a person who starts a program on macOS in a box.
+The profile has to be made on the Mac where it is used, because the system's folders differ.
 """
 
 import os
@@ -46,14 +46,14 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
     """Return a box as a Seatbelt profile.
 
     Args:
-        box: The description.
-        places: What it opens for one program, made with `SCRATCH` as the scratch folder.
-        words: What the box is, for the profile's first line.
-        hidden: Absolute paths that stay closed inside of what is opened.
+        box: The description of the box.
+        places: What the box opens for one program, made with `SCRATCH` as the scratch folder.
+        words: A text about the box, for the profile's first line.
+        hidden: Absolute paths that stay closed although they are inside of opened folders.
 
     Raises:
-        SandboxError: A profile cannot express the box: it has a host elsewhere, or a path with a control
-            character.
+        SandboxError: A profile cannot express the box, because it lists a host other than this machine or a
+            path with a control character.
     """
     lines = [_HEAD.format(words=" ".join(words.split())), *_not_said(box), _ALWAYS]
     rules = [*_distinct(places.rules)]
@@ -66,7 +66,7 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
         if named:
             lines.append(f"(allow {operations}\n  " + "\n  ".join(named) + ")\n")
     lines += _network(box)
-    # The last rule that matches counts.
+    # Seatbelt follows the last rule that matches, so the rules for hidden paths come last.
     closed = [f"(subpath {_quoted(os.path.realpath(path))})" for path in hidden]
     if closed:
         lines.append("(deny file-read* file-write* process-exec*\n  " + "\n  ".join(closed) + ")\n")

@@ -1,6 +1,6 @@
 """The system calls that a boxed program may not make, and the BPF program that refuses them.
 
-Landlock looks at files, at TCP and at a few other things. The rest is refused here, each row of `REFUSED`
+Landlock limits files, TCP and a few other things. The other calls are refused here, each row of `REFUSED`
 with its reason. A filter sees the numbers in a call's registers and no memory, so it can compare flags and
 protocols, but not paths and addresses.
 """
@@ -32,7 +32,7 @@ _FARTHEST = 255
 
 
 class Machine(Struct, frozen=True):
-    """A processor's audit number, and its numbers of the system calls that are named here."""
+    """A processor's number in audit records, and its numbers of the system calls that this module names."""
 
     audit: int
     x32: bool
@@ -88,7 +88,7 @@ MACHINES = {
 
 
 def machine() -> Machine | None:
-    """Return this processor's numbers, or `None` if they are not known here."""
+    """Return the numbers of this machine's processor, or `None` if this module does not know them."""
     return MACHINES.get(platform.machine())
 
 
@@ -130,7 +130,7 @@ REFUSED = (
         "The administration of the machine; it matters if grue runs as root.",
     ),
     Refused(
-        # Also the calls that take an id instead of a key: an id is a small number that can be guessed.
+        # The calls that take an id need no key first, and an id is a small number that can be guessed.
         "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open",
         "Memory and queues that other programs of this user share, which are not files.",
     ),
@@ -140,18 +140,20 @@ REFUSED = (
         "Access lists of files are attributes, and Landlock has no rule for attributes.",
         EOPNOTSUPP,  # as a file system without attributes answers, so programs that copy files go on
     ),
-    # glibc and musl fall back to clone, whose flags are in a register. Those of clone3 are in memory.
+    # For `clone`, whose flags are in a register, see `_conditions`. glibc and musl fall back to it if clone3,
+    # whose flags are in memory, gives this error.
     Refused("clone3", "Its flags cannot be seen, and may ask for a new user namespace.", ENOSYS),
 )
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What a filter depends on.
+    """The parts of a box that its filter of system calls depends on.
 
     Attributes:
-        network: `none`: no sockets. `tcp`: TCP only, whose connections are asked about. `any`: TCP and UDP.
+        network: `none`: no sockets. `tcp`: TCP only, and the listener is asked about connections. `any`: TCP
+            and UDP.
         unix_sockets: Whether Unix sockets may be made.
-        watches: Whether folders may be watched, whichever they are.
+        watches: Whether the program may watch folders (inotify), whichever they are.
         ask: Names of the calls that the listener is asked about.
     """
 
@@ -163,11 +165,12 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 @functools.lru_cache
 def program(here: Machine, wanted: Wanted) -> bytes:
-    """Return the BPF program for this machine, as the kernel takes it: 8 bytes an instruction."""
+    """Return the BPF program for this machine, in the kernel's form: 8 bytes an instruction."""
     calls = here.calls
     code = [
         _stmt(_LOAD, _ARCH),
-        # Another architecture has other numbers, so a 32-bit program would pass all comparisons below.
+        # A call of another architecture is killed: its numbers mean other calls, so the comparisons below
+        # would not refuse the right ones.
         _jump(_EQUAL, here.audit, 1, 0),
         _stmt(_RETURN, _KILL),
         _stmt(_LOAD, _NR),
@@ -189,9 +192,9 @@ def program(here: Machine, wanted: Wanted) -> bytes:
 
 
 def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Return instructions that find the last row whose number is not above the call's, and run its code.
+    """Return instructions that find the last row whose number is at most the call's, and run the row's code.
 
-    The search is binary: when a filter is installed, the kernel runs it once for each call that there is.
+    The search is binary, because the kernel runs the filter once for each possible call when it is installed.
     """
     if len(rows) == 1:
         return rows[0][1]
@@ -215,7 +218,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
     found = [
         ("socket", _sockets(wanted)),
         ("socketpair", _pairs(wanted)),
-        # New namespaces give a program all capabilities inside, and with them most of the kernel.
+        # In a new namespace a program has all capabilities, and with them reaches most of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
         # This limit is the mark by which leftover processes are found (runtime/processes/descendants.py).
@@ -229,13 +232,13 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         ("ioctl", [*_if_equal(1, _TIOCSTI)[:-1], *_if_equal(1, _TIOCLINUX)]),
     ]
     if wanted.network != "any":
-        # With this flag, sending connects, and no rule for `connect` would be asked.
+        # With this flag, `sendto` connects too, and the listener would not be asked as it is for `connect`.
         found += [("sendto", _if_bits(3, _MSG_FASTOPEN)), ("sendmsg", _if_bits(2, _MSG_FASTOPEN))]
         found += [("sendmmsg", _if_bits(3, _MSG_FASTOPEN))]
     if wanted.network == "tcp":
-        # A socket that listens without `bind` gets a port, and Landlock has no rule for it.
+        # A socket that listens without `bind` gets a port, and Landlock has no rule against that.
         found.append(("listen", [_stmt(_RETURN, _ERRNO | EACCES)]))
-        # With a routing header a connection goes to another address than the one that was looked at.
+        # With a routing header, a connection goes to another address than the gate has checked.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
         # Landlock has no rule for watches, which tell the names of the files that are used in any folder.
@@ -249,7 +252,8 @@ def _sockets(wanted: Wanted) -> list[bytes]:
     if wanted.unix_sockets:
         rows += [(_AF_UNIX, kind, 0) for kind in (_STREAM, _DGRAM, _SEQPACKET)]
     if wanted.network != "none":
-        # Raw and packet sockets, MPTCP, SCTP, SMC, VSOCK and Bluetooth pass by Landlock's rules for TCP.
+        # Other kinds are not listed: Landlock's rules for TCP do not hold for raw and packet sockets, MPTCP,
+        # SCTP, SMC, VSOCK and Bluetooth.
         rows += [(family, _STREAM, ip) for family in (_AF_INET, _AF_INET6) for ip in (0, _IPPROTO_TCP)]
         rows += [(_AF_NETLINK, kind, 0) for kind in (_DGRAM, _RAW)]  # NETLINK_ROUTE lists the interfaces
     if wanted.network == "any":
@@ -263,9 +267,10 @@ def _sockets(wanted: Wanted) -> list[bytes]:
 
 
 def _pairs(wanted: Wanted) -> list[bytes]:
-    """Return the check of `socketpair(family, type, protocol)`: a pair of Unix sockets, connected for good.
+    """Return the check of `socketpair(family, type, protocol)`: allow pairs of connected Unix sockets.
 
-    One of datagrams is refused where Unix sockets are: it sends to any address that a call names.
+    Without `unix_sockets`, a pair of datagram sockets is refused: it can send to any address that a call
+    names.
     """
     kinds = (_STREAM, _SEQPACKET, *((_DGRAM,) if wanted.unix_sockets else ()))
     code = [_stmt(_LOAD, _low(0)), _jump(_EQUAL, _AF_UNIX, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
@@ -290,7 +295,7 @@ def _routes() -> list[bytes]:
 
 
 def _on_call(number: int, then: list[bytes]) -> list[bytes]:
-    """Return instructions that run `then` for one call. `then` returns in every case."""
+    """Return instructions that run `then` for one call. `then` has to end with a return in every case."""
     if len(then) > _FARTHEST:
         raise ValueError("a jump of BPF reaches 255 instructions")
     return [_jump(_EQUAL, number, 0, len(then)), *then]
@@ -316,7 +321,7 @@ def _if_equal(argument: int, value: int) -> list[bytes]:
 
 
 def _only(*values: int) -> list[bytes]:
-    """Refuse a call unless its first arguments are these."""
+    """Refuse a call unless its first arguments have these values."""
     code = []
     for argument, value in enumerate(values):
         code += [_stmt(_LOAD, _low(argument)), _jump(_EQUAL, value, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
@@ -332,7 +337,8 @@ def _limit_is_set() -> list[bytes]:
         _stmt(_LOAD, _low(1)),
         _jump(_EQUAL, _RLIMIT_RTTIME, 1, 0),
         _stmt(_RETURN, _ALLOW),
-        # Both halves of the pointer: memory can be had at an address whose lower half is 0.
+        # Compare both halves of the pointer with 0: a program can have memory whose address ends in a zero
+        # half.
         _stmt(_LOAD, _low(2)),
         _jump(_EQUAL, 0, 0, 3),
         _stmt(_LOAD, _low(2) + 4),
