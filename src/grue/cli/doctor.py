@@ -101,7 +101,7 @@ class Launch(Struct, frozen=True):
 
 
 def before_start(server: McpServer) -> Launch | None:
-    """Look at a server before it is started; `None`: it is not started by npx or uvx."""
+    """Look at a server before it is started; `None` if its command is neither npx nor uvx."""
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return None
     # For uvx, `installed` stays false: only a second start shows whether uv has the package in its cache.
@@ -150,7 +150,7 @@ def _advice(launcher: Launcher, direct: Direct, times: str) -> Iterator[str]:
 
 
 def _started(server: StdioServer, limits: TurnLimits) -> m.SessionOpened | None:
-    """Start a server and end it; `None`: it did not start."""
+    """Start a server and end it; return what its start reported, `None` if it did not start."""
     with ToolClient({server.name: server}, limits=limits) as client:
         outcome = client.connect()[server.name]
     return outcome if isinstance(outcome, m.SessionOpened) else None

@@ -51,7 +51,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def slowest(self) -> tuple[str, float] | None:
-        """The episode that has run for longest, with its age in seconds; `None`: none is slow."""
+        """The episode that has run for longest, with its age in seconds; `None` if no episode is slow."""
         if not self.running:
             return None
         id_, since = min(self.running.items(), key=lambda item: item[1])

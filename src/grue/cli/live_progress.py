@@ -33,7 +33,7 @@ class Doing(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The server or tool; printable; empty if the step has none.
         since: When it began, or when the pause before a retry ends.
-        limit_s: The step's time limit, counted from `since`; `None`: none of its own.
+        limit_s: The step's time limit, counted from `since`; `None` if the step has no limit of its own.
         attempt: One-based.
         text: Text that is arriving: a reply, a call's arguments, a server's progress; printable.
     """

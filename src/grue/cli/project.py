@@ -32,8 +32,8 @@ class KnownServers(Struct, frozen=True, kw_only=True):
         servers: Servers that can be started, in order.
         unusable: Servers that cannot be started, with the reason.
         warnings: Warnings about settings in the file that have no effect.
-        passed_over: A file of servers that is not used, because the settings turn MCP off; `None`: there is
-            none.
+        passed_over: A file of servers that is not used, because the settings turn MCP off; `None` if no file
+            is passed over.
     """
 
     source: str
@@ -50,7 +50,7 @@ def declines_mcp() -> bool:
 
 
 def project_tables() -> ProjectTables | None:
-    """Return the settings of the working directory's project file; `None`: there is no such file.
+    """Return the settings of the working directory's project file; `None` if there is no project file.
 
     Raises:
         MCPConfigError: The file cannot be read.

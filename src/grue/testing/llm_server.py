@@ -93,7 +93,7 @@ class ContextWindow(Struct, frozen=True):
         return sum(_FRAME_TOKENS + int(len(json.dumps(part)) / self.bytes_per_token) for part in parts)
 
     def refusal(self, chat: dict[str, Any]) -> LlmReply | None:
-        """Return the refusal of a request that is too long, in OpenAI's words; `None`: it fits."""
+        """Return the refusal of a request that is too long, in OpenAI's words; `None` if the request fits."""
         prompt = self.count(chat)
         reply = chat.get("max_completion_tokens") or chat.get("max_tokens") or 0
         if prompt + reply <= self.tokens:

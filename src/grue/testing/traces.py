@@ -22,7 +22,7 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 
     Args:
         path: A trace file or a run folder.
-        changes: Changes to the recorded run, such as other limits; `None`: none.
+        changes: Changes to the recorded run, such as other limits; `None`: nothing is changed.
 
     Returns:
         The number of turns.

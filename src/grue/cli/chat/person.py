@@ -252,7 +252,7 @@ class Person:
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Return the value of a field; `None`: it is optional and was left empty."""
+        """Return the value of a field; `None` if the field is optional and was left empty."""
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
             if not text and not field.required:
@@ -263,7 +263,7 @@ class Person:
                 self._screen.tell(lines.complaint(f"That cannot be used: {error}."))
 
     def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return the decision with edited arguments; `None`: they hold a secret, or are not a JSON object."""
+        """Return the decision with edited arguments; `None` if these hold a secret or are no JSON object."""
         before = json.dumps(question.arguments, ensure_ascii=False)
         if not before.isprintable():
             before = json.dumps(question.arguments)

@@ -178,7 +178,7 @@ class Talk:
 
     @property
     def turn(self) -> int:
-        """Number of the last turn in the trace; 0: none."""
+        """Number of the last turn in the trace; 0 before the first turn."""
         return self._turn
 
     @property

@@ -71,7 +71,7 @@ class AgentConfig(Struct, kw_only=True):
         retries: Most further attempts of a step, for `retry`.
         policy: Which actions are carried out, which need approval, and which are denied. The agent's own
             actions have names such as `agent.write_file`, tools of MCP servers `server.tool`.
-        skills: The folder of skills; `None`: there are none.
+        skills: The folder of skills; `None` if the agent has no skills.
         skill_servers: The servers whose own skills are offered, if they are approved.
         restrict_tools: Whether a skill in use denies all tools other than its `allowed-tools`.
         workspace: The folder in which files are read and written.

@@ -81,7 +81,7 @@ class McpManager:
             is.
         reconnect: Whether a server that has died is connected again, at most once, before the next call to
             it. The call during which it died is never repeated.
-        recorder: Records the sessions' messages and this manager's facts; `None`: they are not recorded.
+        recorder: Records the sessions' messages and this manager's facts; `None` to record nothing.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class McpManager:
             tool_name: A bare name, or `server.tool`. An unknown name gives an error result.
             arguments: A JSON object; `None`: no arguments.
             timeout: In seconds, from when the call is sent; `None`: `tool_call_timeout_s`.
-            turn: Number of the turn that the call is recorded in; 0: it belongs to no turn.
+            turn: Number of the turn that the call is recorded in; 0 if the call belongs to no turn.
             definition: The tool's definition when the call was decided on; `None`: the one that is listed
                 now.
 

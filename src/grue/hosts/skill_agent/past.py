@@ -19,9 +19,9 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
         plan: The planned actions of the last reply; `None` if no reply has come yet.
         plans: Number of replies, also unusable ones.
         results: The results of the steps, in order.
-        begun: The step that was under way when the process ended; 0: none.
+        begun: The step that was under way when the process ended; 0 if no step was.
         last_turn: Number of the last turn, which may have no end.
-        asked: The approvals that the run waits for; `None`: it waits for none.
+        asked: The approvals that the run waits for; `None` if it waits for no approval.
     """
 
     plan: ActionsPlanned | None = None

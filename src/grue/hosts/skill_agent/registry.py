@@ -78,7 +78,7 @@ class PlannedAction(Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> str:
-        """The object of the action: its parameter `tool_name`, `path` or `name`; empty: it has none."""
+        """The object of the action: its parameter `tool_name`, `path` or `name`; empty without these."""
         found = (self.params.get(key) for key in ("tool_name", "path", "name"))
         return next((value for value in found if isinstance(value, str) and value), "")
 

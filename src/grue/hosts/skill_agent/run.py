@@ -23,7 +23,7 @@ class Run(Struct, kw_only=True):
         began: When the run began, in monotonic seconds. For a resumed run, it is earlier by the time that the
             run had taken before, so that its time limit covers both parts.
         folder: The run folder; `None`: nothing is written.
-        manager: The connected servers; `None`: there are none.
+        manager: The connected servers; `None` if no servers are connected.
         stream: Whether replies are streamed.
         turn: Number of the turn whose actions are carried out; 0 until the first reply has come.
         turns: Number of replies so far, also unusable ones.

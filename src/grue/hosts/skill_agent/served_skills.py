@@ -83,7 +83,7 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """The digest that a person approves: of the whole entry, which holds the digest of each file."""
+        """The digest that a person approves: it covers the whole entry, and so the digest of each file."""
         files = sorted((each.uri, each.digest, each.size) for each in self.files.values())
         entry = json.dumps([self.uri, self.front, files], sort_keys=True)
         return f"sha256:{hashlib.sha256(entry.encode('utf-8', 'surrogatepass')).hexdigest()}"

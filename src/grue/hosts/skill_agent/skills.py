@@ -157,7 +157,7 @@ class _SkillLock(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
-    """Return the approved digests, by server and the address of the skill; empty: there is no file.
+    """Return the approved digests, by server and the address of the skill; empty without the file.
 
     Raises:
         MCPConfigError: The file cannot be read, or is not such a lock.
@@ -253,7 +253,7 @@ class Skills:
     """The skills of a folder.
 
     Args:
-        folder: Its subfolders with a `SKILL.md` are the skills; `None`: there are none.
+        folder: Its subfolders with a `SKILL.md` are the skills; `None`: no folder, no skills.
 
     Attributes:
         by_name: The skills.

@@ -196,7 +196,7 @@ class ClientModel:
             method decides whether the model can call tools, before a server is started.
         settings: The model and its sampling.
         config: May force tool support; passed to `_supports_tool_calling`.
-        lent: The conversation that the turn continues; `None`: none.
+        lent: The conversation that the turn continues; `None`: the turn begins one of its own.
     """
 
     def __init__(

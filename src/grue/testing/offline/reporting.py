@@ -43,7 +43,7 @@ class _Results(Struct, frozen=True):
     all: list[m.JsonObject]
 
     def output(self, action: str, target: str = "") -> str | None:
-        """Return the output of the last such action that was completed; `None`: there is none."""
+        """Return the output of the last such action that was completed; `None` if no such action was."""
         for each in reversed(self.all):
             if each.get("status") == "completed" and self._is(each, action, target):
                 return str(each.get("output", ""))

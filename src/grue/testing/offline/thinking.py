@@ -64,7 +64,7 @@ class ThinkingTool(Struct, frozen=True):
 
 
 def thinking_tool(functions: Iterable[Function]) -> ThinkingTool | None:
-    """Return the tool to think with: one that takes a thought, or else an echo tool; `None`: neither."""
+    """Return the tool to think with: one that takes a thought, or else an echo tool; `None` without both."""
     found = [tool for function in functions if (tool := _as_thinking_tool(function))]
     return min(found, key=lambda tool: _HARMLESS.search(tool.name) is not None, default=None)
 

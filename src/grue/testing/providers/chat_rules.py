@@ -42,7 +42,7 @@ def first_choice(completion: Json) -> tuple[Json, str]:
 
 
 def reasoning_of(message: Json) -> str:
-    """Return a message's reasoning, from either of the two fields that providers use; empty: none."""
+    """Return a message's reasoning, from either of the two fields that providers use, or ""."""
     return str(message.get("reasoning_content") or message.get("reasoning") or "")
 
 

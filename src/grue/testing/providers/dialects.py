@@ -99,7 +99,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
             return {}
 
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
-        """Translate a reply to this format; `None`: it is neither a completion nor an error, or malformed.
+        """Translate a reply to this format; `None` if it is malformed, or neither a completion nor an error.
 
         Args:
             body: A chat completion, an error in OpenAI's shape, or anything else.
