@@ -1,4 +1,4 @@
-// The address of what is shown, in the part after `#`: parts joined by `&`.
+// The part of the page's address after `#` says what is shown: these parts, joined by `&`.
 //   123            a message, in the list of messages        turn-3       a turn, in the story
 //   tab=messages   the other tab                             passage=12   a passage of the story
 //   request=12     the request as it was sent                plot=score   what is plotted
@@ -32,7 +32,7 @@ function decoded(value) {
   }
 }
 
-/** Return the address of a state: the fewest parts that bring it back. */
+/** Return the shortest address from which `readAddress` restores this state. */
 function writeAddress({ tab, message, turn, passage, request, plot, filters = {} }) {
   const parts = [];
   if (tab === "messages" && message) parts.push(String(message));

@@ -68,7 +68,7 @@ class Comparison {
     this.list.show(this.items);
   }
 
-  /** Read the pieces of both traces, and show from time to time what is new in the turns that are open. */
+  /** Read the pieces of both traces, and from time to time draw new messages in the turns that are unfolded. */
   async readRest(sides) {
     let touched = new Set();
     let [shown, began] = [performance.now(), performance.now()];
@@ -202,7 +202,7 @@ class Comparison {
 
 const name = ({ number }) => (number ? `Turn ${number}` : "Before the first turn");
 
-/** Pair the turns of two traces by their numbers, in the order of the first. */
+/** Pair the turns of two traces by their numbers, in the order of the numbers. */
 function pairsOf([left, right]) {
   const numbers = [...new Set([...left.turns, ...right.turns].map(({ number }) => number))].sort((one, other) => one - other);
   return new Map(numbers.map((number) => [number, new Pair(number, left.turnOf.get(number), right.turnOf.get(number))]));

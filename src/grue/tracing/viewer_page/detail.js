@@ -7,7 +7,7 @@ const link = (href, ...children) => element("a", { href }, ...children);
 const messageLink = (message) => link(`#${message.seq}`, `#${message.seq} ${message.kind}`);
 const turnLink = (turn) => link(`#turn-${turn.number}`, turn.name);
 
-/** Return a line of a list: a link, a badge where something is marked, and what it says. */
+/** Return a line of a list: a link, a badge if there is a mark, and a text. */
 function line(anchor, mark, grade, text) {
   return element("li", {}, anchor, mark ? badge(mark, grade) : null, element("span", { class: "summary" }, text));
 }
@@ -93,7 +93,7 @@ function spanLine(span, where) {
   return element("li", {}, link(`#${span.first}`, duration(span.end - span.start)), element("span", { class: "summary" }, what));
 }
 
-/** Return the heading and the contents for the episode, which is where one starts. */
+/** Return the heading and the contents for the episode, which the pane shows first. */
 function episodeDetail(trace) {
   const { header, file, cut_short: cutShort } = trace.episode;
   const wrong = trace.turns.filter((turn) => turn.grade || outcomeGrade(turn) === "fail" && turn.outcome);

@@ -1,5 +1,5 @@
 // The page's script is one module, joined from the files of this folder in the order of viewer.py.
-// Text gets into the page by these functions only, and only as text.
+// Only these functions put text into the page, and they put it there as text, never as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -11,7 +11,7 @@ function element(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** Make an SVG element, likewise. */
+/** Make an SVG element; attributes and children as for `element`. */
 function shape(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
@@ -24,7 +24,7 @@ function filled(made, attributes, children) {
   return made;
 }
 
-/** Return a length of time for people; lengths are seconds everywhere. */
+/** Return a length of time, given in seconds, as people write it. */
 function duration(seconds) {
   if (seconds < 0.0009995) return `${Math.round(seconds * 1e6)} µs`;
   if (seconds < 0.1) return `${(seconds * 1000).toFixed(1)} ms`;
@@ -37,17 +37,17 @@ function duration(seconds) {
 /** Return `3 turns`, or `1 turn`. */
 const many = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
-/** Return a badge: the word that marks a message or a turn. */
+/** Return a badge with the word that marks a message or a turn, coloured by its grade. */
 const badge = (word, grade) => element("span", { class: `badge ${grade}` }, word);
 
-/** Change from dark to light, or back; until then the page follows the system. */
+/** Change from dark to light, or back. Until this is called, the page has the theme of the system. */
 function toggleTheme() {
   const { dataset } = document.documentElement;
   const theme = dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   dataset.theme = theme === "dark" ? "light" : "dark";
 }
 
-/** Change the address without a new entry in the history. A page within a notebook has none of its own. */
+/** Change the address without a new entry in the history. A page within a notebook has no address to change. */
 function setAddress(address) {
   if (location.protocol !== "about:") history.replaceState(null, "", address);
 }

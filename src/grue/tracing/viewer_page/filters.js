@@ -1,4 +1,4 @@
-// Which messages are shown: those that all filters in use let through.
+// The filters: a message is shown if all filters that are in use accept it.
 
 class Filters {
   constructor(trace, changed) {
@@ -14,18 +14,18 @@ class Filters {
     this.changed = changed;
   }
 
-  /** Offer the actors and kinds that the trace has; what was chosen stays chosen. */
+  /** Offer the actors and kinds that the trace has; keep the reader's choice. */
   fill(trace) {
     fillSelect(this.actor, trace.actors);
     fillSelect(this.kind, [...trace.kinds].sort());
   }
 
-  /** What is searched for, in the forms that it can have in a message. */
+  /** The searched text, in each form in which a message can contain it. */
   get words() {
     return searchForms(this.search.value);
   }
 
-  /** The filters in use, as the address holds them. */
+  /** The values of the filters, in the form in which the address holds them. */
   get state() {
     return {
       q: this.search.value.trim(), turns: this.turn.value.trim(), actor: this.actor.value, kind: this.kind.value,
@@ -33,7 +33,7 @@ class Filters {
     };
   }
 
-  /** Set the filters as an address says, without reporting a change; return whether any changes. */
+  /** Set the filters to the values in an address, without a call of `changed`; return whether a value changes. */
   restore({ q = "", turns = "", actor = "", kind = "", failures = "" }) {
     const before = JSON.stringify(this.state);
     [this.search.value, this.turn.value, this.actor.value, this.kind.value] = [q, turns, actor, kind];
@@ -61,7 +61,7 @@ class Filters {
     this.changed();
   }
 
-  /** Return a function that says of a message whether it is shown. */
+  /** Return a function that returns whether a message is shown. */
   test() {
     const turns = turnRange(this.turn.value);
     this.turn.setAttribute("aria-invalid", String(turns === null));
@@ -90,7 +90,7 @@ function turnRange(text) {
   return [Number(first), open ? (last ? Number(last) : Infinity) : Number(first)];
 }
 
-/** Return how a text can stand in a message: as it is, and as it is written in a JSON string. */
+/** Return the forms of a text that a message can contain: the text itself, and the text as a JSON string. */
 function searchForms(text) {
   const plain = text.trim().toLowerCase();
   return plain ? [...new Set([plain, JSON.stringify(plain).slice(1, -1)])] : [];

@@ -44,7 +44,7 @@ class FlowList {
     this.redraw();
   }
 
-  /** Show more or other items. Those that remain stay as they are drawn, and the one at the top stays there. */
+  /** Show other items. The item at the top keeps its place, and items that stay are drawn anew only if outdated. */
   change(items, outdated = new Set()) {
     const pinned = this.items[this.items.length ? this.firstVisible : -1];
     const below = pinned ? this.box.scrollTop - this.tops[this.indexOf.get(pinned)] : 0;
@@ -64,7 +64,7 @@ class FlowList {
     this.redraw(this.indexOf.has(pinned) ? { index: this.indexOf.get(pinned), below } : null);
   }
 
-  /** Draw every item anew, or only this one. */
+  /** Drop the drawn form of every item, or only of `item`, so that it is drawn anew. */
   forget(item = null) {
     for (const [index, made] of [...this.drawn]) {
       if (item && this.items[index] !== item) continue;
@@ -85,7 +85,7 @@ class FlowList {
     this.redraw(pinned);
   }
 
-  /** Draw all items for a printer, or as many as it is sensible to print. */
+  /** Draw the items for a printer: all of them, but at most MOST_PRINTED. */
   printing() {
     if (!this.items.length || !this.box.clientHeight) return;
     this.onPaper = true;
@@ -102,7 +102,7 @@ class FlowList {
     this.space.style.height = `${this.tops[items.length]}px`;
   }
 
-  /** Return the item that covers this place. */
+  /** Return the index of the item at the height `top`. */
   at(top) {
     let [low, high] = [0, this.items.length - 1];
     while (low < high) {
@@ -173,7 +173,7 @@ class FlowList {
     return made;
   }
 
-  /** Measure what is drawn; return whether anything has another height than was thought. */
+  /** Measure the drawn items; return whether one has another height than was known or estimated. */
   measure() {
     let changed = false;
     for (const [index, made] of this.drawn) {

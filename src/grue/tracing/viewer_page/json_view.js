@@ -2,10 +2,10 @@
 
 const MOST_COLOURED = 4000;
 const TOKENS = /"[^"\\]*(?:\\[^][^"\\]*)*"?|[{}[\],:]|[^\s{}[\],:"]+/g;
-// Characters that cannot be seen, or that turn the direction of what follows, are written out.
+// Characters that cannot be seen, or that reverse the direction of the text after them, are shown as escapes.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
-/** Return text with what cannot be seen written out; its lines and tabs stay. */
+/** Return text with invisible characters as escapes; line breaks and tabs stay. */
 function visible(text) {
   return text.replace(UNSEEN, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
@@ -13,8 +13,8 @@ function visible(text) {
 /**
  * Draw JSON text, whole or cut off somewhere.
  *
- * exact: leave strings as they are written; otherwise one of several lines is shown in its lines, and one that
- * is JSON itself is drawn as such.
+ * exact: show strings as the JSON text has them. Otherwise a string of several lines is shown in its lines, and
+ * a string that is JSON itself is drawn as JSON.
  */
 function drawJson(text, exact) {
   const pre = element("pre", { class: "json" });

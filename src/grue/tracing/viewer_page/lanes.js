@@ -4,13 +4,13 @@ const ROW_HEIGHT = 26;
 const MIDDLE = ROW_HEIGHT / 2;
 const LANE_WIDTHS = { least: 20, most: 84, share: 0.33 };
 
-/** Return how wide a lane is where so many pixels are there for everything. */
+/** Return the width of a lane if lanes and texts together have so many pixels. */
 function laneWidth(trace, pixels) {
   const wanted = (pixels * LANE_WIDTHS.share) / trace.actors.length;
   return Math.max(LANE_WIDTHS.least, Math.min(LANE_WIDTHS.most, Math.floor(wanted)));
 }
 
-/** Return the kind of an actor, by which lanes and bars are coloured. */
+/** Return the kind of an actor. The kind decides the colour of the actor's lane and bars. */
 function laneKind(actor) {
   return { host: "host", agent: "agent", llm: "model" }[actor] ?? "tool";
 }
@@ -46,7 +46,7 @@ function arrowClass(trace, message) {
   return `${kind} ${message.grade} ${isAnswer(trace, message) ? "answer" : ""}`;
 }
 
-/** A batch is a band behind its messages, from the agent's lane to the server's. */
+/** Draw the band of a batch of calls behind its messages, from the agent's lane to the server's. */
 function drawBatch(trace, message, middle) {
   const ends = [middle("agent"), middle(message.sender === "agent" ? message.receiver || "agent" : message.sender)];
   const left = Math.min(...ends) - 7;
@@ -101,7 +101,7 @@ function drawMessage(trace, message, width, words = []) {
   );
 }
 
-/** Draw the row that heads a turn's messages. */
+/** Draw the row above the messages of a turn. */
 function drawTurnHead(turn) {
   return element(
     "div",

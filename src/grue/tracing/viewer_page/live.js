@@ -1,4 +1,4 @@
-// A page that its server keeps up to date: it asks for what is new in the trace.
+// A page that follows a growing trace: it asks its server for new pieces again and again.
 
 const POLL_MS = 700;
 const RETRY_MS = 3000;
@@ -38,7 +38,7 @@ async function offerMark() {
     await ask();
     button.hidden = false;
   } catch {
-    // The server is gone: there is nobody to write a mark.
+    // The server is gone, so no mark can be written.
   }
 }
 

@@ -1,6 +1,6 @@
 // Start the page with the data that it holds: first the episode and its turns with the first messages, then the
-// rest, while the reader can use the page. `data-shown` says that the first screen is drawn, `data-ready` that
-// everything has been read.
+// rest, while the reader can use the page. The attribute `data-shown` is set when the first screen is drawn, and
+// `data-ready` when all messages have been read.
 
 const FIRST_WAIT_MS = 1000;
 

@@ -1,9 +1,9 @@
-// Why a message matched a search: where in it the text stands, and what stands around it.
+// Why a message matched a search: the place of the text in the message, and the text around it.
 
 const BEFORE = 28;
 const AFTER = 60;
 
-/** Return where and how a message matches; null if what matched is in the row anyway. */
+/** Return where and how a message matches; null if the row shows the matching text anyway. */
 function matchIn(message, words) {
   if (!words.length) return null;
   const shown = `#${message.seq} ${message.kind} ${message.mark} ${message.summary}`.toLowerCase();

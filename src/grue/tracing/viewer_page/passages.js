@@ -1,4 +1,4 @@
-// The passages of the story: each is drawn from the messages that it names.
+// The passages of the story. A passage names messages by their numbers, and is drawn from these messages.
 
 const SHORT_FIELD = 60;
 const BRIEF = 110;
@@ -6,7 +6,7 @@ const PROSE_FIELDS = new Set(["text", "message", "content", "body", "reasoning",
 const NOT_SHOWN = new Set(["type", "turn"]);
 const EPISODE_FACT = /^Episode(Started|Resumed|Ended)$/;
 
-/** Draw a passage; `state` says what is open: `{ unfolded, words }`. */
+/** Draw a passage. Its folds are open if `state` is unfolded, or has words that were searched for. */
 function drawPassage(trace, passage, state) {
   const message = trace.messageOf.get(passage.seq);
   const made = element("article", { class: `passage ${passage.kind} depth-${passage.depth}`, "aria-label": `${PASSAGE_NAMES[passage.kind]}, message ${passage.seq}` });
@@ -22,7 +22,7 @@ const PASSAGE_NAMES = { fact: "The host records", prompt: "The host asks", reply
 
 const DRAW_PASSAGE = { fact: drawFact, prompt: drawPrompt, reply: drawReply, call: drawCall, note: drawNoted, end: drawEnd };
 
-/** The line that heads a passage: what it is, a few facts, and the way to its message. */
+/** Draw the first line of a passage: its name, a few facts, and a link to its message. */
 function headLine(passage, name, chips = [], ...more) {
   return element("p", { class: "passage-head" },
     element("b", {}, visible(name)),
@@ -33,7 +33,7 @@ function headLine(passage, name, chips = [], ...more) {
 
 const chip = (text) => (text instanceof Node ? text : element("span", { class: "chip" }, visible(String(text))));
 
-/** A part of a passage that opens and closes; it stays as the reader left it. */
+/** Draw a part of a passage that opens and closes. It keeps the state in which the reader has left it. */
 function fold({ passage, state }, name, summary, contents, open = false, kind = "") {
   const wanted = passage.open.get(name) ?? (open || state.unfolded || state.words.length > 0);
   return lazyFold(summary, contents, { open: wanted, kind, changed: (now) => {
@@ -172,7 +172,7 @@ function streamSummary(request, pieces) {
   return ["As it was streamed", element("span", { class: "summary" }, text), dropped ? badge("dropped", "warn") : null].filter(Boolean);
 }
 
-/** Draw what was streamed, attempt by attempt; a piece shows its time when it is pointed at. */
+/** Draw the streamed text, attempt by attempt; a piece shows its time while the pointer is over it. */
 function drawAttempts(pieces) {
   return attemptsOf(pieces).map(({ pieces: shown, dropped }, index) => {
     const start = shown[0].t;
@@ -192,7 +192,7 @@ function drawUnfinished(pieces) {
 
 // --- tools ---
 
-/** Return what a call asked for: its name and its arguments, a value or a text that is no JSON. */
+/** Return a call's name, the model's text of its arguments (`asked`), and the arguments that were sent (`sent`). */
 function callOf(trace, passage, message) {
   const called = trace.messageOf.get(passage.also[0]);
   const asked = passage.place >= 0 ? bodyOf(message)?.tool_calls?.[passage.place] : null;
@@ -222,7 +222,7 @@ function drawCall(about) {
   return [box];
 }
 
-/** Return how much of a result the model was sent, if it was cut before. */
+/** Draw how much of a tool's result the model was sent; null if the result was not cut. */
 function shownToModel(trace, settled) {
   const cut = trace.cutOf.get(`${settled?.turn} ${bodyOf(settled)?.call_id}`);
   return cut ? element("span", { class: "badge warn" }, `${[...cut.content].length.toLocaleString("en")} of ${cut.whole_chars.toLocaleString("en")} characters shown to the model`) : null;

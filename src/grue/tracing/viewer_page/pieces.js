@@ -10,7 +10,7 @@ class Pieces {
     this.done = false;
   }
 
-  /** Take the next piece; null: it is not in the page yet, or there are no more, which `done` says. */
+  /** Take the next piece; null: it is not in the page yet, or, if `done` is true, there are no more pieces. */
   take() {
     const read = document.readyState !== "loading";
     let next = this.last.nextElementSibling;
@@ -23,7 +23,7 @@ class Pieces {
     return null;
   }
 
-  /** Yield pieces; pause for what the reader does, and for the browser to read more of the page. */
+  /** Yield pieces; pause so that the page can answer the reader, and the browser can read more of the page. */
   async *[Symbol.asyncIterator]() {
     let began = performance.now();
     while (!this.done) {

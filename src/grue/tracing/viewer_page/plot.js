@@ -1,4 +1,4 @@
-// Any number over the turns: what the host records, and what a turn took.
+// A plot of one number over the turns: a number from the host's facts, or what a turn took.
 
 const PLOT = { height: 300, left: 56, right: 16, top: 14, bottom: 26 };
 const MOST_SERIES = 60;
@@ -35,7 +35,7 @@ function seriesOf(trace) {
   return new Map([...series].filter(([, { points }]) => points.length > 1 && (points.some(({ value }) => value !== 0))));
 }
 
-/** Return the numbers of a fact by name, also those in its objects. */
+/** Return the numbers in a fact by name, including the numbers in objects within the fact. */
 function numbersIn(body, before = "", depth = 0) {
   if (body === null || typeof body !== "object" || Array.isArray(body)) return [];
   return Object.entries(body).flatMap(([name, value]) => {
@@ -52,7 +52,7 @@ class Plot {
     this.box = byId("plot");
   }
 
-  /** Draw a series: the one that is named, or the score, or the first. */
+  /** Draw the series `name`; if there is none of this name, the score; without a score, the first series. */
   show(name = this.name) {
     this.series = seriesOf(this.trace);
     if (!this.series.size) {
@@ -147,7 +147,7 @@ function turnNames(first, last, x) {
   return names;
 }
 
-/** Return the line through points in steps; of those that fall into one pixel, the least and the greatest. */
+/** Return a stepped line through points. Of the points in one column of pixels it has the lowest and the highest. */
 function thinned(points, x, y) {
   let d = "";
   let column = null;

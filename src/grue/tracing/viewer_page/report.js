@@ -9,7 +9,7 @@ const short = (value) => (value === null || value === undefined ? "" : String(Nu
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const quoted = (path) => (/^[\w./:@-]+$/.test(path) ? path : `'${path.replace(/'/g, "'\\''")}'`);
 
-/** Return a colour of the style sheet as a canvas takes it, which does not know the two themes. */
+/** Return a colour of the style sheet in the current theme, as a value that a canvas can use. */
 function colour(name) {
   const probe = byId("probe");
   probe.style.color = `var(${name})`;
@@ -25,7 +25,7 @@ class Points {
     canvas.addEventListener("blur", () => this.move(-1));
   }
 
-  /** Show points, each with x, y and what it stands for. */
+  /** Show points; each has its x, its y, and the episode or case that it stands for. */
   show(points, { name, across, up }) {
     this.points = points.sort((one, other) => one.x - other.x || one.y - other.y);
     Object.assign(this, { across, up, at: -1 });
@@ -176,7 +176,7 @@ class Report {
     this.changes.draw();
   }
 
-  /** Draw what depends on the filters. */
+  /** Draw the parts of the report that depend on the filters. */
   show() {
     const word = byId("search").value.trim().toLowerCase();
     const cell = byId("cell").value;
@@ -221,7 +221,7 @@ class Report {
     );
   }
 
-  /** Each case is a point: how much its mean score is higher in one cell than in the other. */
+  /** Draw a point for each case, at the difference of its mean scores in the two cells. */
   drawCases(found) {
     const [from, to] = ["from", "to"].map((id) => Number(byId(id).value));
     const sides = new Map();

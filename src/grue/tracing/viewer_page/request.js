@@ -1,6 +1,6 @@
-// A request as it was sent: the whole conversation so far, the tools on offer and the schema of the answer.
-// The trace holds only what was new in each request; the conversation is built again from all of them, by the
-// rules of grue's protocol/context/history.py.
+// A request in the form in which it was sent: the whole conversation so far, the offered tools and the answer's
+// schema. The trace holds only the new messages of each request. The conversation is built again from all
+// requests, by the rules of grue's protocol/context/history.py.
 
 const NOT_CALLED = "(not called)";
 
@@ -55,7 +55,7 @@ class Conversation {
 
 const OF_CONVERSATIONS = new Set(["RunTurn", "RequestCompletion", "CompletionReceived", "HistoryRewritten", "RewriteHistory", "TurnCompleted", "TurnFailed"]);
 
-/** Return the conversation of a request as it was when it was sent, with the request's own parts. */
+/** Return the conversation up to a request, with the parts of the request itself. */
 function conversationAt(trace, request) {
   const talks = new Map();
   const ofTurn = new Map();
@@ -151,7 +151,7 @@ function drawTool(tool) {
     () => [tool.description ? drawProse(tool.description) : null, drawTree(tool.input_schema ?? {}, 0)]);
 }
 
-/** Return a request in the words of chat completions, which most tools can read. */
+/** Return a request in the format of chat completions, which most tools can read. */
 function asChat({ entries, tools, schema }) {
   const messages = entries.flatMap((entry) => (entry.items ? entry.items.map(asChatItem) : [{
     role: "assistant", content: entry.content || null,

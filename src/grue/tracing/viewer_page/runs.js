@@ -1,4 +1,4 @@
-// The index of a folder of episodes: a table that one sorts, searches and compares from.
+// The index of a folder of episodes: a table that can be sorted and searched, and in which two can be compared.
 
 const BATCH = 500; // rows that are drawn at once
 const tokens = ({ overview: { usage } }) => (usage.input_tokens ?? 0) + (usage.output_tokens ?? 0);
@@ -107,7 +107,7 @@ class Runs {
     return row;
   }
 
-  /** Two chosen episodes can be compared by a command, which is offered to be copied. */
+  /** Choose an episode, or no longer. With two chosen ones, offer the command that compares them. */
   choose(run, chosen) {
     if (chosen) this.chosen.add(run);
     else this.chosen.delete(run);
@@ -149,14 +149,14 @@ class Runs {
   }
 }
 
-/** Compare two values, those that are missing last. */
+/** Return the order of two values for sorting; missing values come last. */
 function order(one, other, down) {
   if (one === null || other === null) return (one === null) - (other === null);
   const less = typeof one === "string" ? one.localeCompare(other) : one - other;
   return down ? -less : less;
 }
 
-/** Return a path as a shell takes it. */
+/** Return a path, quoted for a shell if necessary. */
 const quoted = (path) => (/^[\w./:@-]+$/.test(path) ? path : `'${path.replace(/'/g, "'\\''")}'`);
 
 function drawTotals(runs) {

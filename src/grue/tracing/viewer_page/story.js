@@ -1,4 +1,4 @@
-// The story: the episode's card, then each turn with its passages, in a list of which little is drawn at a time.
+// The story: the episode's card, then each turn with its passages. Only the visible part of the list is drawn.
 
 const CARD = { card: true };
 const GUESSED_HEIGHTS = { fact: 90, prompt: 80, reply: 120, call: 40, note: 36, end: 44 };
@@ -20,7 +20,7 @@ class Story {
     return drawPassage(this.trace, item, this);
   }
 
-  /** Show the passages that the filters let through; return how many. */
+  /** Show the passages that the filters accept; return how many these are. */
   apply() {
     const { items, count } = this.filtered();
     this.list.show(items);
@@ -41,7 +41,7 @@ class Story {
     return { items, count };
   }
 
-  /** Show what is new; the reader stays where he is, or at the end of a trace that is under way. Return how many. */
+  /** Show new passages; return how many are shown. A reader at the end of a growing trace stays at its end. */
   update(touched) {
     const { box } = this.list;
     const atEnd = this.trace.episode.live && box.scrollTop + box.clientHeight > box.scrollHeight - 40;
@@ -86,7 +86,7 @@ class Story {
     this.choose(turns[Math.max(0, Math.min(turns.length - 1, within ? at : at + by))], "top");
   }
 
-  /** The turn of the active passage if it is in view, otherwise of the one at the top. */
+  /** The turn of the active passage if this passage is in view, otherwise the turn of the passage at the top. */
   get turn() {
     const { items, active, indexOf, firstVisible } = this.list;
     const at = indexOf?.get(active);
@@ -97,14 +97,14 @@ class Story {
     return item.number === undefined ? item.at : item;
   }
 
-  /** Open or close what is folded in the active passage. */
+  /** Open all folds of the active passage, or close them if all are open. */
   toggle() {
     const folds = [...(this.list.activeElement?.querySelectorAll("details") ?? [])].filter((one) => !one.parentElement.closest("details"));
     const open = folds.some((one) => !one.open);
     for (const one of folds) one.open = open;
   }
 
-  /** The request that the active passage is or belongs to; 0: none. */
+  /** The number of the request to which the active passage belongs; 0: it belongs to none. */
   get request() {
     const active = this.list.active;
     if (!active?.at) return 0;

@@ -34,7 +34,7 @@ function drawTimeline(trace, turn, width) {
   return svg;
 }
 
-/** Waits are hatched: nothing went on. */
+/** Return the pattern that hatches bars of waits, in which no work was done. */
 function hatching() {
   const lines = shape("path", { class: "hatch", d: "M-1 1l2 -2M0 6l6 -6M5 7l2 -2" });
   return shape("defs", {}, shape("pattern", { id: "hatching", width: 6, height: 6, patternUnits: "userSpaceOnUse" }, lines));
@@ -47,7 +47,7 @@ function drawAxis(turn, { left, perSecond }, height) {
   for (let at = 0; at <= total + step * 1e-6; at += step) {
     const x = left + at * perSecond;
     marks.push(shape("path", { class: "tick", d: `M${x} ${AXIS - 5}V${height}` }));
-    // A name at the edge would run out of the picture.
+    // Do not write a time near the right edge: the text would not fit into the picture.
     if (total - at > 0.5 * step || at === 0) {
       marks.push(shape("text", { class: "tick-name", x: x + 3, y: AXIS - 6 }, at === 0 ? "0" : duration(at)));
     }
@@ -55,7 +55,7 @@ function drawAxis(turn, { left, perSecond }, height) {
   return marks;
 }
 
-/** Return a step of 1, 2 or 5 times a power of ten that makes about so many steps of a length of time. */
+/** Return a step (1, 2 or 5 times a power of ten) that divides a length of time into about `steps` parts. */
 function niceStep(total, steps) {
   const rough = Math.max(total, 1e-6) / Math.max(steps, 1);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -65,12 +65,13 @@ function niceStep(total, steps) {
 function drawSpans(spans, scale, top) {
   const bars = [];
   let drawnTo = -1;
-  // Sessions first, below what goes on in them; then those that went well, so that the others lie on top.
+  // Draw sessions first, so that they lie below the steps in them; then the steps that went well, so that failed
+  // steps lie on top.
   const rank = (span) => (span.phase === "session" ? 0 : span.grade ? 2 : 1);
   for (const span of [...spans].sort((one, other) => rank(one) - rank(other) || one.start - other.start)) {
     const x = scale.left + (span.start - scale.start) * scale.perSecond;
     const wide = Math.max((span.end - span.start) * scale.perSecond, 2);
-    // Of bars that fall into the same half pixel one is enough, unless something went wrong in it.
+    // Draw only one of several bars in the same half pixel, but draw each bar of a failure.
     if (rank(span) === 1 && x + wide < drawnTo + 0.5) continue;
     if (rank(span) === 1) drawnTo = Math.max(drawnTo, x + wide);
     bars.push(drawSpan(span, x, wide, top));
@@ -95,7 +96,7 @@ function cutText(text, pixels) {
   return most > 3 ? `${text.slice(0, most - 1)}…` : "";
 }
 
-/** Draw all turns: a bar for how long each took, and below it a mark where something went wrong. */
+/** Draw all turns: for each a bar with its duration, and below the bar a mark if something went wrong. */
 function drawOverview(trace, width) {
   const height = 40;
   const paths = { long: "", warn: "", fail: "" };

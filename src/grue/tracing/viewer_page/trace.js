@@ -1,5 +1,5 @@
-// The trace: its turns are known from the beginning, its messages come in pieces and are linked once. They are
-// grouped by turn, in the order in which the turns began.
+// The trace. Its turns are known from the beginning. Its messages come in pieces, are linked to each other once,
+// and are grouped by turn, in the order in which the turns began.
 
 const NONE = Object.freeze([]);
 const NONE_OPEN = new Map(); // shared by the passages in which the reader has opened nothing
@@ -17,12 +17,12 @@ class Trace {
     this.describe(episode);
   }
 
-  /** Is every message here? A trace that is under way has those that its server has sent. */
+  /** Whether all messages have been read. A growing trace counts as read, as far as the server has sent it. */
   get whole() {
     return this.episode.live || this.messageOf.size >= this.overview.messages;
   }
 
-  /** Take what is known of the episode without its messages; return the turns that are new or have changed. */
+  /** Take the turns, the actors and the overview; return the turns that are new or have changed. */
   describe({ turns, actors, overview }) {
     this.overview = overview;
     this.actors = actors;
@@ -32,7 +32,7 @@ class Trace {
     return touched;
   }
 
-  /** Add a piece; return what is new in it or has changed. One of a trace that is under way describes it anew. */
+  /** Add a piece; return what is new or has changed. A piece of a growing trace also has its turns and overview. */
   extend(piece) {
     const turns = piece.turns ? this.describe(piece) : [];
     for (const row of piece.messages) this.addMessage(newMessage(row));
@@ -49,7 +49,7 @@ class Trace {
     return turn;
   }
 
-  /** Add a passage, or put what has changed into the one that is there. */
+  /** Add a passage; if an earlier version of the passage is known, change that. */
   addPassage(row) {
     const made = newPassage(row);
     const known = this.passageOf.get(made.id);
@@ -60,12 +60,12 @@ class Trace {
     return made;
   }
 
-  /** Return the messages of a passage that are in the page. */
+  /** Return those messages of a passage that have been read. */
   messagesOf(passage) {
     return [passage.seq, ...passage.also].map((seq) => this.messageOf.get(seq)).filter(Boolean);
   }
 
-  /** Return the passage that a message belongs to; otherwise the one before it. */
+  /** Return the passage that a message belongs to; if it is in no passage, the passage before the message. */
   passageAt(message) {
     let best = null;
     for (const passage of this.turnOf.get(message.turn)?.passages ?? []) {
@@ -131,14 +131,14 @@ function newPassage(row) {
   return { turn, kind, seq, place, also, depth, text, id: place < 0 ? String(seq) : `${seq}.${place}`, open: NONE_OPEN };
 }
 
-/** Return a list with one more; most lists of a message stay empty, and share one. */
+/** Return a list with one more item. Most lists of messages stay empty and are the same NONE, to save memory. */
 function added(list, item) {
   if (list === NONE) return [item];
   list.push(item);
   return list;
 }
 
-/** Return what goes on while a message is sent, for the bars in the lanes. It is found turn by turn, when shown. */
+/** Return the spans that are open while a message is sent, for the bars in the lanes. Computed when first shown. */
 function activityOf(turn, message) {
   for (const [span, first, last] of turn.unmarked) {
     markActivity(turn, span, first.place, last.turn === first.turn ? last.place : turn.messages.length - 1);
@@ -157,13 +157,13 @@ function markActivity(turn, span, first, last) {
   }
 }
 
-/** Return the pieces of time that people look for, longest first. */
+/** Return the longest spans of single steps, the longest first. */
 function longestSpans(spans, most) {
   const pieces = spans.filter((span) => !UNDRAWN_PHASES.has(span.phase));
   return pieces.sort((one, other) => other.end - other.start - (one.end - one.start)).slice(0, most);
 }
 
-/** Is this message the answer to the one that caused it? */
+/** Return whether a message answers the message that caused it. */
 function isAnswer(trace, message) {
   const cause = trace.messageOf.get(message.cause);
   return Boolean(cause) && cause.sender === message.receiver && cause.receiver === message.sender;

@@ -18,16 +18,16 @@ const images = {
   },
 };
 
-/** Parse JSON. An integer that JavaScript cannot hold becomes a BigInt, where the browser tells what is written. */
+/** Parse JSON. An integer too large for a JavaScript number becomes a BigInt, if the browser gives the text of it. */
 function parsed(text) {
   if (!/\d{16}/.test(text)) return JSON.parse(text);
   return JSON.parse(text, (_, value, context) => (typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value));
 }
 
-/** Write JSON; it takes back what `parsed` made. */
+/** Write as JSON a value that `parsed` returned; a BigInt is written as a string. */
 const written = (value, indent) => JSON.stringify(value, (_, one) => (typeof one === "bigint" ? String(one) : one), indent);
 
-/** Return what a message says, as a value; null if it was cut or cannot be read. */
+/** Return the content of a message as a value; null if the message was cut or cannot be parsed. */
 function bodyOf(message) {
   if (!message || message.body.length < message.chars) return null;
   try {
@@ -37,7 +37,7 @@ function bodyOf(message) {
   }
 }
 
-/** Draw an image; one that cannot be shown is named. */
+/** Draw an image, or a note if the page does not have the image. */
 function drawImage(id, name = "An image in the trace") {
   if (!images.served && document.readyState === "loading") {
     const place = element("span"); // the images are at the end of the page, which the browser still reads
@@ -49,7 +49,7 @@ function drawImage(id, name = "An image in the trace") {
   return element("img", { class: "picture", src: source, alt: name, loading: "lazy" });
 }
 
-/** Draw a text as prose, in its lines. A very long one is cut until its button is pressed. */
+/** Draw a text as prose, in its lines. A very long text is cut until the reader presses its button. */
 function drawProse(text, kind = "", lines = (shown) => [visible(shown)]) {
   const box = element("div", { class: `prose ${kind}` });
   const clean = text.replace(/\r\n/g, "\n");
@@ -65,7 +65,7 @@ function drawProse(text, kind = "", lines = (shown) => [visible(shown)]) {
 
 const MARKED_UP = /(^```[^\n]*\n[^]*?(?:\n```[^\S\n]*$|(?![^])))|(^#{1,6} [^\n]*$)|\*\*([^*\n]+)\*\*|`([^`\n]+)`/gm;
 
-/** Draw what a model writes: code, headings and bold text of Markdown; all else in its lines, as it stands. */
+/** Draw a model's text: code, headings and bold text of Markdown as such, and the rest unchanged in its lines. */
 function drawMarkdown(text, kind = "") {
   return drawProse(text, kind, (shown) => {
     const parts = [];
@@ -92,7 +92,7 @@ function jsonIn(text) {
   }
 }
 
-/** Draw any value: a text as prose, or as what it holds if it is JSON. */
+/** Draw any value. A text is drawn as prose, or if it is JSON, as the value in it. */
 function drawValue(value, depth = 0) {
   if (typeof value === "string") return drawText(value, depth);
   if (value === null || typeof value !== "object") return element("span", { class: "value" }, String(value));
@@ -110,7 +110,7 @@ function drawText(text, depth) {
   return drawProse(text, text.length > LONG_VALUE || text.includes("\n") ? "" : "short");
 }
 
-/** Return what the content blocks of a tool's result show, or null if the value is no list of blocks. */
+/** Draw each content block of a tool's result; null if the value is not a list of content blocks. */
 function contentBlocks(value) {
   if (!Array.isArray(value) || !value.length || value.length > MOST_ENTRIES) return null;
   if (!value.every((block) => block !== null && typeof block === "object" && typeof block.type === "string")) return null;

@@ -146,7 +146,7 @@ class Viewer {
     return [count, this.trace.messageOf.size, "message"];
   }
 
-  /** The turns of which the filters let something through: a message in its tab, elsewhere a passage of the story. */
+  /** The turns in which the filters accept a message, or, outside the tab of the messages, a passage. */
   turnsShown() {
     const { trace, filters } = this;
     if (!filters.inUse) return trace.turns;
@@ -160,7 +160,7 @@ class Viewer {
     return [numbered(this.turnsShown()), numbered(this.trace.turns), "turn"];
   }
 
-  /** Let the list of turns follow the filters. It stays where it is unless they let other turns through. */
+  /** Show the turns that the filters accept in the list of turns. If these are the same turns, change nothing. */
   filterTurns() {
     const shown = new Set(this.turnsShown());
     if (shown.size !== this.turnList.items.length || this.turnList.items.some((turn) => !shown.has(turn))) this.orderTurns();
@@ -181,7 +181,7 @@ class Viewer {
     this.follow();
   }
 
-  /** Show the turn of what is selected, or of what is at the top, in the time line and the list of turns. */
+  /** Show the turn of the selected item, or of the item at the top, in the time line and the list of turns. */
   follow() {
     if (!this.story || !this.turnList || !this.overview) return;
     this.markFound();
@@ -194,7 +194,7 @@ class Viewer {
     const inView = active >= this.list.firstVisible && active <= this.list.lastVisible;
     const item = this.list.items[inView ? active : this.list.firstVisible];
     const turn = item && (item.seq ? this.trace.turnOf.get(item.turn) : item);
-    // What came before the first turn has hardly a time line of its own.
+    // Messages before the first turn have hardly any duration: show the time line of the first turn.
     return turn && !turn.number && !this.selected ? this.trace.turns[1] ?? turn : turn;
   }
 
@@ -208,7 +208,7 @@ class Viewer {
     for (const list of [this.turnList, this.table]) list.activate(list.items.indexOf(turn));
   }
 
-  /** Mark what was searched for, wherever it can be seen. */
+  /** Highlight the searched text in the visible part of the page. */
   markFound() {
     if (!CSS.highlights) return;
     const found = new Highlight();
@@ -239,7 +239,7 @@ class Viewer {
     this.markFound();
   }
 
-  /** Select by key or click: the address follows, without a step in the browser's history. */
+  /** Select an item by key or click, and change the address without a new entry in the browser's history. */
   move(item, where) {
     if (!item) return;
     this.select(item, where);
@@ -272,7 +272,7 @@ class Viewer {
     this.addressSoon();
   }
 
-  /** From a passage to its message, or from a message to its passage. */
+  /** Go from the active passage to its message, or from the selected message to its passage. */
   toOther() {
     if (this.tab === "messages") {
       if (this.selected?.seq) this.toStory(this.trace.passageAt(this.selected));
@@ -285,7 +285,7 @@ class Viewer {
     this.story.setUnfolded(unfolded);
   }
 
-  /** Show a request as it was sent. */
+  /** Show a request in a dialog, in the form in which it was sent. */
   showRequest(seq) {
     const request = this.trace.messageOf.get(seq);
     if (request?.kind !== "RequestCompletion") return;
@@ -323,14 +323,14 @@ class Viewer {
     });
   }
 
-  // Browsers refuse to change the address many times a second, as a key that is held down would.
+  // Change the address a little later: browsers refuse many changes a second, as a held key would make.
   addressSoon() {
     clearTimeout(this.addressing);
     this.awaited = null;
     this.addressing = setTimeout(() => setAddress(this.address), ADDRESS_DELAY_MS);
   }
 
-  /** Show what the address names: a link was followed, or the page was opened with one. */
+  /** Show the item that the address names, because a link was followed or the page was opened with an address. */
   goToAddress() {
     clearTimeout(this.addressing);
     const parts = readAddress(location.hash);
@@ -345,7 +345,7 @@ class Viewer {
     else if (byId("request").open) byId("request").close();
   }
 
-  /** Is what an address names among the messages that have been read? */
+  /** Return whether the item that an address names is among the messages that have been read. */
   isHere({ tab, message, passage, request, turn }) {
     const { trace } = this;
     if (trace.whole) return true;
@@ -361,7 +361,7 @@ class Viewer {
 
   // --- messages that come later ---
 
-  /** Add what is new in a trace that is under way; what the reader looks at stays. */
+  /** Add new pieces of a growing trace, without moving the part of the page that the reader looks at. */
   extend(pieces) {
     const touched = pieces.flatMap((piece) => this.trace.extend(piece));
     this.filters.fill(this.trace);
@@ -382,7 +382,7 @@ class Viewer {
     else if (this.trace.whole && this.tab === "messages" && !this.selected?.seq) this.showDetail();
   }
 
-  /** Read the rest of the page's messages, and show from time to time what is new. */
+  /** Read the rest of the page's messages, and from time to time show the new ones. */
   async readRest(pieces) {
     const progress = byId("indexed");
     progress.max = Math.max(this.trace.overview.messages, 1);

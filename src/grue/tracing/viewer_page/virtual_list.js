@@ -67,7 +67,7 @@ class VirtualList {
     return row;
   }
 
-  /** Make a row the active one. It is scrolled to: to the top, or no further than needed (`near`, `mid`). */
+  /** Make a row the active one and scroll to it: to the top, or no further than needed (`near`, `mid`). */
   activate(index, where = "near") {
     this.drawn.get(this.active)?.setAttribute("aria-selected", "false");
     this.active = index;
