@@ -1,8 +1,9 @@
 """Find the JSON object in a model's final answer, which may be plain, in a code fence or inside prose.
 
 `has_shape` judges whether a reply has the shape of the schema that its request was sent with. Some endpoints
-accept a schema and ignore it; the model then does not know what shape is wanted. A first reply of another
-shape shows that. This is a quick check; the host's own check decides about the answer.
+accept a schema and ignore it, so the model never sees the wanted shape. A first reply of another shape shows
+that; later requests then state the schema as text. This is a quick check; the host's own check decides about
+the answer.
 """
 
 import json
@@ -16,7 +17,7 @@ from grue.protocol.json_text import is_deep
 SCHEMA_IN_WORDS = (
     "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"
 )
-"""States the schema of an answer to the model, where an endpoint does not hold it to the schema."""
+"""States the schema of an answer to the model, where an endpoint does not enforce the schema on the model."""
 
 SCHEMA_BESIDE_TOOLS = (
     "Call tools as long as you need them. Your final answer has to be one JSON object and nothing else."
@@ -30,7 +31,7 @@ _MOST_CANDIDATES = 50
 _UNKNOWN_COST = 10_000
 
 MAX_CHARS = 2 * 2**20
-"""Longest text that is searched for an answer; of a longer one, the end is searched."""
+"""Longest text that is searched for an answer. Of a longer text, only the end is searched."""
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:
@@ -73,8 +74,8 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # Count the cost of this attempt: what the decoder read, and the lines that it counted for its
-            # message.
+            # Count the cost of this attempt: the characters that the decoder read, and those in which it
+            # counted the lines for its message.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

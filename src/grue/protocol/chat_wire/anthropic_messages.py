@@ -4,9 +4,9 @@ Instructions are a field of their own and not a message. All items between two r
 with tool results first, because the endpoint requires all results in the message that follows the calls.
 Thinking blocks are signed by the endpoint and have to be sent back unchanged.
 
-The events of a stream say in which order they come: a message starts, its blocks start and stop one after the
-other, what is added goes to a block that is open, the message gets a reason to stop. A stream that breaks
-this order has lost or garbled an event, and raises `DamagedStream`.
+The order of a stream's events is fixed: a message starts, its blocks start and stop one after the other, each
+delta adds to a block that is open, the message gets a reason to stop. A stream that breaks this order has
+lost or garbled an event, and raises `DamagedStream`.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -68,15 +68,14 @@ _PIECES = {
     "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }
-"""The field that each kind of delta carries. A block has a field of the same name, except for input."""
+"""The field that each kind of delta carries. Blocks have fields of these names, except for `partial_json`."""
 
 _ADDS_TO = {
     "text": frozenset({"text_delta", "citations_delta"}),
     "thinking": frozenset({"thinking_delta", "signature_delta"}),
     "tool_use": frozenset({"input_json_delta"}),
 }
-"""The kinds of deltas that the blocks which are read consist of. Other blocks may have deltas of their
-own."""
+"""The kinds of deltas that texts, thoughts and tool calls consist of. Other blocks may have other kinds."""
 
 _BLOCK_KINDS = frozenset(_ADDS_TO)
 _KINDS = frozenset(
@@ -91,7 +90,7 @@ _KINDS = frozenset(
     }
 )
 _KEPT = ("stop_reason", "stop_sequence", "stop_details")
-"""Members of the message that only the last events of its stream bring."""
+"""Members of the message that come only with the last events of the stream."""
 
 _EVENT = frozenset({"type", "message", "content_block", "delta", "error", "usage", "index"})
 _BLOCK = frozenset({"type", "text", "thinking", "signature", "name", "input", "data"})
@@ -110,8 +109,8 @@ class _Block(Struct):
         text = "".join(self.pieces.get("partial_json", []))
         if not text.strip():
             return self.fields | begun
-        # Text that is cut short or is not strict JSON is kept, so that the call is rejected later with the
-        # reason.
+        # Arguments that are cut short or are not strict JSON are kept as text, so that the call is rejected
+        # later with the reason.
         try:
             return self.fields | begun | {"input": strict_value(text)}
         except ValueError:
@@ -132,15 +131,15 @@ class AnthropicAssembler:
 
     @property
     def whole(self) -> bool:
-        """The reply has ended; some servers leave out the event that says so."""
+        """Whether the reply has ended. Some servers leave out the event that ends it."""
         return self.finished or bool(self._message.get("stop_reason"))
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
         """Take the next event in, and return the text in it.
 
         Raises:
-            DamagedStream: The event is not as it was sent, or one before it is missing.
-            OversizedStream: It has more blocks than any reply.
+            DamagedStream: The event is damaged, or one before it is missing.
+            OversizedStream: The reply has more blocks than any real reply.
         """
         said = intact(event.object, _EVENT)
         kind = as_text(said.get("type")) or event.kind
@@ -169,7 +168,7 @@ class AnthropicAssembler:
         return ()
 
     def body(self) -> bytes:
-        """Return the message so far."""
+        """Return the message, as far as it has arrived."""
         if not self._message or "error" in self._message:
             return to_json(self._message)
         return to_json({**self._message, "content": [block.whole() for block in self._blocks]})
@@ -193,7 +192,7 @@ class AnthropicAssembler:
         if key in self._latest and self._latest[key].open:
             raise DamagedStream(f"starts block {key} a second time")
         before = self._blocks[-1].index if self._blocks else None
-        # A repeated number is not a gap: some servers never count up.
+        # A repeated number does not show a lost block: some servers never count up.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"starts block {index} after block {before}")
         if len(self._blocks) >= MAX_CALLS:
@@ -263,7 +262,7 @@ def _key(index: object) -> str:
 API_VERSION = "2023-06-01"
 
 _CONTENT = "content"
-"""Key in a reply's echo: its content blocks, in order."""
+"""Key in a reply's echo for the reply's content blocks, in order."""
 
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 _FINISHES = {
@@ -275,7 +274,7 @@ _FINISHES = {
     "refusal": "content_filter",
 }
 _EFFORTS = {"minimal": "low"}
-"""Efforts that have a different name in this format, with that name."""
+"""Efforts that this format does not have, each with the effort that is sent instead."""
 
 
 class AnthropicMessages(WireFormat):
@@ -303,7 +302,7 @@ class AnthropicMessages(WireFormat):
     batches = AnthropicBatches()
 
     def headers(self, key: str) -> dict[str, str]:
-        """Return the headers with the API version and, if there is one, the key."""
+        """Return the headers with the API version and the key, which is left out if it is empty."""
         return {"anthropic-version": API_VERSION} | ({"x-api-key": key} if key else {})
 
     def encode_items(
@@ -325,7 +324,7 @@ class AnthropicMessages(WireFormat):
         return EncodedItems(tuple(system), encoded)
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the blocks of a reply: unchanged, except calls, which are taken from `tool_calls`."""
+        """Encode the blocks of a reply, unchanged except for calls: these are taken from `tool_calls`."""
         calls = {call.call_id: call for call in reply.tool_calls}
         blocks: list[m.JsonObject] = []
         for block in map(as_object, listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):
@@ -338,7 +337,7 @@ class AnthropicMessages(WireFormat):
         return (to_json({"role": "assistant", "content": blocks}),)
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool as a request lists it."""
+        """Return a tool in the form of a request's list of tools."""
         schema = function.pop("parameters")
         return {**function, "input_schema": schema}
 
@@ -388,7 +387,7 @@ def _head(request: WireRequest) -> m.JsonObject:
         if name in ("max_tokens", "stop"):
             fields["stop_sequences" if name == "stop" else name] = value
         elif thinking is None or thinking["type"] == "disabled":
-            # Sampling settings are refused together with thinking.
+            # The endpoint refuses sampling settings together with thinking.
             fields[name] = value
     fields["thinking"] = thinking
     return fields
@@ -485,8 +484,8 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
         match block.get("type"):
             case "tool_use":
                 calls.append(read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
-                # Keep only the block's place: the call is sent back as it was read, with the id that it was
-                # given.
+                # Keep only the place of the call: the call is sent back in the form in which it was read,
+                # with the id that it was given.
                 kept.append({"type": "tool_use", "id": calls[-1].call_id})
             case "text":
                 text = text_of(block)
@@ -494,19 +493,21 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
                 if text and not text.isspace():
                     kept.append({"type": "text", "text": text})
             case "thinking" | "redacted_thinking":
-                # Keep thoughts unchanged and in their place: after a tool call the endpoint wants them back,
+                # Keep thoughts unchanged and in their place: after a tool call the endpoint requires them,
                 # and checks their signature.
                 kept.append(block)
             case _:
-                # A block of a kind that is not in our requests would be refused when it is sent back.
+                # Leave out blocks of other kinds, because the endpoint would refuse them in a request.
                 continue
     said = "".join(text_of(block) for block in blocks if block.get("type") == "text")
     stop = as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None
     if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
-        # Only the last block can be cut. Arguments that are an object already do not show whether they were.
+        # Only the last block can be cut. If its arguments are an object already, that does not show whether
+        # the arguments were cut.
         calls = list(unless_cut(calls, blocks[-1].get("input")))
-    # A refusal has HTTP status 200. Its text, if any, began before it was stopped, and is no answer.
+    # A refusal has HTTP status 200. If it has a text, that is the beginning of a stopped reply, and no
+    # answer.
     why = as_text(as_object(answer.get("stop_details")).get("explanation"))
     refused = stop == "refusal"
     return Reply(

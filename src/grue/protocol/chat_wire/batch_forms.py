@@ -4,8 +4,9 @@ OpenAI takes a file with a line for each request, and a batch that names the fil
 requests in one body. Both give the results as lines, in any order. This module writes and reads these forms;
 `transports/llm/batch_desk.py` sends and fetches them.
 
-After a kill, a batch is found again by what was sent with it. OpenAI keeps metadata. Anthropic keeps none, so
-there a batch of the same time and size counts as ours if its results have our ids.
+After a kill, a running batch is found again by comparison. OpenAI keeps the metadata that was sent with a
+batch. Anthropic keeps none, so there a batch of the same time and size counts as ours if its results have our
+ids.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -26,17 +27,17 @@ _AGAIN = "To ask it anew, run the same batch with Batching(retry_failed=True)."
 
 
 class BatchState(Struct, frozen=True, kw_only=True):
-    """What a provider says of a batch.
+    """What a provider says about a batch.
 
     Attributes:
-        id: Its id.
-        state: `running`; `ended`: its results can be read; `refused`: no request of it was asked.
-        key: The key in its metadata; empty: it has none.
-        created_at: When it was made, as the provider writes it.
-        total: How many requests it has; `None`: the provider does not say.
-        results: Ids or paths of the files with its results.
+        id: The batch's id.
+        state: `running`; `ended`: the results can be read; `refused`: no request of the batch was processed.
+        key: The key in the batch's metadata; empty: the batch has none.
+        created_at: When the batch was made, as the provider writes it.
+        total: How many requests the batch has; `None`: the provider does not say.
+        results: Ids or paths of the files with the batch's results.
         why: What the provider says about a batch that was refused or that ended early.
-        left: What happened to the requests that are not among the results.
+        left: What happened to the requests that have no result.
     """
 
     id: str
@@ -50,15 +51,15 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a request; a line of a file of replies.
+    """The outcome of one request of a batch; a line of a file of replies.
 
     Attributes:
         item: The request's id.
-        status: HTTP status of its reply; `None`: there was none.
+        status: HTTP status of the reply; `None`: there was no reply.
         body: The reply.
         kind: How the request failed, if there was no reply.
-        reason: Why.
-        message: What the provider says about it.
+        reason: Why the request failed.
+        message: What the provider says about the failure.
     """
 
     item: str
@@ -93,7 +94,7 @@ class OpenAIBatches:
 
     Attributes:
         most_items: How many requests a batch may have.
-        most_bytes: How many bytes its requests may have.
+        most_bytes: How many bytes the requests of a batch may have together.
     """
 
     most_items = 50_000
@@ -101,12 +102,12 @@ class OpenAIBatches:
     path = "/batches"
 
     def line(self, item: str, path: str, body: bytes) -> bytes:
-        """Return a request as a line; `path`: where it would be posted to."""
+        """Return a request as a line of the batch's file; `path` is where the request would be posted to."""
         head = msgspec.json.encode({"custom_id": item, "method": "POST", "url": f"/v1{path}"})
         return head[:-1] + b',"body":' + body + b"}\n"
 
     def created(self, file_id: str, path: str, key: str) -> bytes:
-        """Return the body that makes a batch of a file."""
+        """Return the body of the request that makes a batch of an uploaded file."""
         return msgspec.json.encode(
             {
                 "input_file_id": file_id,
@@ -117,10 +118,10 @@ class OpenAIBatches:
         )
 
     def state(self, batch: Json) -> BatchState:
-        """Read what the provider says of a batch.
+        """Read what the provider says about a batch.
 
         Raises:
-            ValueError: It cannot be read.
+            ValueError: The provider's answer cannot be read.
         """
         status = str(batch.get("status"))
         ended = status in ("completed", "expired", "cancelled")
@@ -146,7 +147,7 @@ class OpenAIBatches:
         """Read a line of results.
 
         Raises:
-            ValueError: It cannot be read.
+            ValueError: The line cannot be read.
         """
         read = msgspec.json.decode(line, type=_OpenAILine)
         error = read.error or {}
@@ -180,15 +181,15 @@ class AnthropicBatches:
     path = "/messages/batches"
 
     def line(self, item: str, path: str, body: bytes) -> bytes:
-        """Return a request as a line; the body that makes a batch is a list of them."""
+        """Return a request as an item of the list that makes a batch."""
         del path
         return msgspec.json.encode({"custom_id": item})[:-1] + b',"params":' + body + b"}\n"
 
     def state(self, batch: Json) -> BatchState:
-        """Read what the provider says of a batch.
+        """Read what the provider says about a batch.
 
         Raises:
-            ValueError: It cannot be read.
+            ValueError: The provider's answer cannot be read.
         """
         id_, ended = _text(batch, "id"), batch.get("processing_status") == "ended"
         counts = {name: n for name, n in (batch.get("request_counts") or {}).items() if isinstance(n, int)}
@@ -204,7 +205,7 @@ class AnthropicBatches:
         """Read a line of results.
 
         Raises:
-            ValueError: It cannot be read.
+            ValueError: The line cannot be read.
         """
         read = msgspec.json.decode(line, type=_AnthropicLine)
         match read.result.type:
@@ -233,7 +234,7 @@ _STATUS_OF = {
     "api_error": 500,
     "overloaded_error": 529,
 }
-"""HTTP statuses of Anthropic's errors. A result has only the error's type."""
+"""HTTP statuses of Anthropic's errors, by type. A result of a batch has the type and no status."""
 
 
 class _AnthropicResult(Struct):
@@ -251,10 +252,10 @@ BatchForm: TypeAlias = OpenAIBatches | AnthropicBatches
 
 
 def batches_in(form: BatchForm, body: bytes) -> tuple[list[BatchState], str]:
-    """Read a page of a provider's list of batches. Return them, and the id for the next page, or ''.
+    """Read a page of a provider's list of batches. Return the batches, and the id for the next page, or ''.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: The page cannot be read.
     """
     page = msgspec.json.decode(body, type=_Page)
     found = [form.state(each) for each in page.data]

@@ -1,9 +1,9 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`, and of its streams.
 
 Chunks have no numbers, so a lost chunk can be noticed only by what the other chunks lack: every call has to
-begin with its name, the indexes of calls count up one by one (or never, at some servers, or are absent), and
-the reply has to end with a reason. A stream that breaks one of these rules raises `DamagedStream`. So does
-one with several choices, which would be joined to one text.
+begin with its name, the indexes of calls count up one by one (at some servers they never count up, or are
+absent), and the reply has to end with a reason. A stream that breaks one of these rules raises
+`DamagedStream`. So does a stream with several choices, whose texts would be joined to one text.
 """
 
 import math
@@ -58,7 +58,7 @@ from grue.protocol.tools.names import WireNames
 
 _ECHOED = ("reasoning_details", "reasoning_content")
 _OF_CALLS = "tool_calls"
-"""Key in a reply's echo: the fields of its calls other than name and arguments, by call id."""
+"""Key in a reply's echo for the fields of calls other than name and arguments, by call id."""
 
 
 class ChatCompletions(WireFormat):
@@ -77,7 +77,7 @@ class ChatCompletions(WireFormat):
     batches: BatchForm | None = OpenAIBatches()
 
     def headers(self, key: str) -> dict[str, str]:
-        """Return the header with the key as a bearer token; none for an empty key."""
+        """Return the header with the key as a bearer token; without a key, no header."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def encode_items(
@@ -104,7 +104,7 @@ class ChatCompletions(WireFormat):
         return (to_json({"role": "assistant", "content": text, "tool_calls": calls, **echo}),)
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool as a request lists it."""
+        """Return a tool in the form of a request's list of tools."""
         return {"type": "function", "function": function}
 
     def body(self, request: WireRequest) -> bytes:
@@ -154,7 +154,7 @@ def _head(request: WireRequest) -> m.JsonObject:
     if profile.reasoning == "reasoning_effort":
         fields["reasoning_effort"] = effort
     elif profile.reasoning == "reasoning" and (effort or budget):
-        # A request may have only one of the two. The number of tokens is more exact, so it is used.
+        # A request may have only one of effort and number of tokens. The number is more exact, so it is used.
         fields["reasoning"] = {"max_tokens": budget} if budget else {"effort": effort}
     return fields
 
@@ -327,8 +327,8 @@ _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 """Members of chunks that belong to the whole completion; the last value of each counts."""
 
 _LARGE_WEIGHT = 16 * 2**10
-"""A member that weighs at least this much counts each time it comes, because endpoints repeat only smaller
-ones, such as `usage`."""
+"""A member that weighs at least this much counts each time that it comes, because endpoints repeat only
+smaller members, such as `usage`."""
 
 _MOST_READ = 64 * 2**20
 """Most characters of arguments that are read, some of them repeatedly, to see whether a call is complete."""
@@ -345,10 +345,10 @@ class _Call(Struct):
     """A call whose pieces are coming in.
 
     Attributes:
-        index: Its index in the stream; `None`: the stream gives none.
+        index: The call's index in the stream; `None`: the stream gives none.
         whole: Arguments that came as an object and not as text.
-        closed: Its arguments were complete when the next call began.
-        chunk: The number of the chunk that brought its last piece.
+        closed: Whether the arguments were complete when the next call began.
+        chunk: The number of the chunk that brought the call's last piece.
     """
 
     index: object
@@ -367,7 +367,7 @@ class _Call(Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether its arguments are a whole object."""
+        """Whether the call's arguments are a whole object."""
         return self.whole is not None or strict_object(self.written) is not None
 
     def as_json(self) -> m.JsonObject:
@@ -418,13 +418,14 @@ class ChatAssembler:
             self.finished = True
         choices = chunk.get("choices")
         if choices is None and not chunk.get("error") and error_in(chunk) is not None:
-            # The event is an error in a shape of its own, such as {"detail": ...}, which has none of the
-            # known fields.
+            # The event is an error in an unusual shape, such as {"detail": ...}, which has none of the known
+            # fields.
             self._top["error"] = chunk.get("base_resp") or chunk
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # Each choice takes as much time as a chunk, and endpoints have no reason to send a second one.
+        # Count further choices as held: reading each takes as much time as a chunk, and endpoints have no
+        # reason to send them.
         self.held += sum(map(weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -491,7 +492,7 @@ class ChatAssembler:
     def _add_tokens(self, choice: m.JsonObject) -> None:
         ids = listed(choice.get("token_ids"))
         content = listed(as_object(choice.get("logprobs")).get("content"))
-        # The alternatives to each token are many times as long, and nothing uses them.
+        # Leave out the alternatives to each token: they are many times as long, and nothing uses them.
         logprobs = [
             {name: entry[name] for name in _TOKEN if name in entry} for entry in map(as_object, content)
         ]
@@ -510,7 +511,7 @@ class _Calls:
     the arguments of a call, such a name is the rest of the call's name, or the same name again.
 
     Attributes:
-        chunk: Number of the chunk whose pieces are added.
+        chunk: Number of the chunk whose pieces are being added.
     """
 
     def __init__(self) -> None:
@@ -579,14 +580,14 @@ class _Calls:
         """Return whether a piece with a name begins another call, although it has the index of `known`.
 
         Raises:
-            DamagedStream: It would begin another call, but the arguments of `known` are not complete.
+            DamagedStream: The piece would begin another call, but the arguments of `known` are not complete.
         """
         if call_id and call_id == known.id:
             same = name == known.name or not known.written.strip()
         elif known.chunk == self.chunk:
             return True
         elif self._is_complete(known):
-            # A gateway that repeats the name in every piece may end with one that has no arguments.
+            # A gateway that repeats the name in every piece may end with a piece that has no arguments.
             return name != known.name or bool(arguments)
         else:
             same = name == known.name or not known.written.strip()
@@ -597,8 +598,8 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # A stream may have a name and a brace in every piece, so the reading of all pieces together is
-        # bounded.
+        # A stream may have a name and a brace in every piece, and then all pieces are read at each of them.
+        # So the characters that are read this way are limited.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")

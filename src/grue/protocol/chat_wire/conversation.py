@@ -1,20 +1,20 @@
 """A conversation with an endpoint, which encodes each message once and builds the request bodies.
 
 How one message is written is up to the wire formats. An `EncodedConversation` has state but does no I/O: add
-messages with `ask`, send what `body` returns, and give replies to `read` and `keep`. What was said is in its
-`history`, as plain data; the encoded messages are made from that and from the profile alone.
+messages with `ask`, send what `body` returns, and give replies to `read` and `keep`. The conversation is in
+its `history`, as plain data; the encoded messages are made from the history and the profile alone.
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call id without one.
 - Cache markers are put on the system text and on the newest messages, four at most. They move with the
-  conversation. Everything else in a message stays the same bytes, and endpoints ignore where older markers
-  were: what was cached up to a marker is found again by its text.
+  conversation. All other bytes of a message stay the same. Endpoints find a cached text again without the
+  marker that it had.
 - The encoded messages are valid for one profile. When the profile changes, all messages are encoded again.
 - Images and files from a tool are put into its result. If the format allows only text there, they are put
   into a user message after the results of that reply.
 - If an endpoint does not accept or ignores the schema of an answer, the schema is sent as text, once for each
-  schema. A request with tools never has a field for it: there the schema is text at every endpoint, added to
-  the user's text of the first such request. So what was sent stays the same bytes.
+  schema. A request with tools never has a field for the schema: there it is text at every endpoint, added to
+  the user's text of the first such request. So the bytes of earlier messages stay the same.
 - Thoughts and signatures go back to the format and the model that they came from, and to no other.
 
 A request holds all messages, so joining them one by one would cost every request more than the one before it.
@@ -64,7 +64,7 @@ class EncodedMessages:
     """Messages in order, the newest marked ones with their markers.
 
     Args:
-        room: How many messages may have a marker. It may be lowered before the first one is marked.
+        room: How many messages may have a marker. It may be lowered before the first message is marked.
 
     Attributes:
         size: Bytes of all messages.
@@ -88,9 +88,9 @@ class EncodedMessages:
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
         """Add messages; if `marked` is set, the last one of them that has a marker is one of the newest.
 
-        A marker is cut out of its message when enough newer ones have come. If the message were encoded again
-        without one, more than the marker would differ: a text without one is a string, and a text with one is
-        a list of parts.
+        A marker is cut out of its message when enough newer ones have come. The message is not encoded again
+        without the marker, because then more would differ: a text without a marker is a string, and a text
+        with a marker is a list of parts.
         """
         places = [at for at, message in enumerate(messages) if marked and MARK in message]
         for at, message in enumerate(messages):
@@ -112,8 +112,9 @@ class EncodedMessages:
 def _append(parts: list[bytes], part: bytes) -> None:
     """Add a part, and join parts so that each is at least twice as long as the next, or very long.
 
-    So the number of parts grows with the logarithm of the messages, and each message is copied as often. Very
-    long parts stay apart: copying them would block other threads.
+    So the number of parts grows with the logarithm of the number of messages, and so does the number of
+    times that a message is copied. Very long parts are not joined: copying them would block other
+    threads.
     """
     parts.append(part)
     while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]) and len(parts[-2]) + len(parts[-1]) < STEP:
@@ -137,14 +138,15 @@ _TOOL_PIECES, _ARGUMENT_PIECES = 5, 3
 them: brackets, a type, separators."""
 
 _MOST_COUNTED = 100_000
-"""If the texts have more bytes, the tools are too small a part for a count to show whether it has them."""
+"""With more bytes of texts than this, the tools are too small a part of the prompt for a token count to show
+whether it includes them."""
 
 _TELLING_TOOLS = 200
 """If the encoded tools have fewer bytes than this, a token count cannot show whether it includes them."""
 
 
 class Prompt(NamedTuple):
-    """What a provider reads of a request, as JSON, in the order in which prompt caches take it."""
+    """The parts of a request that a provider reads, as JSON, in the order that prompt caches follow."""
 
     tools: bytes
     system: bytes
@@ -171,7 +173,7 @@ def _as_before(tool: m.ToolDefinition, before: m.ToolDefinition | None) -> m.Too
 
 
 def _in_valid_text(reply: Reply, profile: WireProfile) -> Reply:
-    """Return the reply without lone surrogates. Thoughts that are marked in its text become its reasoning."""
+    """Return the reply without lone surrogates. Thoughts that its text marks become its reasoning."""
     content, refusal, reasoning = (
         text if text is None else well_formed(text)
         for text in (reply.content, reply.refusal, reply.reasoning)
@@ -188,7 +190,7 @@ def _in_valid_text(reply: Reply, profile: WireProfile) -> Reply:
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return a reply's echo; an empty one if its format repeats the reply's text in it."""
+    """Return a reply's echo; an empty one if the echoes of its format repeat the reply's text."""
     return {} if FORMATS[profile.wire].echoes_text else echo
 
 
@@ -200,13 +202,14 @@ class EncodedConversation:
         model: The model, as the settings name it. Thoughts of another model are not sent to it.
         history: The history so far; default: an empty one.
         names: The wire names of an earlier part of the conversation; default: none yet.
-        given_markers: How many cache markers the texts will bring with them (`cache_points`). They take
-            precedence over the markers that are set here.
+        given_markers: How many cache markers the texts will bring with them (`cache_points`). These take
+            precedence over the markers that the conversation sets.
 
     Attributes:
         history: The entries of the conversation, as plain data.
         tools: The tools that were offered last.
-        bytes_per_token: Bytes per token, by the endpoint's count of the last request; `None`: it gave none.
+        bytes_per_token: Bytes per token, by the endpoint's count of the last request; `None`: there was no
+            count.
         unread_thoughts: How many replies have thoughts that this endpoint cannot read.
     """
 
@@ -256,7 +259,7 @@ class EncodedConversation:
     def aside(
         self, new: Sequence[m.ConversationItem], mode: m.OfferTools | m.RequireAnswer
     ) -> "EncodedConversation":
-        """Return a copy for a request beside the conversation, without a last reply that lacks answers."""
+        """Return a copy with `new`, for one request. It lacks a last reply whose calls have no answers."""
         other = self.branch()
         other.history.unread = None
         other.ask(new, mode)
@@ -285,7 +288,7 @@ class EncodedConversation:
 
     @property
     def prompt(self) -> Prompt:
-        """What providers read of the request that `ask` prepared, in the order in which they read it."""
+        """The parts of the prepared request that providers read, in the order in which they read them."""
         tools = self._encoded_tools if self._offers_tools else b""
         return Prompt(tools, b",".join(self._system), b",".join(self._messages.parts))
 
@@ -299,7 +302,7 @@ class EncodedConversation:
         self._encode(self.history.close(end))
 
     def branch(self) -> "EncodedConversation":
-        """Return a copy; what is added to one of them does not change the other."""
+        """Return a copy. Items that are added to the copy or to the original do not change the other."""
         other = EncodedConversation(
             self.profile, model=self.model, history=self.history.branch(), names=self.names.copy()
         )
@@ -314,7 +317,7 @@ class EncodedConversation:
         extra: Mapping[str, object] | None = None,
         stream: bool = False,
     ) -> bytes:
-        """Return the body of the request that `ask` prepared; may be called again, for a retry.
+        """Return the body of the request that `ask` prepared. A retry may call it again.
 
         Args:
             settings: The model and its sampling.
@@ -347,8 +350,8 @@ class EncodedConversation:
     ) -> Reply | Fault:
         """Read the body of the reply, without adding it to the conversation.
 
-        Only here do a model's words become a reply that may be acted on: what is not whole is left out, the
-        text is made valid, and what the model marks as its thoughts is separated from it.
+        Only this method makes a reply that may be acted on of a model's words: it leaves out calls that are
+        not whole, makes the text valid, and separates the marked thoughts from the text.
 
         Args:
             body: The body; it is untrusted and may be any bytes.
@@ -374,7 +377,8 @@ class EncodedConversation:
             return reply
         answering = isinstance(self._mode, m.RequireAnswer)
         wire_names = () if answering else map(self.names.to_wire, [tool.name for tool in self.tools])
-        # An answer in JSON may look like a call; where an answer is asked for, only marks say that it is one.
+        # Where an answer is asked for, only marks show that a text is a call: an answer in JSON may look like
+        # one.
         found = read_written(text, self.tools, wire_names, bare=not answering)
         if found is None:
             return reply
@@ -400,7 +404,7 @@ class EncodedConversation:
         return self._newest_attachments() is not None
 
     def drop_attachments(self) -> m.Rewritten | None:
-        """Replace the newest attachments by a line of text, and return the change; `None`: there are none.
+        """Replace the newest attachments by lines of text. Return the change, or `None` without attachments.
 
         Call this after the endpoint refused a request. Older attachments stay, because the endpoint accepted
         them before.
@@ -447,11 +451,11 @@ class EncodedConversation:
 
     @property
     def _prompt_size(self) -> int:
-        """Bytes of what is encoded: texts and tools."""
+        """Bytes of the encoded texts and tools."""
         return self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
 
     def keep(self, reply: Reply) -> m.AssistantReply:
-        """Keep the reply, and return what is kept; the next `ask` adds it to the history."""
+        """Keep the reply, and return it as an entry. The next `ask` adds that to the history."""
         echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
             self.bytes_per_token = self._prompt_size / reply.prompt_tokens
@@ -498,7 +502,7 @@ class EncodedConversation:
         self._messages.add(encoded.messages, marked=bool(newest))
 
     def _system_to_mark(self, items: tuple[WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the first system text, unless it brings markers of its own."""
+        """Return the position of the first system text, unless the text brings its own markers."""
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):
@@ -510,7 +514,7 @@ class EncodedConversation:
         return ()
 
     def _place_to_mark(self, items: tuple[WireItem, ...]) -> tuple[int, ...]:
-        """Return the position of the last item that can have a marker, unless the items bring some."""
+        """Return the position of the last item that can have a marker, unless an item brings markers."""
         if not self._messages.room or any(
             isinstance(item, m.UserText) and item.cache_points for item in items
         ):
@@ -564,6 +568,6 @@ class EncodedConversation:
         last = said.items[-1] if said.items else None
         if not isinstance(last, m.UserText):
             return (*said.items, words)
-        # Put both into one message, because the templates of some local models refuse two user messages in a
-        # row.
+        # Put the user's text and the schema into one message, because the templates of some local models
+        # refuse two user messages in a row.
         return (*said.items[:-1], msgspec.structs.replace(last, text=f"{last.text}\n\n{words.text}"))

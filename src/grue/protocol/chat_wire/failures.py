@@ -1,17 +1,18 @@
 """Read the errors of an endpoint, and describe them for a person: what failed, and what to do about it.
 
-This module also has the advice for each kind of failure. The text of an endpoint is untrusted and may repeat
-the key. It is therefore redacted, cut, and stripped of control characters.
+This module also has the advice for each kind of failure. An endpoint's text is untrusted and may repeat the
+API key. It is therefore redacted, cut, and stripped of control characters.
 
 A refusal is a matter of money, of time, of the key, of the model and so on (`FailureReason`). To add a
 provider's words, add a pattern; `tests/unit/protocol/chat_wire/provider_errors.jsonl` has what providers
-write. There is hardly a common code: a 429 may mean used-up credit or a limit that is over in a second, and a
-400, a 403 or a 404 may mean nearly anything. So the words decide first, in the order of the table, and the
-status only where they say nothing. Addresses in the words do not count: many texts about a rate limit link to
-the provider's billing page.
+write. Codes hardly help: a 429 may mean used-up credit or a limit that is over in a second, and a 400, a 403
+or a 404 may mean nearly anything. So the words decide first, in the order of the table, and the status only
+where the words say nothing. Addresses in the words do not count: many texts about a rate limit link to the
+provider's billing page.
 
-A request that is longer than the model's context window is recognised by `is_too_long`, since there is no
-common status or code for that either. The sizes in the text, where there are any, say how much has to go.
+A request that is longer than the model's context window is recognised by its words (`is_too_long`), since
+there is no common status or code for that either. If the text names sizes, they show how much has to be
+cleared.
 """
 
 import math
@@ -29,8 +30,8 @@ from grue.protocol.retry import asked_wait, wait_in
 from grue.runtime.safe_text import beginning, printable
 
 RETRYABLE = frozenset({408, 424, 425, 429, 498, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529, 530})
-"""HTTP statuses after which a retry can help. Those from 520 on are a proxy's, about the server behind it;
-424 is that of a model that failed behind its server, 498 Groq's for a tier without capacity."""
+"""HTTP statuses after which a retry can help. The statuses from 520 on are those of a proxy whose server
+failed; 424 is that of a server whose model failed, 498 Groq's for a tier without capacity."""
 
 _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 451})
 """Statuses of errors whose text decides what they mean. An error object without a status counts as 200."""
@@ -42,8 +43,8 @@ DOCTOR_CHECKS = " `grue doctor` checks it."
 def says(pattern: str, words: str) -> re.Match[str] | None:
     """Search an endpoint's words for a pattern, in upper or lower case.
 
-    The patterns here and in `profiles.py` are texts, which `re` compiles and keeps when they are first looked
-    for. Most programs never read a refusal, and to compile them all takes tens of milliseconds.
+    The patterns here and in `profiles.py` are texts, which `re` compiles and keeps when they are first
+    searched for. Most programs never read a refusal, and compiling all patterns takes tens of milliseconds.
     """
     return re.search(pattern, words, re.IGNORECASE)
 
@@ -132,7 +133,7 @@ _GARBLED = _words(
     r"\b(?:tool_use_failed|json_validate_failed|output_parse_failed|MALFORMED_FUNCTION_CALL)\b",
     r"failed to parse input at pos",
 )
-"""Signs that the model's own output was invalid. A retry may give a valid one."""
+"""Signs that the model's own output was invalid. After a retry the output may be valid."""
 
 _BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
     ("reply", _GARBLED),
@@ -157,7 +158,7 @@ def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = 
     """Return why an endpoint refused a request.
 
     Args:
-        status: The HTTP status, or that of the error object; 200 if it has none.
+        status: The HTTP status of the reply or of the error object; 200 if an error object has none.
         words: The provider's message.
         codes: The names and numbers that the error object has beside the message.
         asked_s: The wait that the reply asks for.
@@ -220,14 +221,14 @@ def kind_of_status(status: int, words: str = "") -> FailureKind:
 
 
 def _fragment(url: re.Match[str]) -> str:
-    """Return the part of an address that tells the reason: DashScope names the quota in the fragment."""
+    """Return the part of an address that shows the reason: DashScope names the quota in the fragment."""
     return "#token-limit" if "#token-limit" in url[0] else " "
 
 
 def _of_limit(text: str, asked_s: float | None) -> FailureReason:
-    """Tell a limit of time from one of money. Where both are spoken of, the clearer words count."""
-    # Two refusals mention money and are about a rate: OpenRouter's daily limit says that credits would raise
-    # it, and DashScope calls its limit of tokens a quota.
+    """Tell a limit of time from a limit of money. If the text speaks of both, the clearer words decide."""
+    # Two refusals mention money although they are about a rate: OpenRouter's text about its daily limit says
+    # that credits would raise the limit, and DashScope calls its limit of tokens a quota.
     if says(_MONEY, text) and "-per-day" not in text and "#token-limit" not in text:
         return "credit"
     if says(_BUSY, text):
@@ -296,9 +297,9 @@ class Fault(Struct, frozen=True, kw_only=True):
         status: HTTP status of the reply, or of the error object inside it.
         reason: Why; `None`: `kind` says enough.
         retry_after_s: The wait that the endpoint asked for, in a header or in its text.
-        received: Characters of a streamed reply that had arrived by then; they have been paid for.
+        received: Characters of a streamed reply that had arrived before the failure. They are billed.
         used_up: The whole time of a request (`RetryPolicy.timeout_s`) has passed.
-        remedy: What to do about it; empty for the usual advice for this reason.
+        remedy: What the user can do; empty for the usual advice for this reason.
     """
 
     kind: FailureKind
@@ -321,12 +322,12 @@ def fault_of_status(
     """Read a reply whose status is not 2xx.
 
     Args:
-        status: Its HTTP status.
-        body: Its body; JSON in one of many shapes, a web page, or nothing.
-        location: Where a redirect points.
+        status: The reply's HTTP status.
+        body: The reply's body: JSON in one of many shapes, a web page, or nothing.
+        location: The address that a redirect points to.
         retry_after_s: The wait that the headers ask for.
-        now_s: The current time, in seconds since the epoch, for errors that name a moment; `None`: these are
-            not read.
+        now_s: The current time, in seconds since the epoch, for errors that name the moment of the next try;
+            `None`: such moments are not read.
     """
     if 300 <= status < 400:
         words = f"redirects to {location or 'nowhere'}"
@@ -344,18 +345,19 @@ def fault_of_status(
 def fault_of_error(error: object) -> Fault:
     """Read an error object that came with HTTP status 200, as a body or within a stream.
 
-    The rules are those of a reply with the status that the object names. Without one, the words decide; if
-    they say nothing, it counts as a temporary failure.
+    The rules are those of a reply with the status that the object names. If it names none, the words decide;
+    if the words say nothing either, the error counts as a temporary failure.
     """
     return _fault(_error_status(error) or 200, error_words(error), _codes(error), _wait_of(error))
 
 
 def fault_in(answer: m.JsonObject, missing: str) -> Fault:
-    """Read an object that came with HTTP status 200 and is no completion: an error in whatever shape.
+    """Read an object that came with HTTP status 200 and is not a completion: an error in any shape.
 
     Args:
         answer: The body.
-        missing: What a completion would have, such as "no choices", for a body that says nothing else.
+        missing: The part of a completion that is missing, such as "no choices", for a body without an error
+            text.
     """
     fault, said = error_in(answer), _said_beside(answer)
     return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
@@ -421,12 +423,12 @@ def _codes(error: object) -> str:
 
 
 _SAID_BESIDE = ("message", "detail", "msg", "error_msg", "errors")
-"""Where an object that is no completion may have the text of an error."""
+"""Members of an object that is not a completion in which the text of an error may be."""
 
 _SAID_IN = (
     "message", "detail", "Message", "msg", "status_msg", "error_msg", "description", "title", "code", "type"
 )  # fmt: skip
-"""Where error objects have their text, the most useful place first."""
+"""Members of error objects in which their text may be, the most useful one first."""
 
 
 def error_words(error: object) -> str:
@@ -516,7 +518,7 @@ def describe(
         profile: The endpoint's profile, which names the environment variable of the key.
         redacted: Redacts the endpoint's text. It is called before the text is cut, so that no part of a
             secret remains.
-        key: A sentence about where the key was looked for; empty: the host gave the key.
+        key: A sentence about where the API key was looked for; empty: the host gave the key.
     """
     message = redacted(beginning(fault.message, _MOST_READ))
     reason = reason_of_fault(fault)
@@ -569,7 +571,8 @@ def _remedy(
         # Redirects are not followed, because the key would go with them.
         case "model" | "address" if fault.status is not None and 300 <= fault.status < 400:
             return "Set the base URL to where it redirects, if you trust that."
-        # Providers answer 404 both for a model that does not exist and for one that the account may not use.
+        # Providers answer 404 both for a model that does not exist and for a model that the account may not
+        # use.
         case "model":
             return (
                 f"Check the model name '{model}' and the base URL, and whether the key's account may use it."
@@ -613,7 +616,7 @@ def _remedy(
         # Groq, for one, checks the calls of the model itself, and answers a malformed one with a 400.
         case "reply" if fault.status not in (None, 200):
             return "Choose a model that is better at calling tools."
-        # No endpoint writes such bytes: something on the way has changed the stream.
+        # No endpoint sends garbled bytes: something between it and grue has changed the stream.
         case "reply" if fault.kind == "damaged":
             return "Check the proxies and gateways before the endpoint, or do not stream."
         # Status 200 and no completion is often a web page, at the path without /v1.
@@ -667,7 +670,7 @@ _TOO_LONG = (
     r"|request too large for [^\n]{0,200}requested"  # OpenAI, Groq: more than the limit of a minute
 )
 _MORE_THAN_A_MINUTE = r"request too large for"
-"""A request that is longer than the limit of tokens in a minute: waiting is useless, it has to be shorter."""
+"""A request that alone exceeds a limit of tokens in a minute. Waiting is useless: it has to be shorter."""
 
 _RATE = r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait"
 """Limits of tokens in a time. Refusals for these limits use the words above too, but waiting helps."""
@@ -696,7 +699,7 @@ _WINDOW = (
     rf"|limit:? {_SIZE}"
 )
 _MESSAGES = rf"\b{_SIZE} (?:in the messages|of text input|in the prompt|tokens from the input messages)"
-"""The prompt's size, in texts that name a size including the reply before it."""
+"""The prompt's size, in texts that first name the size of prompt and reply together."""
 
 _PROMPT = (
     rf"resulted in {_SIZE}"
@@ -721,7 +724,8 @@ def is_too_long(words: str, status: int | None = None) -> bool:
 
     Args:
         words: The codes of the refusal, if it has any, and its text.
-        status: Its HTTP status. 413 says by itself that the request is too long, also where a proxy says it.
+        status: The refusal's HTTP status. 413 alone means that the request is too long, even if a proxy sends
+            it.
     """
     words = words[:_MOST_READ_OF_OVERFLOW]
     told = says(_TOO_LONG, words) and (says(_MORE_THAN_A_MINUTE, words) or not says(_RATE, words))

@@ -1,4 +1,4 @@
-"""The wire formats: a row for each. `wire_format.py` says what another one needs."""
+"""The table of wire formats. The docstring of `wire_format.py` says how to add a format."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -24,7 +24,7 @@ def batch_form_of(wire: str) -> BatchForm:
     """Return the form in which a wire format's providers take batches.
 
     Raises:
-        MCPConfigError: They take none.
+        MCPConfigError: The providers of this format take no batches.
     """
     form = FORMATS[wire].batches
     if form is None:

@@ -18,8 +18,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much the model is to think before it answers."""
 
 TextToolCalls = Literal["ask", "run", "keep"]
-"""What happens if a model writes a tool call as text. `ask`: it is asked to make a real call. `run`: the call
-is made if it is whole and strictly in its form; if not, as `ask`. `keep`: the text counts as any other."""
+"""What happens if a model writes a tool call as text. `ask`: the model is asked to make a real call. `run`:
+the call is made if it is whole and strictly in its form; if not, as `ask`. `keep`: the text counts as any
+other."""
 
 SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop"})
 
@@ -33,7 +34,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         model: The name that the endpoint uses.
         max_tokens: Longest reply, thinking included.
         reasoning_effort: How much the model should think.
-        reasoning_tokens: Most tokens for thinking, for endpoints that have such a limit.
+        reasoning_tokens: Most tokens for thinking, for endpoints that accept such a limit.
         extra_body: Further fields of each request, sent unchanged.
         text_tool_calls: What happens if the model writes a tool call as text, as it may if the endpoint does
             not know its template: `ask` the model to make a real call; `run` the call if it is whole and
@@ -59,10 +60,10 @@ class WireProfile(Struct, frozen=True, kw_only=True):
     Attributes:
         name: A name to show to people.
         wire: The name of the wire format, one of `WireName`.
-        key_variable: The environment variable that usually has the key.
+        key_variable: The environment variable that usually holds the API key.
         cache_markers: How many `cache_control` markers grue puts into a request; 0 for none.
         given_cache_markers: How many markers that the caller has set are sent, in place of grue's own; 0 if
-            the endpoint is known to refuse the field. The format `responses` cannot send any.
+            the endpoint is known to refuse the field. The format `responses` cannot send any markers.
         names: Whether tool names are sent `canonical` or `encoded`; `learn` sends canonical names until the
             endpoint refuses one.
         sampling: The sampling fields that the endpoint accepts; others are left out.
@@ -77,17 +78,17 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             sent to the model as text.
         ignores_schema: The endpoint accepts a schema and has replied in another shape, so the schema is also
             sent to the model as text.
-        tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`. Such
-            requests then list the tools with `tool_choice: "none"`.
+        tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`. So
+            requests that offer no tools list them, with `tool_choice: "none"`.
         assistant_after_results: The endpoint refuses a user message directly after tool results, so an
             assistant's message is inserted.
         max_description_chars: Longest description of a tool; `None` for no limit.
         streams: Whether the endpoint can stream a reply.
         must_stream: Whether every request has to be streamed.
-        lists_parameters: Whether its model list names the parameters of each model, such as `tools`, and its
-            kinds of input.
-        reports_cost: Whether its replies say what they cost.
-        images: Whether it accepts images. An unknown endpoint is taken to, until it refuses one.
+        lists_parameters: Whether the endpoint's model list names the parameters of each model, such as
+            `tools`, and its kinds of input.
+        reports_cost: Whether the endpoint's replies say what they cost.
+        images: Whether the endpoint accepts images. An unknown endpoint is assumed to, until it refuses one.
         audio: Whether it accepts WAV and MP3. Only chat completions can send them.
         files: Whether it accepts PDF files.
 
@@ -139,7 +140,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         """Return the limit on the reply's length to send; `None` sends none."""
         wanted = settings.max_tokens
         if not wanted and self.default_max_tokens is not None:
-            # The limit includes the tokens for thinking.
+            # The limit covers the tokens for thinking too, so their budget is added to the default.
             wanted = self.default_max_tokens + (settings.reasoning_tokens or 0)
         if "max_tokens" not in self.sampling:
             return None
@@ -148,7 +149,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         return min(wanted, self.max_output_tokens)
 
     def sampled(self, settings: ModelSettings) -> dict[str, object]:
-        """Return the sampling fields that are set and that the endpoint accepts, by grue's own names."""
+        """Return the sampling settings with a value that the endpoint accepts, by grue's own names."""
         fields: dict[str, object] = {
             "temperature": settings.temperature,
             "top_p": settings.top_p,
@@ -161,7 +162,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
 
 def left_out(profile: WireProfile, settings: ModelSettings) -> frozenset[str]:
-    """Return the names of the settings that are set, and that requests of this profile leave out."""
+    """Return the names of the settings that have a value, and that requests of this profile leave out."""
     return frozenset(
         name for name in SAMPLING - profile.sampling if getattr(settings, name) not in (None, ())
     )
