@@ -3,9 +3,10 @@
     on file ─▶ sending ─▶ sent ─▶ settled
                   │ killed, or no reply: looked for among the provider's batches, and sent if it is not there
 
-Nothing is sent twice. Before a batch is sent, a record says that it may have been; after that, its id. A
-process that finds the record without the id looks for the batch first. `batch_folder.py` has the files,
-`protocol/chat_wire/batch_forms.py` the providers' forms.
+No batch is sent twice. Before a batch is sent, a record is written which says that the batch may have been
+sent; after that, its id is added to the record. A process that finds a record without an id first looks for
+the batch at the provider. `batch_folder.py` has the files, `protocol/chat_wire/batch_forms.py` the providers'
+forms.
 """
 
 import time
@@ -39,7 +40,7 @@ T = TypeVar("T")
 _PIECE = 2**20
 _MOST_LINE = 64 * 2**20
 _READS = 3
-"""How often results are read if they are damaged or incomplete. What they still lack then has failed."""
+"""How often damaged or incomplete results are read. After that a request without a result has failed."""
 
 _SKEW_S = 600.0
 """How many seconds the provider's clock may differ from ours."""
@@ -48,10 +49,10 @@ _BOUNDARY = b"grue-batch-file"
 
 
 class BatchRefused(Exception):  # noqa: N818 - what has happened to the batch
-    """The provider takes no batch, or cannot be reached. The requests stay on file and can be sent later.
+    """The provider accepts no batch, or cannot be reached. The requests stay on file and can be sent later.
 
     Args:
-        failure: Why.
+        failure: Why the batch was not sent.
     """
 
     def __init__(self, failure: m.LlmFailure) -> None:
@@ -63,9 +64,9 @@ class BatchDesk:
     """Sends the requests that wait in a folder, and fetches the replies.
 
     Args:
-        endpoint: The provider. It is open.
+        endpoint: The provider's endpoint, which the caller has entered.
         folder: The waiting requests.
-        batching: How often to look.
+        batching: How often to look at the batches.
         sleep: Waits for a number of seconds.
     """
 
@@ -93,14 +94,14 @@ class BatchDesk:
         """Send all requests on file that were not sent before.
 
         Raises:
-            BatchRefused: The provider takes none, or cannot be reached.
+            BatchRefused: The provider accepts no batch, or cannot be reached.
         """
         for each in list(self._folder.unsent()):
             record = replace(each, begun_at=time.time(), key=f"{self._folder.manifest.run}-{each.number}")
             await self._submit(self._folder.keep(record))
 
     async def replies(self) -> list[str]:
-        """Wait until a batch has ended; return the requests that are settled then; [] if no batch runs.
+        """Wait until a batch has ended; return the ids of the requests that are settled; [] if no batch runs.
 
         Raises:
             BatchRefused: The provider cannot be reached for a long time.
@@ -115,7 +116,7 @@ class BatchDesk:
         return []
 
     async def look(self) -> list[str]:
-        """Look at each batch once, and return the requests that are settled now.
+        """Look at each batch once, and return the ids of the requests that are settled now.
 
         Raises:
             BatchRefused: The provider cannot be reached for a long time.
@@ -126,10 +127,10 @@ class BatchDesk:
         return [each for each in self._folder.submissions.values() if each.state != "settled"]
 
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
-        """Send a file. `unsure`: it may have been sent, so the batch is looked for first.
+        """Send a file of requests. `unsure`: it may have been sent, so look for its batch first.
 
         Raises:
-            BatchRefused: The provider does not take it, or has not answered for `Batching.patience_s`.
+            BatchRefused: The provider refuses the file, or has not answered for `Batching.patience_s`.
         """
         patience = self._patience()
         while True:
@@ -143,7 +144,7 @@ class BatchDesk:
                 return self._folder.keep(replace(record, state="sent", batch_id=self._state_of(answer).id))
             fault = _fault(answer)
             if isinstance(answer, Answered) and answer.status not in RETRYABLE:
-                self._folder.forget(record)  # the provider has asked the model nothing of this batch
+                self._folder.forget(record)  # The provider has sent no request of this batch to the model.
                 raise BatchRefused(self._endpoint.describe(fault))
             await patience.after(fault)
             unsure = True
@@ -155,7 +156,7 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=self._list_of(record.number))
 
     async def _found(self, record: Submission) -> BatchState | None:
-        """Return the batch of a file that was made by an earlier process, or by a request without a reply."""
+        """Return the provider's batch of a file that may have been sent; `None`: it has not arrived there."""
         known = {each.batch_id for each in self._folder.submissions.values()}
         async for batch in self._batches(record.begun_at - _SKEW_S):
             if isinstance(self._form, OpenAIBatches):
@@ -182,7 +183,7 @@ class BatchDesk:
                 return
 
     async def _is_ours(self, batch: BatchState, record: Submission) -> bool:
-        """Wait until a batch has ended that may be ours, and return whether its results have our ids."""
+        """Wait until a batch has ended, and return whether its results are those of this file's requests."""
         while batch.state == "running":
             await self._sleep(self._batching.look_every_s)
             batch = await self._state(batch.id)
@@ -236,7 +237,10 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: BatchState, missing: set[str]) -> bool:
-        """Write the results into a file; take their ids out of `missing`. Return whether all can be read."""
+        """Write the results into a file, and take their ids out of `missing`.
+
+        Return whether all lines of the results could be read.
+        """
         sound = True
         with draft.open("wb") as file:
             for path in state.results:
@@ -259,7 +263,7 @@ class BatchDesk:
         """Yield the lines of a file of results. A line that is longer than any reply becomes an empty one.
 
         Raises:
-            _BrokenOff: It did not come to its end.
+            _BrokenOff: The download ended before the end of the file.
         """
         rest = bytearray()
         skipping = False
@@ -314,7 +318,7 @@ class BatchDesk:
         """Repeat a call that changes nothing, or may be made twice, until it is answered.
 
         Raises:
-            BatchRefused: It is refused, or has failed for `Batching.patience_s`.
+            BatchRefused: The provider refuses the call, or it has failed for `Batching.patience_s`.
         """
         patience = self._patience()
         while True:

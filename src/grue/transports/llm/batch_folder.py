@@ -7,10 +7,10 @@
     DIR/submissions/0001.json    what was sent of that file, written before it is sent and after that
     DIR/replies/0001.jsonl       what became of each request, written once, when the batch has ended
 
-A request's id is made of the run, the turn, the number of the request in it, a digest of its body, and how
-often the turn was begun. So a process that asks again what an earlier one has asked finds it here, and asks
-nothing. This module reads and writes these files. It sends nothing (`batch_desk.py` does) and decides nothing
-about turns.
+A request's id is made of the run, the turn, the number of the request in the turn, a digest of its body, and
+how often the turn was begun. So if a process makes a request that an earlier process has made, it finds the
+earlier one here, and nothing is sent again. This module reads and writes these files. It sends nothing
+(`batch_desk.py` does) and decides nothing about turns.
 """
 
 import fcntl
@@ -56,12 +56,12 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: Number of the file.
-        items: How many requests it has.
-        state: `sending`: it may have been sent, or not. `sent`: the provider has it. `settled`: its replies
-            are here.
-        key: Stands in the batch's metadata, if the provider keeps any.
-        begun_at: When it was first sent, in seconds since the epoch.
-        file_id: The provider's id of the file; empty: it takes none, or it was not uploaded.
+        items: How many requests the file has.
+        state: `sending`: the file may have been sent, or not. `sent`: the provider has it. `settled`: its
+            replies are here.
+        key: Stands in the batch's metadata, if the provider keeps any, so that the batch can be found by it.
+        begun_at: When the file was first sent, in seconds since the epoch.
+        file_id: The provider's id of the file; empty: the provider takes no files, or it was not uploaded.
         batch_id: The provider's id of the batch.
     """
 
@@ -91,7 +91,8 @@ class BatchFolder(Closing):
         most_items: Most requests of a batch; `None`: as many as the provider takes.
 
     Raises:
-        BatchFolderError: It holds requests to another model, is in use or damaged, or cannot be written.
+        BatchFolderError: The folder holds requests to another model, is in use or damaged, or cannot be
+            written.
     """
 
     def __init__(
@@ -141,15 +142,15 @@ class BatchFolder(Closing):
         return self.path / "requests" / f"{number:04d}.jsonl"
 
     def item_of(self, turn: int, request: int, body: bytes) -> str:
-        """Return the id of a request: as an earlier process has asked it, or a new one."""
+        """Return the id of a request: that of the same request in an earlier process, or a new id."""
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
-        # A turn that was interrupted counts its requests anew.
+        # Compare bodies, not numbers, because a turn that was interrupted counts its requests anew.
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
-        # An earlier process has asked the same in another form, which the endpoint took. Asking again would
-        # cost twice.
+        # If an earlier process has sent this request in another form and got a reply, use that reply: sending
+        # the request again would cost twice.
         for each in (item for item in same if item.request == request):
             if self._succeeded(each.id):
                 return each.id
@@ -188,7 +189,7 @@ class BatchFolder(Closing):
         self._note(item, self._number)
 
     def result(self, item: str) -> Result | None:
-        """Return the reply to a request, or its error; `None`: there is none yet."""
+        """Return the reply to a request, or its error; `None`: neither has arrived yet."""
         place = self._replies.get(item)
         if place is None:
             return None
@@ -198,7 +199,7 @@ class BatchFolder(Closing):
             return msgspec.json.decode(file.read(length), type=Result)
 
     def unsent(self) -> Iterator[Submission]:
-        """Yield a record for each file of requests that was not sent yet. The files are on disk by then."""
+        """Flush the requests to disk, and yield a record for each file of requests that was not sent yet."""
         if self._open >= 0:
             os.fsync(self._open)
             os.close(self._open)
@@ -218,7 +219,7 @@ class BatchFolder(Closing):
         return submission
 
     def forget(self, submission: Submission) -> None:
-        """Take back a submission that the provider has refused: no model was asked."""
+        """Forget a submission that the provider has refused, so that the file can be sent again."""
         (self.path / "submissions" / f"{submission.number:04d}.json").unlink(missing_ok=True)
         self.submissions.pop(submission.number, None)
 
@@ -227,7 +228,7 @@ class BatchFolder(Closing):
         return frozenset(item for item, file in self._wanted.items() if file == number)
 
     def settle(self, submission: Submission, results: Iterable[Result]) -> list[str]:
-        """Write what became of the requests of a file, at once and whole. Return their ids."""
+        """Write the results of all requests of a file, as one whole file. Return the ids of the requests."""
         settled = []
         with replacing(self.replies_of(submission.number), fsync=True) as file:
             for each in results:
@@ -294,7 +295,10 @@ class BatchFolder(Closing):
                 self._read_replies(number)
 
     def _read_requests(self, path: Path) -> None:
-        """Read which requests a file has. Cut off an incomplete last line: no turn waits for its request."""
+        """Read which requests a file has. Cut off an incomplete last line.
+
+        If a line is incomplete, its process was killed before the turn could wait for the request.
+        """
         number, whole = int(path.stem), 0
         with path.open("rb+") as file:
             for line in file:

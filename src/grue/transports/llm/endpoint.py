@@ -1,7 +1,7 @@
 """`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
-It has the URLs, headers and what an endpoint supports; TLS, proxies and the reuse of connections are in
-`exchange.py`. What a request or a reply means is decided in `protocol/chat_wire/`.
+An `LlmEndpoint` has the URLs, the headers, and what the endpoint supports. TLS, proxies and the reuse of
+connections are in `exchange.py`. What a request or a reply means is decided in `protocol/chat_wire/`.
 
 An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves
 it closes them. The LLM actor of each turn enters it; the runner enters it too if connections are kept between
@@ -10,8 +10,8 @@ turns. Each event loop has its own connections.
 The API key is chosen from the environment here, by one rule for code, configuration and commands. A key is
 only ever sent to the provider that it belongs to.
 
-A turn whose replies come from a batch has a `ReplyRoom`. `LlmEndpoint.post` asks it for the reply instead of
-the network. If there is none yet, the request is stored, and the turn ends as one that waits.
+A turn whose replies come from a batch has a `ReplyRoom`. `LlmEndpoint.post` asks the room for the reply
+instead of the network. If the reply has not come yet, the request is stored, and the turn ends and waits.
 """
 
 import functools
@@ -155,7 +155,7 @@ def _is_host(parts: SplitResult, host: str) -> bool:
 
 _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0
-"""Time limit for reading a model list, which only saves a failed request."""
+"""Time limit for reading a model list. It is short, because all that the list saves is a failed request."""
 
 _UPLOAD_TIMEOUT_S = 3600.0
 _MOST_PIECES = 8
@@ -177,16 +177,17 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
     Attributes:
         base_url: The URL without `/chat/completions`. If it ends in the path of a wire format, that selects
             the format. It must not contain a user, a password or a key, since HTTP libraries log URLs.
-        api_key: Sent in the way of the wire format. `None`: that of the environment, `GRUE_API_KEY` or the
-            variable of the URL's provider, such as `OPENROUTER_API_KEY`. Empty: none. Never part of a `repr`.
+        api_key: The key, sent in the way of the wire format. `None`: the key in the environment, in
+            `GRUE_API_KEY` or the variable of the URL's provider, such as `OPENROUTER_API_KEY`. Empty: no key
+            is sent. Never part of a `repr`.
         extra_headers: Sent with each request. Their values are redacted like the key.
         retry: Time limits and number of retries.
         wire: The wire format; `None`: derived from the base URL.
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
         force_tool_support: Offer tools even if the endpoint or the model's name says that it takes none.
-        then: The models that are asked, in this order, if this one cannot be: its endpoint cannot be reached,
-            answers with 5xx or 429, or does not answer in time, after its retries. They may have no `then`.
+        then: The models that are asked, in this order, if this model's endpoint cannot be reached, answers
+            with 5xx or 429, or does not answer in time, after all retries. Their own `then` must be empty.
 
     Source: R12.4
     """
@@ -252,7 +253,7 @@ class LlmSettings(ModelSettings, metaclass=OwnKeywords, frozen=True, kw_only=Tru
         return {name: value for name, value in named.items() if len(value) >= MIN_SECRET}
 
     def __repr__(self) -> str:
-        """Return the fields for `__rich_repr__`."""
+        """Return the fields as `__rich_repr__` shows them, without secrets."""
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
@@ -260,7 +261,7 @@ class RequestPostponed(Exception):  # noqa: N818 - what has happened to the requ
     """The request is stored, and its reply is read by a later process.
 
     Args:
-        item: Its id in the batch.
+        item: The request's id in the batch.
     """
 
     def __init__(self, item: str) -> None:
@@ -277,10 +278,10 @@ class ReplyRoom(Protocol):
         Args:
             endpoint: The endpoint that the request is for.
             body: The request, whole.
-            request: Its number in the turn.
+            request: The request's number in the turn.
 
         Raises:
-            RequestPostponed: There is none yet. The request is stored.
+            RequestPostponed: The reply has not arrived yet. The request is stored.
         """
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
@@ -288,19 +289,19 @@ class ReplyRoom(Protocol):
 
 
 reply_room: ContextVar[ReplyRoom | None] = ContextVar("reply_room", default=None)
-"""Where the requests of the turn that this code belongs to are stored; `None`: in the process's room, if it
-has one."""
+"""The room that stores the requests of the turn that this code belongs to; `None`: the process's room, if the
+process has one."""
 
 _of_process: list[ReplyRoom] = []
 
 
 def set_process_room(room: ReplyRoom | None) -> None:
-    """Set where all other requests of this process are stored; `None`: they are sent at once."""
+    """Set the room for requests of turns without a `reply_room`; `None`: these requests are sent at once."""
     _of_process[:] = [] if room is None else [room]
 
 
 def current_room() -> ReplyRoom | None:
-    """Return the room in which a request of this code is stored; `None`: it is sent at once."""
+    """Return the room that stores a request of the calling code; `None`: the request is sent at once."""
     return reply_room.get() or (_of_process[0] if _of_process else None)
 
 
@@ -321,7 +322,8 @@ class LlmEndpoint:
 
     Args:
         settings: The endpoint's settings.
-        transport: Replaces the network, for tests and scripted models. It is closed like a connection.
+        transport: Replaces the network, for tests and scripted models. The last user that leaves the endpoint
+            closes it.
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:
@@ -329,10 +331,10 @@ class LlmEndpoint:
         profile: What the endpoint supports. It changes when an error of the endpoint shows a difference.
         first_profile: What the endpoint was taken to support at first.
         left_out: Which settings have been reported as left out of requests.
-        chain: This endpoint, and those of `LlmSettings.then`.
-        breaker: Whether it could be asked lately, if it is part of a chain.
-        judged_tools: Whether it is known if the model gets to see the tools that it is offered: it has called
-            one, or it was reported that it seems not to see them.
+        chain: This endpoint, and the endpoints of `LlmSettings.then`.
+        breaker: Whether this endpoint has answered lately, if it is part of a chain.
+        judged_tools: Whether the question is settled if the model sees the tools that it is offered: it has
+            called a tool, or a report was made that it seems not to see them.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -424,7 +426,7 @@ class LlmEndpoint:
             body: A request in the profile's format.
             streamed: Receives the reply if it is streamed; `None`: no stream is expected.
             on_sent: Called when the request has been written, or has failed.
-            request: Its number in the turn.
+            request: The request's number in the turn.
 
         Raises:
             RuntimeError: The endpoint was not entered.
@@ -442,7 +444,7 @@ class LlmEndpoint:
         return exchange(self._open(), posted, self.settings.retry, streamed, on_sent)
 
     async def models(self) -> Answered | Fault:
-        """Request the list of models, within a few seconds. This is free of charge at every provider."""
+        """Request the list of models, within a few seconds. The list is free of charge at every provider."""
         patience = msgspec.structs.replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
         return await exchange(self._open(), self._request("GET", "/models"), patience)
 
@@ -453,9 +455,9 @@ class LlmEndpoint:
 
         Args:
             method: The HTTP method.
-            path: Below the base URL, with a query.
-            content: The body, as JSON; `None`: none.
-            upload: A body that comes from a file. It may take long.
+            path: The path below the base URL, with a query.
+            content: The body, as JSON; `None`: the request has no JSON body.
+            upload: A body that comes from a file. The time limit for it is an hour at least.
         """
         retry = self.settings.retry
         if upload is not None:
@@ -530,11 +532,11 @@ class LlmEndpoint:
         return self.chain[first_to_ask([each.breaker for each in self.chain], now_s)]
 
     def after(self, tried: "Sequence[LlmEndpoint]", now_s: float, *, tools: bool) -> "LlmEndpoint | None":
-        """Return the endpoint of the chain to ask next, after others have failed; `None`: there is none.
+        """Return the endpoint of the chain to ask next, after others have failed; `None`: none is left.
 
         Args:
             tried: The endpoints that the request has been sent to.
-            now_s: On the event loop's clock.
+            now_s: The time, on the event loop's clock.
             tools: Whether the request offers tools.
         """
         places = {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
@@ -549,12 +551,15 @@ class LlmEndpoint:
 
     @property
     def price(self) -> Price | None:
-        """The user's price of the model, that of a batch in a turn that waits for batches; `None`: none."""
+        """The user's price of the model; `None`: the user has set none.
+
+        In a turn that waits for batches, this is the price in batches.
+        """
         price = price_of(self.settings.prices, self.settings.model)
         return price.in_batches if price is not None and current_room() is not None else price
 
     def counts_cost(self) -> bool | None:
-        """Return whether the cost of all replies of the chain is known. `None`: the first reply shows it."""
+        """Return whether the cost of all replies of the chain is known; `None`: only replies will show it."""
         counted = [each.reports_cost for each in self.chain]
         return None if None in counted and False not in counted else all(counted)
 
@@ -593,7 +598,7 @@ class LlmEndpoint:
         """Ask another model from now on, at the same URL. No turn may be running.
 
         What was learned about the former model is forgotten. A conversation that is under way has to be
-        loaded again, because its messages are encoded for the former one.
+        loaded again, because its messages are encoded for the former model.
 
         Raises:
             MCPConfigError: The key or a header cannot be sent in the other model's wire format.
@@ -605,11 +610,11 @@ class LlmEndpoint:
         self._says_tools, self._list_read, self.judged_tools = None, False, False
 
     def recall(self, first: WireProfile, learned: WireProfile) -> None:
-        """Use what an earlier process has learned, unless this one has learned something already.
+        """Use the profile that an earlier process has learned, unless this process has learned one already.
 
         Args:
             first: The profile that the earlier process began with.
-            learned: The profile that it ended with.
+            learned: The profile that the earlier process ended with.
         """
         if self.profile == self.first_profile == first:
             self.profile = learned
@@ -657,7 +662,7 @@ class LlmEndpoint:
     def _new_connection(self) -> Connection:
         return Connection(
             https=self._base_url.scheme == "https",
-            # The proxies that the environment names are never used for a server on this machine.
+            # Use no proxy of the environment for a server on this machine, because no proxy can reach it.
             proxy=None if is_loopback(self.settings.base_url) else proxy_for(self._base_url),
             transport=self._transport,
         )
@@ -689,7 +694,7 @@ def _usable_url(base_url: str) -> httpx.URL:
 
 
 def _refuse_credentials(names_user: bool, query: list[str]) -> None:
-    """Refuse a URL that cannot be shown: httpx logs it with every request."""
+    """Refuse a URL that contains credentials, because httpx logs the URL with every request."""
     instead = "set api_key (in the environment: GRUE_API_KEY), or a header with extra_headers"
     if names_user:
         raise MCPConfigError(
@@ -705,7 +710,7 @@ def _refuse_credentials(names_user: bool, query: list[str]) -> None:
 
 
 def _redaction(settings: LlmSettings) -> Redaction:
-    """Return the redaction for the endpoint's texts: secrets of the environment and of its headers."""
+    """Return the redaction for the endpoint's texts: of secrets in the environment and in the settings."""
     headers = {name: value.strip() for name, value in settings.extra_headers.items()}
     sent = {name: value for name, value in headers.items() if len(value) >= MIN_SECRET}
     return Redaction({**secrets_in(os.environ), **sent, **settings.named_values()})

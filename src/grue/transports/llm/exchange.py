@@ -2,10 +2,10 @@
 
 This module must not retry and must not interpret a reply; `actors/llm.py` and `protocol/chat_wire/` do that.
 
-A connection goes through httpx's transport, and says what its failures mean: TLS, proxies, the reuse of
-connections, the limit of a connect. It speaks HTTP/1.1 only, because the rules for kept connections are those
-of HTTP/1.1. `httpx.AsyncClient` would add what no request here wants: cookies, and redirects, which would
-send the key elsewhere.
+A `Connection` uses httpx's transport, which has TLS, proxies and the reuse of connections, and translates the
+transport's failures. It speaks HTTP/1.1 only, because the rules for kept connections in this module are those
+of HTTP/1.1. It does not use `httpx.AsyncClient`, which would add cookies, and redirects, which would send the
+key elsewhere.
 
 Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. A limit
 for single reads would not be enough: a reply that arrives byte by byte could then last for ever. If an
@@ -13,9 +13,10 @@ exchange ends early, by a cancellation for example, its connection is closed, wh
 stop generating.
 
 A program that shares limits between processes, such as a fleet, sets a gate for each process. The LLM actor
-and the Zork host's client then ask it before each request, wait until the request may start, and report what
-became of it. Without a gate nothing is asked. The gate comes beside the budget of a turn or an episode, which
-stays in the agent. `grue.runtime.processes.server_gate` is the same for server processes.
+and the Zork host's client then ask the gate before each request, wait until the request may start, and report
+the result of the request to the gate. Without a gate, requests are sent at once. The gate is independent of
+the budget of a turn or an episode, which the agent checks. `grue.runtime.processes.server_gate` has the gate
+for server processes.
 
 A body is decompressed in small steps and up to a size limit. This protects against decompression bombs: a few
 hundred bytes can expand to gigabytes, above all if a body is compressed several times. HTTP libraries
@@ -48,7 +49,7 @@ from grue.protocol.chat_wire.wire_format import Assembler, Delta, Reply, cost
 from grue.protocol.retry import RetryPolicy, asked_wait
 
 STEP_BYTES = 64 * 2**10
-"""Largest output of one step."""
+"""Most bytes that one step of decompression returns."""
 
 MAX_STAGES = 2
 """Most times that a body may be compressed: once by the server and once by a proxy before it."""
@@ -138,14 +139,16 @@ class _Stage:
     def _step(self, data: bytes) -> bytes:
         if self._plain:
             return data
-        # The first two bytes show whether there is a header; they may arrive in separate chunks.
+        # Keep the first two bytes, which may arrive in separate chunks: if zlib refuses them, they are fed to
+        # the next window setting, or show that the body is not compressed at all.
         before = len(self._head)
         self._head = (self._head + data)[:2]
         try:
             return self._unzip.decompress(data, STEP_BYTES)
         except zlib.error as error:
             last = len(self._windows) == 1
-            # Some proxies undo the coding and leave its header. No gzip begins like JSON or a web page does.
+            # Some proxies decompress a body and leave the header. Such a body begins like JSON or a web page,
+            # as no compressed body does.
             self._plain = last and not self._given and self._head[:1] in (b"{", b"[", b"<")
             if not self._plain and (last or self._given):
                 raise EncodingError(str(error)) from error
@@ -157,17 +160,17 @@ class _Stage:
 
 
 _KEPT_S = 5.0
-"""How long an idle connection is used again. Endpoints close theirs later."""
+"""How many seconds an idle connection may be used again. Endpoints close idle connections later than that."""
 
 _CHUNKS_AT_ONCE = 64
-"""How many pieces of a chunked body are taken apart without a pause for other tasks. 64 KiB that arrive at
-once may be ten thousand of them, and httpx does not pause."""
+"""How many pieces of a chunked body are read without a pause for other tasks. 64 KiB that arrive at once may
+hold ten thousand pieces, and httpx itself does not pause between them."""
 
 _MAY_HIDE_BYTES = 32 * 2**10
 """After a reply of this length, further bytes may still wait in the event loop; see `HttpReply.close`."""
 
 _QUIET_S = 0.001
-"""How long a connection has to be silent after a reply of that length before it is used again."""
+"""How long a connection has to be silent after a reply of `_MAY_HIDE_BYTES` before it is used again."""
 
 
 class ExchangeError(Exception):
@@ -193,7 +196,7 @@ class Connections:
         new: Makes a connection.
 
     Attributes:
-        entered: How many users the connections have. The last one closes them.
+        entered: How many users the connections have. The last user closes them.
     """
 
     def __init__(self, new: "Callable[[], Connection]") -> None:
@@ -224,8 +227,8 @@ class Connection:
     """Sends one request at a time to one endpoint.
 
     Args:
-        https: Whether the endpoint is one of HTTPS.
-        proxy: The URL of the proxy; `None`: none.
+        https: Whether the endpoint's URL begins with `https://`.
+        proxy: The URL of the proxy; `None`: no proxy is used.
         transport: Replaces the network.
     """
 
@@ -241,12 +244,12 @@ class Connection:
         A cancellation closes the connection.
 
         Args:
-            request: All of its headers are sent as they are.
+            request: The request, whose headers are sent unchanged.
             on_sent: Called when the request has been written. A user's transport does not tell when that is,
-                so it is called before.
+                so with such a transport `on_sent` is called before the request is sent.
 
         Raises:
-            ExchangeError: There was no reply.
+            ExchangeError: No reply has arrived.
         """
         limit_s: float | None = None
         if self._connects:
@@ -259,10 +262,10 @@ class Connection:
                 return HttpReply(await self._transport.handle_async_request(request))
             except httpx.HTTPError as error:
                 raise exchange_error(error) from error
-            except UnicodeError as error:  # the error of a host's name, which httpx does not translate
+            except UnicodeError as error:  # an invalid host name; httpx does not translate this error
                 raise ExchangeError("unreachable", str(error)) from error
             finally:
-                # httpcore forgets a socket whose TLS is cancelled.
+                # Close the socket here, because httpcore leaves it open if the TLS handshake is cancelled.
                 if connecting.opened is not None:
                     with anyio.CancelScope(shield=True):
                         await connecting.opened.aclose()
@@ -274,16 +277,18 @@ class Connection:
 
 
 class _Connecting:
-    """A connect, with one limit for all of its steps: names, TLS, a proxy. httpx limits each of them.
+    """A connect, with one time limit for all steps together: name lookup, TCP, proxy, TLS.
+
+    httpx has a limit for each single step only.
 
     Args:
-        request: The request that connects, or finds a connection open.
-        limit_s: The limit; `None`: none.
+        request: The request that makes the connection, or uses one that is open.
+        limit_s: The time limit; `None`: no limit.
         on_sent: Called when the request has been written; `None`: nothing is called.
 
     Attributes:
-        scope: Is cancelled at the limit.
-        opened: The socket, until its connection is ready.
+        scope: The cancel scope of the connect; its deadline is the time limit.
+        opened: The socket, until the connection is ready.
     """
 
     def __init__(
@@ -296,7 +301,7 @@ class _Connecting:
 
     async def _trace(self, event: str, info: dict[str, Any]) -> None:
         if event == "http11.send_request_headers.started":
-            if info["request"].method != b"CONNECT":  # this value is for the proxy only
+            if info["request"].method != b"CONNECT":  # a CONNECT goes to the proxy: still part of the connect
                 self.scope.deadline, self.opened = math.inf, None
                 if self._on_sent is None:
                     self._extensions.pop("trace", None)  # no further event is needed
@@ -311,11 +316,12 @@ def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
         return httpx.AsyncHTTPTransport(
             verify=tls() if https else _no_tls(),
             proxy=proxy,
-            # A connection that a cancellation has left half closed must not keep the next request waiting.
+            # No limit, so that a connection that a cancellation has left half closed cannot keep the next
+            # request waiting.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=1, keepalive_expiry=_KEPT_S),
         )
     except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
-        # A proxy of an unknown kind, one of SOCKS without its package, or certificates that are not there.
+        # The proxy is of an unknown kind or needs a package (SOCKS), or the certificates cannot be read.
         return _Unusable(f"what the environment sets for proxies or certificates cannot be used: {error}")
 
 
@@ -334,7 +340,7 @@ class HttpReply:
 
     Attributes:
         status: HTTP status.
-        headers: Values by the name in lower case; those of a repeated header are joined by commas.
+        headers: Values by the name in lower case. The values of a repeated header are joined by commas.
     """
 
     def __init__(self, response: httpx.Response) -> None:
@@ -350,7 +356,8 @@ class HttpReply:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it was sent, compressed if the headers say so. Raises `ExchangeError`.
 
-        httpx would decompress each chunk as a whole, whatever its size becomes, so `exchange.py` does it.
+        The caller decompresses the body with a `ContentDecoder`, because httpx would decompress each chunk as
+        a whole, whatever its size becomes.
         """
         response = self._response
         body = response.aiter_bytes(STEP_BYTES) if self._read_already else response.aiter_raw()
@@ -368,8 +375,9 @@ class HttpReply:
     async def close(self) -> None:
         """Give the connection back for another request, or close it if it cannot be used again.
 
-        httpx closes it if the reply was not read to its end. But h11 keeps bytes that arrived after the end
-        of the reply, and httpx would take them for the reply to the next request.
+        httpx itself closes the connection if the reply was not read to its end. It does not notice bytes that
+        arrived after the end of the reply: h11 keeps them, and httpx would take them for the reply to the
+        next request. So `_silent` looks for such bytes.
         """
         await self._response.aclose()
         stream = self._response.extensions.get("network_stream")
@@ -380,14 +388,15 @@ class HttpReply:
         """Return whether no bytes have arrived after the end of the reply.
 
         Such bytes can be in h11, in TLS, or in the event loop, which reads up to 256 KiB at once while httpx
-        asks for 64 KiB. Those that are still in the socket are seen by httpx before the next request.
+        asks for 64 KiB. Bytes that are still in the socket need no check, because httpx looks for them before
+        the next request.
         """
         try:
             if _H11(self._response).trailing_data[0]:
                 return False
         except AttributeError:
-            # Another version of httpx: connections are not kept, and `test_exchange_connections.py` fails and
-            # says why.
+            # Another version of httpx, whose state cannot be read: do not keep the connection. Then
+            # `test_exchange_connections.py` fails and says why.
             return False
         if self._received < _MAY_HIDE_BYTES and stream.get_extra_info("ssl_object") is None:
             return True
@@ -447,9 +456,10 @@ def _deadline(limit_s: float | None) -> float:
 
 @functools.cache
 def tls() -> ssl.SSLContext:
-    """Return the context of all HTTPS connections. Loading the certificates takes 20 ms, so it is shared.
+    """Return the TLS context of all HTTPS connections, shared because loading certificates takes 20 ms.
 
-    It trusts what httpx trusts: the environment's certificates (`SSL_CERT_FILE`, `SSL_CERT_DIR`), or its own.
+    It trusts what httpx trusts: the certificates that the environment names (`SSL_CERT_FILE`,
+    `SSL_CERT_DIR`), or else the certificates that come with httpx.
     """
     return httpx.create_ssl_context()
 
@@ -464,14 +474,14 @@ MAX_REPLY_BYTES = 64 * 2**20
 """Longest reply that is read, streamed or not."""
 
 MAX_BODY_BYTES = 8 * 2**20
-"""Longest body of a reply. For a streamed reply it limits the assembled body, which is a small part of the
-events."""
+"""Longest body of a reply. For a streamed reply this limits the assembled body, which is much smaller than
+the events together."""
 
 LONG_BYTES = 256 * 2**10
 """A longer reply is decoded in a worker thread, so that the event loop is not blocked."""
 
 _SLICE_BYTES = 8 * 2**10
-"""Most bytes of a stream that are decoded without a pause for other tasks. They may be thousands of lines."""
+"""Most bytes of a stream that are decoded without a pause for other tasks; they may be thousands of lines."""
 
 _HEAD_BYTES = 256
 """How much of a body is searched for the beginning of a JSON object."""
@@ -495,7 +505,7 @@ class Answered(Struct, frozen=True):
         status: HTTP status.
         body: The decompressed body. For a streamed reply, the body that an unstreamed one would have had.
         retry_after_s: The delay that the endpoint asks for before the next request.
-        cost_usd: What the completion has cost, if a header says it, as those of LiteLLM's proxy do.
+        cost_usd: What the completion has cost, if a header of the reply says so (LiteLLM's proxy sends one).
         first_chunk_s: For a streamed reply, the time from the request to its first event.
         location: Target of a redirect. Redirects are not followed, since that would send the key elsewhere.
     """
@@ -512,9 +522,9 @@ class Upload(Struct, frozen=True):
     """A body that is sent from a file, piece by piece.
 
     Attributes:
-        head: What comes before the file.
+        head: The bytes of the body before the file's content.
         source: The file.
-        tail: What comes after it.
+        tail: The bytes of the body after the file's content.
         content_type: The content type of the whole body.
         commas: The lines of the file are the items of a JSON list.
     """
@@ -539,7 +549,8 @@ class Upload(Struct, frozen=True):
             while piece:
                 following = file.read(_UPLOADED_BYTES)
                 if self.commas:
-                    # JSON has no line break within a line, so each one ends an item; the last has no comma.
+                    # Each line is one item in JSON, which has no line breaks within it. So each line break
+                    # becomes a comma, except the last.
                     piece = piece.replace(b"\n", b",") if following else piece[:-1].replace(b"\n", b",")
                 yield piece
                 await anyio.lowlevel.checkpoint()
@@ -569,7 +580,7 @@ async def exchange(
     """Send a request and return the answer or the fault.
 
     Args:
-        connections: One of them is leased.
+        connections: The connections to the endpoint, of which one is leased for the exchange.
         request: The request.
         patience: The time limits.
         streamed: Receives the reply if it is streamed; `None`: no stream is expected.
@@ -607,7 +618,7 @@ async def _exchanged(
 
 
 class _TooSlow(Exception):  # noqa: N818 - never leaves this module
-    """A wait within an exchange took too long. The text says which one."""
+    """A wait within an exchange took too long. The text says what was waited for."""
 
 
 async def _first_byte(sending: Coroutine[None, None, HttpReply], limit_s: float | None) -> HttpReply:
@@ -642,8 +653,8 @@ async def _received(
 async def _refusal(reply: HttpReply) -> Answered:
     """Return a reply that is not a completion: its status, and as much of its body as can be read.
 
-    If the body breaks off, does not end or cannot be decompressed, the status and the headers still count,
-    such as when to ask again.
+    If the body breaks off, does not end or cannot be decompressed, the status and the headers are returned
+    all the same, because they may say when to ask again.
     """
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
@@ -822,7 +833,8 @@ class _Incoming:
             except DamagedStream as error:
                 raise DamagedStream(f"event {self._events} {error}") from error
             if assembler.held > MAX_BODY_BYTES:
-                # Refuse it before it is joined: joining is one call into C, and takes long for a long text.
+                # Refuse the reply before its pieces are joined, because joining is one call into C that takes
+                # long for a long text.
                 raise OversizedStream(f"the reply is longer than {MAX_BODY_BYTES} bytes")
             if assembler.finished:
                 break
@@ -831,7 +843,7 @@ class _Incoming:
         return deltas
 
     async def _end(self, streamed: Streamed) -> None:
-        """Add an event that ends with the stream and not with a blank line. Ignore a damaged one."""
+        """Add an event that ends with the stream and not with a blank line. Ignore it if it is damaged."""
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
             if self._lines.waiting > LONG_BYTES:
@@ -868,7 +880,7 @@ async def _next(chunks: AsyncIterator[bytes], limit_s: float | None) -> bytes | 
 
 
 async def _used_up(chunks: AsyncIterator[bytes]) -> None:
-    """Read the rest of the body if it has arrived already. Otherwise the connection cannot be reused."""
+    """Read the rest of the body if it has arrived already, so that the connection can be used again."""
     with contextlib.suppress(ExchangeError, EncodingError), anyio.move_on_after(_USE_UP_TIMEOUT_S):
         async for _ in chunks:
             pass
@@ -905,12 +917,12 @@ class RequestOutcome(Struct, frozen=True, kw_only=True):
     """The result of a request.
 
     Attributes:
-        sent: Whether any of it may have left. A request that was not sent costs nothing.
-        status: HTTP status; `None`: no reply.
+        sent: Whether a part of the request may have been sent. A request that was not sent costs nothing.
+        status: HTTP status; `None`: no reply has arrived.
         retry_after_s: The wait that the endpoint asked for.
         input_tokens: Tokens of the prompt, as counted by the endpoint; `None`: unknown.
         output_tokens: Tokens of the reply; `None`: unknown.
-        cost_usd: What the endpoint says it cost; `None`: unknown.
+        cost_usd: What the request cost, as the endpoint reports it; `None`: unknown.
     """
 
     sent: bool = True

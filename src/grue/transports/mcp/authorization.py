@@ -1,4 +1,4 @@
-"""Send the requests to one server with its token. The part without the SDK: `oauth.py` obtains tokens.
+"""Send the requests to one server with its token. No SDK is needed here; `oauth.py` obtains tokens with it.
 
 `oauth.py` is imported only when a token is stored, or when the server refuses a request. A server that needs
 no authorisation costs one look for a file.
@@ -70,7 +70,7 @@ class Authorization:
 
 
 def asks_for_token(response: httpx2.Response) -> bool:
-    """Return whether another token may help: 401, or 403 because the token's scope is too small."""
+    """Return whether another token may help: at a 401, or at a 403 because the token's scope is too small."""
     if response.status_code == httpx2.codes.FORBIDDEN:
         return _SCOPE_TOO_SMALL.search(response.headers.get("www-authenticate", "")) is not None
     return response.status_code == httpx2.codes.UNAUTHORIZED

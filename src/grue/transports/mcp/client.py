@@ -1,7 +1,7 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
 
-It takes the steps of a session: reach the server, initialize, list the tools, call them, close. It does not
-know which wire it uses. A `Wire` (`process_wire.py`, `http_wire.py`) knows how messages travel, how the
+`McpClient` takes the steps of a session: reach the server, initialize, list the tools, call them, close. It
+is the same for all servers. A `Wire` (`process_wire.py`, `http_wire.py`) knows how messages travel, how the
 server ended, and what the user can do about a failure.
 
 A process is spawned before the SDK is imported, so that both start up at the same time. Every failure is
@@ -79,7 +79,7 @@ class Wire(Protocol):
         ...
 
     async def broken(self, method: str, why: str | None) -> str:
-        """Return the cause of a connection that broke during `method`; `why` is the stream's own cause."""
+        """Return why the connection broke during `method`; `why` is the cause that the stream knows."""
         ...
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
@@ -104,7 +104,7 @@ class Wire(Protocol):
 T = TypeVar("T")
 
 _PARTS = "grue.transports.mcp.session_parts"
-"""The module whose import also imports the SDK."""
+"""The module that `open` imports. It imports the SDK."""
 
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
@@ -220,8 +220,8 @@ class McpClient:
         abilities = replace(self._options.abilities, roots=self._server.options.roots)
         spoken = "" if self._options.spoken is None else self._options.spoken()
         link = sdk.Link(self._wire.stream(self._notify), self._notify, abilities, spoken=spoken)
-        # Enter the session's task group before the time limit's cancel scope. It stays open after `open`
-        # returns, and anyio raises if a scope ends while one that was entered inside it is still open.
+        # Enter the session's task group before the time limit's cancel scope. The task group stays open after
+        # `open` returns, and anyio raises if a scope ends before a task group that was entered inside it.
         await link.__aenter__()
         self._link = link
         try:
@@ -242,9 +242,9 @@ class McpClient:
             raise await self._failed(cause) from error
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the tool's input schema refuses a call; `None`: it can be sent.
+        """Return why the tool's input schema refuses a call; `None`: the call can be sent.
 
-        `call` does not repeat the check for the same arguments.
+        A `call` with the same arguments afterwards does not repeat the check.
         """
         if not self._server.options.check_arguments:
             return None
@@ -281,7 +281,7 @@ class McpClient:
     async def call_with_blocks(
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
-        """Call a tool as `call` does. Return its result and the server's own content blocks, unchanged."""
+        """Call a tool as `call` does. Return the result, and the server's own content blocks unchanged."""
         result, answer = await self._call(tool, arguments, timeout_s)
         return result, await _off_loop(content_blocks, answer)
 
@@ -386,7 +386,7 @@ class McpClient:
         return await self._exchange(self._opened.request(method, params))
 
     async def _exchange(self, sent: Awaitable[m.JsonObject]) -> m.JsonObject:
-        """Wait for the link, and translate its errors."""
+        """Wait for an answer of the link, and translate the link's errors."""
         from grue.transports.mcp import sdk
 
         link = self._opened
@@ -412,10 +412,10 @@ class McpClient:
         return self._outputs.checked(tool, answer, result)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """List the tools again if the server has said that they changed; otherwise return `None`.
+        """List the tools again if the server has announced that they changed; otherwise return `None`.
 
-        If listing fails, this records a notice and returns `None`. A broken connection then fails the next
-        call, which reports the cause.
+        If listing fails, this records a notice and returns `None`. If the connection is broken, the next call
+        fails and reports the cause.
         """
         from grue.transports.mcp import sdk
 
@@ -433,8 +433,8 @@ class McpClient:
     async def still_there(self, timeout_s: float) -> bool:
         """Return whether a session that was idle can still be used.
 
-        For a process it is enough that it runs. A server over HTTP may have restarted and forgotten the
-        session, so it is sent a ping.
+        A session with a process can be used as long as the process runs. A server over HTTP may have
+        restarted and forgotten the session, so it is sent a ping.
         """
         from grue.transports.mcp import sdk
 
@@ -491,7 +491,7 @@ class McpClient:
                 return await link.request("tools/list", params)
             except sdk.SdkError as error:
                 if error.code == _METHOD_NOT_FOUND and not params:
-                    return {"tools": []}  # A server without tools need not know the method.
+                    return {"tools": []}  # A server that has no tools need not know `tools/list`.
                 raise
 
         server, most = m.ServerName(self._server.name), self._options.max_pages
@@ -532,7 +532,7 @@ class McpClient:
         self._noticed[kind] += 1
         if self._options.on_notice is None or self._noticed[kind] > _MAX_NOTICES:
             return
-        # Cut the text before searching it for secrets: it may be megabytes.
+        # Cut the text before searching it for secrets, because it may have megabytes.
         shown = self._wire.redactor.text(plain_text(beginning(text, 4 * _NOTICE_CHARS)))[:_NOTICE_CHARS]
         self._options.on_notice(ServerNotice(kind, shown))
         if self._noticed[kind] == _MAX_NOTICES:

@@ -14,11 +14,11 @@ from grue.tool_sessions.server_requests import Abilities
 
 
 class Pinning(Struct, frozen=True, kw_only=True):
-    """The tool definitions that the user has approved (the tool lock), and what to do about others.
+    """The tool definitions that the user has approved (the tool lock), and what to do about other ones.
 
     Attributes:
         pins: The approved definitions.
-        policy: What to do with a tool that differs.
+        policy: What to do with a tool whose definition differs from the approved one.
         on_drift: Called once a session for each difference, in the event loop; must not block or raise.
     """
 
@@ -35,13 +35,13 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         abilities: What the server may ask of the host: sampling, elicitation, roots.
         max_pages: Most pages of the tool listing that are read.
         on_notice: Called with each notice, in the event loop; must not block or raise.
-        pinning: Which tool definitions are approved; `None`: all.
-        before_import: Awaited before the SDK is imported, which then happens in a thread; `None`: it is
-            imported at once. Has no effect if it is imported already.
+        pinning: Which tool definitions are approved; `None`: all are accepted.
+        before_import: Awaited before the SDK is imported, which then happens in a thread; `None`: the SDK is
+            imported at once. Has no effect if the SDK is imported already.
         on_secret: Called with the name and the value of each token that is obtained, before it is used.
-        on_listed: Called with each listing, before the server's options and the tool lock have screened it.
+        on_listed: Called with each listing, before the server's options and the tool lock leave out any tool.
         spoken: Called before the first request; returns the MCP revision that the server spoke when it was
-            last seen, or nothing if that is not known. A wrong one costs one request.
+            last seen, or an empty text if that is not known. A wrong revision costs one request.
         on_task: Called with the tool and the handle when the server makes a task of a call.
     """
 

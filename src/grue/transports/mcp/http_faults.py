@@ -1,8 +1,8 @@
 """The faults of HTTP exchanges: their texts, their remedies, and whether they end the session. Pure.
 
 A fault ends the session if no further exchange can succeed: nobody answers, the session is unknown, access is
-refused or the URL is wrong. Any other bad answer fails only its own exchange. So does a lost connection: the
-next exchange has one of its own.
+refused or the URL is wrong. Any other bad answer fails only its own exchange. A lost connection also fails
+only its own exchange, because the next exchange makes a new connection.
 """
 
 import re
@@ -82,7 +82,7 @@ def challenge_scheme(challenge: str) -> str:
 
 
 def offers_login(challenge: str) -> bool:
-    """Return whether a server says where to log in, as MCP's authorisation (OAuth) requires."""
+    """Return whether a server names the place to log in at, as MCP's authorisation (OAuth) requires."""
     return challenge_scheme(challenge).lower() == "bearer" and "resource_metadata" in challenge
 
 
@@ -105,8 +105,8 @@ def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
     """Return the fault of an address that accepts neither of the two transports.
 
     Args:
-        declined: Why it refused Streamable HTTP; `None` if that was not tried.
-        fault: Why it refused SSE.
+        declined: Why the address refused Streamable HTTP; `None` if that was not tried.
+        fault: Why the address refused SSE.
     """
     if declined is None or declined.cause == fault.cause:
         return fault
@@ -119,7 +119,7 @@ def redirect_fault(status: int, location: str) -> WireFault:
 
     Args:
         status: The HTTP status.
-        location: Its target, without secrets.
+        location: The redirect's target, without secrets.
     """
     return WireFault(
         f"the server redirects to {location} (HTTP {status}), which is not followed:"
@@ -182,7 +182,7 @@ def _unreachable(cause: str) -> WireFault:
 
 
 def _text_of(causes: list[BaseException]) -> str:
-    """Return the text of the innermost cause that has one, since it is the most precise."""
+    """Return the text of the innermost cause that has a text, because that text is the most precise."""
     for each in reversed(causes):
         text = getattr(each, "strerror", None) or str(each).partition("\n")[0]
         if text:
@@ -207,7 +207,7 @@ def _phrase(status: int) -> str:
 
 
 class AuthorizationRefused(Exception):  # noqa: N818 - named as the event it reports
-    """There is no usable token. `fault` says why and what to do."""
+    """No usable token can be had for the server. `fault` says why and what to do."""
 
     def __init__(self, fault: WireFault) -> None:
         super().__init__(fault.cause)
@@ -223,11 +223,11 @@ def login_fault(
     """Return the fault of a server that needs a person's login, or credentials of another kind.
 
     Args:
-        server: Its name in the configuration.
-        status: The HTTP status of its refusal.
-        scope: The scopes that the login has to ask for; `None`: what the server says.
-        had_token: Whether there was a login before.
-        challenge: The header `WWW-Authenticate` of its refusal; untrusted.
+        server: The server's name in the configuration.
+        status: The HTTP status of the server's refusal.
+        scope: The scopes that the login has to ask for; `None`: the scopes that the server asks for.
+        had_token: Whether somebody has logged in before.
+        challenge: The header `WWW-Authenticate` of the server's refusal; untrusted.
     """
     scheme = challenge_scheme(challenge)
     if scheme and scheme.lower() != "bearer" and not had_token:

@@ -29,11 +29,11 @@ _LEAVE_S = 1.0
 """Time limit for telling the server that the session ends."""
 
 _LEAVE_AT_LEAST_S = 0.3
-"""The same limit if the turn's deadline has passed or is near."""
+"""The limit in place of `_LEAVE_S` if the turn's deadline has passed or is near."""
 
 
 class HttpWire:
-    """The wire to a server over HTTP. Everything about a process is `None` or empty."""
+    """The wire to a server over HTTP. There is no process: all values about a process are `None` or empty."""
 
     modules: tuple[str, ...] = ("grue.transports.mcp.sdk_http",)
 
@@ -94,7 +94,7 @@ class HttpWire:
         return why or f"the connection broke during {method}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return the advice for the user: that of the fault, or else of the phase."""
+        """Return the advice for the user: the fault's own advice, or else general advice for the phase."""
         del missing
         if self._stream is not None and self._stream.remedy is not None:
             return self._stream.remedy
@@ -107,7 +107,7 @@ class HttpWire:
         return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."
 
     def refusals(self, text: str) -> str:  # noqa: ARG002 - as `Wire` has it
-        """Return no sentences: a server by URL runs in no box."""
+        """Return an empty text, because a server by URL runs in no box and so has no refused accesses."""
         return ""
 
     @property

@@ -2,10 +2,11 @@
 
 There are two exchanges. At the identity provider the identity token becomes an identity assertion (ID-JAG,
 by RFC 8693), which names the authorization server and the MCP server that it is for. At the authorization
-server the assertion becomes an access token (RFC 7523). The second is the SDK's; the first is here.
+server the assertion becomes an access token (RFC 7523). The SDK makes the second exchange; this module makes
+the first.
 
-Both servers are configured. An MCP server has no say in where identity tokens, assertions or secrets are
-sent.
+The user configures the identity provider and the authorization server, so that an MCP server cannot choose
+where identity tokens, assertions or secrets are sent.
 """
 
 import base64
@@ -55,7 +56,7 @@ class _TokenError(Struct):
 
 
 class ObtainedTokens:
-    """The SDK's view of what is stored: nothing before, and afterwards the tokens that it obtained."""
+    """The token storage that the SDK gets. It returns nothing, and keeps the tokens that the SDK obtains."""
 
     def __init__(self) -> None:
         self.tokens: OAuthToken | None = None
@@ -121,11 +122,11 @@ class _IdentityProvider:
         """Return an identity assertion.
 
         Args:
-            audience: The authorization server that it is for.
-            resource: The MCP server that it is for.
+            audience: The authorization server that the assertion is for.
+            resource: The MCP server that the assertion is for.
 
         Raises:
-            AuthorizationRefused: There is no identity token, or the identity provider refuses it.
+            AuthorizationRefused: The settings give no identity token, or the identity provider refuses it.
         """
         token = await aside(identity_token, self._auth)
         self._on_secret("identity_token", token)

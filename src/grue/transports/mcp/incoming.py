@@ -3,8 +3,8 @@
 - An answer that is not usable becomes an error for its request, which would otherwise wait for its timeout.
 - A message with more than `MAX_VALUES` values keeps its structured parts as JSON text. Decoding it would
   block every thread of the host, and a decoded value takes many times the memory of its text.
-- Of a message that was too long, only the two ends are kept. If they hold the id of a request, that request
-  fails at once.
+- Of a message that was too long, only the beginning and the end were kept. If they hold the id of a request,
+  that request fails at once.
 """
 
 import json
@@ -54,7 +54,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
-    """Return an error for the request that a too long message answers; `None` if its id is not visible."""
+    """Return an error for the request that a too long message answers; `None`: the kept parts hold no id."""
     found = _ID_AT_START.match(cut.head) or _ID_AT_END.search(cut.tail)
     if found is None:
         return None
@@ -66,7 +66,7 @@ def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
 
 
 def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
-    """Return an error in place of an unusable answer; `None` if it is not an answer."""
+    """Return an error in place of an unusable answer; `None` if the message is not an answer."""
     if "method" in value:
         return None
     member = "error" if "error" in value else "result"
@@ -237,7 +237,8 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
-        # The commas that were counted as values may all be in one long text, which is harmless.
+        # Decode a text block anyway: the commas that were counted as values may all be in its text, which is
+        # harmless.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}

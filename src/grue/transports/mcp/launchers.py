@@ -1,9 +1,10 @@
 """Find the program that npx or uvx starts, without running either of them, and say why it did not start.
 
 At every start of a server, `npx -y PACKAGE` and `uvx TOOL` look for a package, install it if need be, and
-start its program. The program itself is a file, which is looked for where these launchers put it. Nothing is
-downloaded, and only files that exist are named. `grue doctor` prints a command line without the launcher. If
-npx must not install a server that is missing, the start fails at once; npx would need seconds to report it.
+start its program. The program itself is a file, which this module looks for where these launchers put it.
+Nothing is downloaded, and only files that exist are named. `grue doctor` prints a command line that starts
+the program without the launcher. If a server is missing and npx must not install it, grue fails the start at
+once, because npx would need seconds to report it.
 
 After a server did not start, two causes are looked for that its error does not name:
 
@@ -48,7 +49,7 @@ _LAST_WRITTEN = ".package-lock.json"
 
 
 def npx_cache_broken(server: StdioServer) -> str | None:
-    """Return advice that names the broken cache folder, or `None` if there is none.
+    """Return advice that names the broken cache folder, or `None` if the cache is not broken.
 
     Args:
         server: A server that has ended while it was started. While npx still runs, the folder may be
@@ -125,7 +126,7 @@ class Direct(Struct, frozen=True):
 
 
 def launcher_of(server: StdioServer) -> Launcher | None:
-    """Return the launcher that starts a server; `None`: there is none, or it is not known here."""
+    """Return the launcher that starts a server; `None`: no launcher, or none that this module knows."""
     name = PurePath(server.command).name
     if name == "npx":
         return "npx"
@@ -171,7 +172,7 @@ def missing_npx_package(server: StdioServer) -> str | None:
 
 
 class _Npx(Struct, frozen=True):
-    """An npx command line that was read. `program` is a bin's name; empty: the package's only one."""
+    """An npx command line that was read. `program` is a name in the package's `bin`; empty: its only one."""
 
     package: str
     program: str
@@ -227,7 +228,7 @@ def _project_folders(server: StdioServer) -> Iterator[Path]:
 
 
 def _global(server: StdioServer) -> Iterator[Path]:
-    """Yield the folders in which npm may keep global packages; more of them than it really uses."""
+    """Yield all folders in which npm may keep global packages. npm uses only some of them."""
     environment = server.environment()
     prefixes = [environment.get(name) for name in ("npm_config_prefix", "NPM_CONFIG_PREFIX", "PREFIX")]
     prefixes += [_npmrc_prefix(Path(environment.get("HOME", "~")).expanduser() / ".npmrc"), "/usr/local"]
@@ -240,7 +241,7 @@ def _global(server: StdioServer) -> Iterator[Path]:
 
 
 def _npmrc_prefix(path: Path) -> str:
-    """Return the folder of global packages that a user has set; empty: none."""
+    """Return the folder of global packages that a user has set in `.npmrc`; empty: none is set."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -256,7 +257,7 @@ def _without_version(package: str) -> str:
 
 
 def _only_program(manifest: dict[str, Any], package: str) -> str:
-    """Return the name of the program that npx starts for a package; empty: npx would not know either."""
+    """Return the name of the program that npx starts for a package; empty: npx could not choose one."""
     bins, own = manifest.get("bin"), package.rpartition("/")[2]
     if isinstance(bins, str):
         return own
@@ -290,7 +291,7 @@ def _of_uvx(server: StdioServer) -> Direct | None:
     while rest and rest[0] in _UVX_FLAGS:
         flags.add(rest.pop(0))
     if not rest or not _is_plain(rest[0]) or rest[0].startswith("-") or "@" in rest[0]:
-        # a version or another package is asked for, and the installed tool may be a different one
+        # The command asks for a version or another package, and the installed tool may be a different one.
         return None
     tool, *more = rest
     own = _uv_tools(server) / tool / "bin" / tool
@@ -329,7 +330,7 @@ ASK_S = 1.0
 """Time limit for `node --version`."""
 
 ASK_AFTER_TIMEOUT_S = 0.3
-"""The time limit after the server has used up its start-up limit. Node takes about 30 ms."""
+"""The limit in place of `ASK_S` if the server has used up its start-up limit. Node takes about 30 ms."""
 
 _COMPARATOR = re.compile(r"(?P<sign>[<>=^~]*)\s*v?(?P<version>\d+(?:\.(?:\d+|[xX*])){0,2})")
 
@@ -399,7 +400,7 @@ def _wanted(server: StdioServer) -> tuple[str, str] | None:
 
 
 def _package(args: Sequence[str]) -> str:
-    """Return the package that npx or a similar runner starts, without its version; empty if there is none."""
+    """Return the package that npx or a similar runner starts, without its version; empty: none is named."""
     named, rest = "", iter(args)
     for arg in rest:
         flag, equals, value = arg.partition("=")

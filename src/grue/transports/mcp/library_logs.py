@@ -1,8 +1,8 @@
-"""What the SDK and its HTTP libraries log while they work for a session of ours.
+"""Redirect the log records that the SDK and its HTTP libraries write while they work for a session of grue.
 
 Such a record can hold a secret, or megabytes that a server has written: a malformed notification, the headers
-of a request. It goes to the session, which redacts and cuts it, and not to the program's own handlers or to
-standard error. What these libraries log for the program itself is not touched.
+of a request. So the session gets the record, and redacts and cuts it; the program's own handlers and standard
+error do not get it. Records that these libraries write for the program itself are not touched.
 """
 
 import contextvars
@@ -39,7 +39,7 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Pass the warnings that these libraries log to `receive`, here and in the tasks that are started here.
+    """Within the block, and in tasks started in it, pass the warnings of these libraries to `receive`.
 
     Records below a warning are dropped.
     """
@@ -51,7 +51,7 @@ def library_logs_to(receive: Receive) -> Iterator[None]:
 
 
 def drop(record: logging.LogRecord) -> None:
-    """Drop a record. During a login it may hold an address with a secret, and errors are raised as well."""
+    """Drop a record. A login drops all: a record may hold an address with a secret, and errors are raised."""
 
 
 class _ToReceiver(logging.Filter):
@@ -62,5 +62,5 @@ class _ToReceiver(logging.Filter):
         return receive is None
 
 
-for _name in LOGGERS:  # a logger's filter does not see the records of the loggers below it
+for _name in LOGGERS:  # each one, because a logger's filter does not see the records of the loggers below it
     logging.getLogger(_name).addFilter(_ToReceiver())

@@ -72,7 +72,7 @@ class LineStream(MessageStream):
         self._process.ask_to_exit()
 
     async def _encoded(self, message: types.JSONRPCMessage) -> bytes:
-        """Encode a message, a large one in a thread. Later ones wait for it, so that their order stays."""
+        """Encode a message, a large one in a thread. Later messages wait meanwhile, to keep the order."""
         large = isinstance(message, types.JSONRPCRequest) and not is_small(message.params)
         if not large and not self._encoding.locked():
             return encode_message(message)

@@ -3,13 +3,14 @@
 A malformed tool is left out.
 
 Listings are kept in the user's cache folder, for `start="beside"`. A turn may presume such a listing, and
-verifies it before anything follows from it, so a wrong one costs one request. But the listing decides what a
-paid request offers. So a file counts only if nobody else can have written it. A file with any fault is
-ignored, and the turn goes on without it. It also says which MCP revision the server spoke, so that the next
-process need not try.
+compares it with the server's real listing before it calls any tool, so a wrong listing costs one request. But
+the listing decides what a paid request offers, so a file is used only if nobody else can have written it. A
+file with any fault is ignored, and the turn goes on without it. A file also says which MCP revision the
+server spoke, so that the next process need not find out.
 
 A file's name is a keyed digest of how the server is started or reached, environment and headers included. The
-key is random, and stays on the machine, so that nobody can try values against a name. No value is stored.
+key is random and stays on the machine, so that nobody can guess a secret by computing names for many values.
+No value of the environment or the headers is stored.
 
 Source: P37
 """
@@ -54,8 +55,8 @@ class ListedTools(Struct, frozen=True):
     """The tools of a whole listing.
 
     Attributes:
-        tools: The well-formed ones, in the server's order.
-        as_tasks: The bare names of those that have to be called as tasks (2025-11-25).
+        tools: The well-formed tools, in the server's order.
+        as_tasks: The bare names of the tools that have to be called as tasks (MCP revision 2025-11-25).
         ttl_s: For how many seconds the server says that the listing is valid; `None`: it does not say.
         private: Whether the server says that the listing is only for the user who is logged in. `False`
             without a `ttl_s`.
@@ -73,13 +74,13 @@ async def read_pages(
     max_pages: int,
     notify: Notify,
 ) -> ListedTools:
-    """Read all pages of a listing. A repeated cursor or too many pages end it; what was read counts.
+    """Read all pages of a listing. After a repeated cursor or `max_pages` pages, return what was read.
 
     Args:
         ask: Sends `tools/list` with these parameters; its errors pass through.
         server: The server's name in the configuration.
         max_pages: Most pages that are read.
-        notify: Receives a `bad_tool` notice for what is left out.
+        notify: Receives a `bad_tool` notice for each tool or page that is left out.
 
     Raises:
         ValueError: A page has no list of tools at all.
@@ -179,7 +180,7 @@ def as_listed(tool: m.ToolDefinition) -> m.JsonObject:
 
 
 def _annotations(stated: Any) -> ToolAnnotations | None:
-    """Return the hints that are stated as booleans. Anything else counts as not stated."""
+    """Return the hints that are booleans. A hint of another type counts as not stated."""
     if not isinstance(stated, dict):
         return None
     hints = {field: stated.get(key) for field, key in _HINTS.items() if isinstance(stated.get(key), bool)}
@@ -230,7 +231,7 @@ class ListingCache:
         self.folder = folder or cache_folder()
 
     def load(self, name: m.ServerName, server: McpServer) -> SeenListing | None:
-        """Return the last listing of a server, not screened; `None`: none is stored, or it cannot be used."""
+        """Return the last listing of a server, with no tool left out; `None`: no usable one is stored."""
         try:
             path = self._path(server)
             return None if path is None else _seen(name, _content(path))
@@ -238,7 +239,7 @@ class ListingCache:
             return None
 
     def save(self, server: McpServer, seen: SeenListing) -> None:
-        """Store what a server has listed, before any screening.
+        """Store what a server has listed, before any tool is left out.
 
         If the listing is private to a logged-in user, the server's file is removed instead, because a file's
         name does not say who is logged in. The file is replaced as a whole. Nothing is stored, and nothing
@@ -285,7 +286,7 @@ class ListingCache:
             return 0
 
     def _path(self, server: McpServer, *, make_key: bool = False) -> Path | None:
-        """Return the path of a server's file; `None`: there is no key, or a damaged one.
+        """Return the path of a server's file; `None`: the key for names is missing or damaged.
 
         Raises:
             OSError, ValueError: The folder or the key cannot be used.
@@ -315,7 +316,7 @@ def cache_folder() -> Path:
 def _identity(server: McpServer) -> bytes:
     """Return everything that may change what a server lists, as bytes."""
     fields = {name: getattr(server, name) for name in server.__struct_fields__ if name != "name"}
-    # When a server starts does not change what it lists.
+    # Leave out `start`, because when a server starts does not change what it lists.
     fields["options"] = replace(server.options, start=None)
     if isinstance(server, StdioServer):
         fields["cwd"] = str(Path(server.cwd or "").absolute())
@@ -326,7 +327,8 @@ def _content(path: Path) -> bytes:
     """Return the content of a file that nobody else can have written.
 
     Raises:
-        OSError, ValueError: There is no such file, or it is a link, too large, not a file, or not the user's.
+        OSError, ValueError: The file does not exist, is a link, is too large, is no regular file, or belongs
+            to another user.
     """
     # A link could lead to a file that somebody else may write, and opening a pipe would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -32,7 +32,7 @@ _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 
 class Returned:
-    """The query that the browser brought back: its members, each once and bounded."""
+    """The query of the address that the browser returned to: each member once, and limited in length."""
 
     def __init__(self, query: str) -> None:
         self._values = {name: values[0][:_MAX_VALUE] for name, values in parse_qs(query).items()}
@@ -45,7 +45,7 @@ class Loopback:
     """A server on 127.0.0.1 for the one request of the browser; a context manager.
 
     Args:
-        port: Its port; 0: any free one.
+        port: The server's port; 0: any free port.
 
     Raises:
         OSError: On entering, if the port is taken.
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Write nothing: the address has the code in it."""
+        """Write nothing, because the address contains the authorization code."""
 
 
 _FIRST: dict[str, object] = {
@@ -173,7 +173,7 @@ def log_in(
                     raise OAuthFlowError(came["error_description"] or came["error"])
                 return AuthorizationCodeResult(code=came["code"] or "", state=came["state"], iss=came["iss"])
 
-            with library_logs_to(drop):  # because these records hold addresses with secrets
+            with library_logs_to(drop):  # because the libraries' log records hold addresses with secrets
                 return anyio.run(_log_in, server, Person(loopback.uri, show, returned), scope)
     except OSError as error:
         raise LoginRefused(
@@ -185,7 +185,7 @@ def log_in(
 
 async def _log_in(server: HttpServer, person: Person, scope: str | None) -> TokenRecord:
     store = token_store(server)
-    # checked first, so that nobody logs in whose tokens could not be kept
+    # Read the store first, so that nobody logs in if the tokens could not be kept.
     await call_in_daemon_thread(store.load)
     refusal = await _refusal(server)
     authorizer = Authorizer(server, store, lambda _name, _value: None)
@@ -202,7 +202,7 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
     try:
         async with httpx2.AsyncClient(headers=accept, timeout=_ASK_S) as client:
             response = await _answer(client, "POST", server.url, _FIRST)
-            # some servers answer anybody's handshake, and refuse the requests after it
+            # Some servers answer a handshake without a token, and refuse only the requests after it.
             if response.is_success:
                 session = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
                 client.headers.update({**session, "mcp-protocol-version": "2025-11-25"})
@@ -218,7 +218,10 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
 
 
 async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> httpx2.Response:
-    """Ask a server that refuses a handshake: it has the revision 2026-07-28, or the older SSE transport."""
+    """Return the answer of a server that has no handshake over Streamable HTTP.
+
+    Such a server speaks the revision 2026-07-28, or the older SSE transport.
+    """
     response = await _modern_answer(client, url, "server/discover")
     if response.is_success:
         response = await _modern_answer(client, url, "tools/list")
@@ -255,7 +258,7 @@ def log_out(server: HttpServer) -> tuple[bool, bool]:
     """Forget the tokens of a server, and ask its authorization server to revoke them.
 
     Returns:
-        Whether there were any, and whether they were revoked.
+        Whether any tokens were stored, and whether they were revoked.
 
     Raises:
         LoginRefused: The place where the tokens are kept cannot be used.

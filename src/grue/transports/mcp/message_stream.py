@@ -1,6 +1,6 @@
-"""The stream of messages that the SDK's session reads and writes; the transport does not matter.
+"""The stream of messages that the SDK's session reads and writes, whatever the transport is.
 
-Importing this imports `mcp`, which is slow. Import it inside functions.
+Importing this module imports `mcp`, which is slow. Import it inside functions.
 """
 
 import json
@@ -28,8 +28,9 @@ class MessageStream(ABC):
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
         tools_changed: The server has announced changed tools since this was last set to `False`. It is set as
-            soon as the announcement is read. The SDK passes notifications on in a task of their own, so a
-            call that follows an answer could be sent before that task has seen what came before the answer.
+            soon as the announcement is read. The SDK passes notifications on in another task. If that task
+            set it, a call that follows an answer could be sent before an announcement that came before the
+            answer is noticed.
     """
 
     broken: str | None
@@ -46,7 +47,7 @@ class MessageStream(ABC):
         """Send or queue a message; raises `BrokenResourceError` if nothing can be sent any more."""
 
     def end_input(self) -> None:  # noqa: B027 - a server over HTTP has no input to end
-        """Close the server's input, if it has one; nothing more will be sent."""
+        """Close the server's input, if it has one. No message may be sent after that."""
 
     def leave_session(self) -> None:  # noqa: B027 - only over HTTP do requests name a session
         """Send further requests without the id of a session."""

@@ -1,4 +1,4 @@
-"""The authorisation of one server's requests: a token with each, renewed when it ends or is refused.
+"""The authorisation of one server's requests: obtain tokens, and renew one when it ends or is refused.
 
 The SDK's OAuth providers know the protocol: discovery, registration, the grants, the checks of issuer and
 resource. Each is a generator of requests. `_drive` sends the requests that it yields. It also passes in the
@@ -9,8 +9,9 @@ does not know when a stored token expires, where to refresh it, or that other pr
 A turn never asks a person. If only a person can help, the fault says which command to run.
 
 An answer of an authorization server is adapted before the SDK reads it. The SDK compares issuers letter by
-letter, although some servers add a slash at the end of one and not of the other. It adds the life of a token
-to the clock, however long it is. Its errors quote the answers.
+letter, although some servers add a slash at the end of an issuer in one place and not in another. It adds the
+lifetime of a token to the clock, which fails if the lifetime is too long. Its errors quote the answers, which
+may hold tokens, so these errors are not shown.
 """
 
 import functools
@@ -104,11 +105,12 @@ def _tls() -> ssl.SSLContext:
 
 
 def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
-    """Return the answer in the form that the SDK reads; the same one if it is no JSON object.
+    """Return the answer in the form that the SDK reads; an answer that is no JSON object is not changed.
 
     Args:
         answer: Metadata, or tokens.
-        issuers: The issuers that are known. One that differs by a slash at its end is written like them.
+        issuers: The known issuers. An issuer that differs from one of them only by a slash at its end is
+            replaced by the known one.
     """
     try:
         said = msgspec.json.decode(answer.content)
@@ -215,7 +217,7 @@ class Authorizer:
 
     Args:
         server: The server.
-        store: Its stored tokens.
+        store: The server's stored tokens.
         on_secret: Called with the name and the value of each token, before it is used.
     """
 
@@ -231,10 +233,10 @@ class Authorizer:
         self._redaction = Redaction()
 
     async def token(self) -> str:
-        """Return the token for a request, renewed if it is about to end; empty if there is none yet.
+        """Return the token for a request, renewed if it is about to end; empty: no token was obtained yet.
 
         Raises:
-            AuthorizationRefused: It has ended and cannot be renewed.
+            AuthorizationRefused: The token has ended and cannot be renewed.
         """
         if not self._loaded:
             self._use(await call_in_daemon_thread(self.store.load))
@@ -248,10 +250,10 @@ class Authorizer:
 
         Args:
             refusal: The server's answer, with the status 401, or 403 if the token's scope is too small.
-            used: The token of the request; empty if it had none.
+            used: The token of the request; empty if the request had none.
 
         Raises:
-            AuthorizationRefused: There is no other token.
+            AuthorizationRefused: No other token can be obtained.
         """
         return await self._renewed(used, refusal)
 
@@ -270,7 +272,7 @@ class Authorizer:
         """Ask a person to authorise grue, and store the tokens.
 
         Raises:
-            AuthorizationRefused: The authorization server refuses.
+            AuthorizationRefused: The authorization server refuses the login.
         """
         provider = self._provider(await call_in_daemon_thread(self.store.load), person, scope)
         await self._drive(provider, refusal)
@@ -294,7 +296,7 @@ class Authorizer:
         return response.is_success
 
     async def _renewed(self, used: str, refusal: httpx2.Response | None) -> str:
-        # The lock of this process comes first: a file's lock does not hold between tasks of one process.
+        # Two locks: a file's lock keeps other processes out, but not other tasks of this process.
         async with self._lock, self.store.locked():
             stored = await call_in_daemon_thread(self.store.load)
             if stored is not None and stored.access_token not in ("", used):
@@ -316,7 +318,7 @@ class Authorizer:
             raise AuthorizationRefused(self._login_fault(refusal, stored))
 
     async def _asserted(self, refusal: httpx2.Response) -> str:
-        """Exchange the person's identity token for a token of the server, and return that."""
+        """Exchange the person's identity token for a token of the server, and return the server's token."""
         from grue.transports.mcp.identity_assertion import ObtainedTokens, assertion_provider
 
         def on_secret(name: str, value: str) -> None:
@@ -330,7 +332,8 @@ class Authorizer:
         if storage.tokens is None:
             raise AuthorizationRefused(oauth_fault("the authorization server issued no token"))
         record = _record(url, storage.tokens, auth.issuer or "")
-        # Ask the identity provider each time, since it decides whether the person still has access.
+        # Drop the refresh token, so that the identity provider is asked for each new token: it decides
+        # whether the person still has access.
         record.refresh_token = ""
         return (await self._stored(record)).access_token
 
@@ -352,7 +355,7 @@ class Authorizer:
         return ""
 
     def _token_status(self) -> int | None:
-        """Return the status of the last answer to a POST; `None`: there was none."""
+        """Return the status of the last answer to a POST; `None`: no POST was answered."""
         return self._last_status
 
     def _login_fault(self, refusal: httpx2.Response, stored: TokenRecord | None) -> WireFault:
@@ -393,8 +396,8 @@ class Authorizer:
         return record
 
     async def _saved(self, record: TokenRecord) -> None:
-        # Shielded: the caller holds the lock. A cancellation would free it while the thread still writes, and
-        # another process would then read, and send, a refresh token that has just been used.
+        # Shielded, because the caller holds the lock. A cancellation would free the lock while the thread
+        # still writes, and another process could read, and send, a refresh token that has just been used.
         with anyio.CancelScope(shield=True):
             await call_in_daemon_thread(functools.partial(self.store.save, record))
 
@@ -439,14 +442,14 @@ class Authorizer:
         return provider
 
     async def _drive(self, provider: httpx2.Auth, refusal: httpx2.Response | None) -> None:
-        """Send what the provider wants to send, until it has a token for the refused request.
+        """Send the requests that the provider yields, until it has a token for the refused request.
 
         Raises:
             AuthorizationRefused: The flow failed; the fault has the reason.
         """
         request = refusal.request if refusal is not None else httpx2.Request("POST", self._server.url)
         flow = provider.async_auth_flow(request)
-        # The SDK logs a traceback of each error, which is raised here as well.
+        # Drop the SDK's log records: it logs a traceback of each error, and the error is raised here anyway.
         with library_logs_to(drop):
             await self._driven(provider, flow, request, refusal)
 
@@ -472,7 +475,7 @@ class Authorizer:
             return
         except _SDK_ERRORS as error:
             words = " ".join(plain_text(self._redaction.redact_text(words_of(error))).split())
-            # Without the cause: the SDK's errors quote what was answered, and that may be a token.
+            # `from None`, because the SDK's errors quote the answer, which may contain a token.
             raise AuthorizationRefused(oauth_fault(beginning(words, _ERROR_CHARS))) from None
         finally:
             await flow.aclose()
@@ -514,7 +517,7 @@ def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
 
 
 class _Storage:
-    """The SDK's view of what is stored. What it stores is kept by `Authorizer._keep`."""
+    """The storage that the SDK reads tokens and client from. `Authorizer._keep` stores new ones."""
 
     def __init__(self, auth: OAuth, record: TokenRecord | None, person: Person | None) -> None:
         self._auth = auth
@@ -522,7 +525,7 @@ class _Storage:
         self._person = person
 
     async def get_tokens(self) -> OAuthToken | None:
-        """Return the stored tokens; none for a login, which wants new ones."""
+        """Return the stored tokens; `None` for a login, which has to obtain new tokens."""
         record = self._record
         if record is None or not record.access_token or self._person is not None:
             return None
@@ -551,12 +554,13 @@ class _Storage:
         if record is None or record.client is None:
             return None
         client = OAuthClientInformationFull.model_validate(record.client)
-        # A registration names its redirect address. With another port the browser would not be sent back.
+        # Do not use a registration with another redirect address, such as another port: the authorization
+        # server would not send the browser back to ours.
         fits = redirects is None or redirects[0] in (client.redirect_uris or [])
         return client if fits else None
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        """Do nothing: `Authorizer._keep` stores it with the rest."""
+        """Do nothing: `Authorizer._keep` stores the client with the rest."""
 
 
 def _authorization_code(
@@ -574,7 +578,7 @@ def _authorization_code(
     async def returned() -> AuthorizationCodeResult:
         if person is None:
             raise OAuthFlowError("nobody can log in here")
-        # The SDK compares `iss` with the issuer letter by letter, as RFC 9207 requires.
+        # Return `iss` unchanged: the SDK compares it with the issuer letter by letter, as RFC 9207 requires.
         return await aside(person.returned)
 
     return OAuthClientProvider(url, metadata, storage, show, returned, auth.client_metadata_url)

@@ -1,4 +1,4 @@
-"""The `Wire` to a server that runs as a child process: its standard streams."""
+"""The `Wire` to a server that runs as a child process, over the process's standard streams."""
 
 import os
 from functools import cached_property
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grue.transports.mcp.message_stream import MessageStream
 
 _AWAIT_EXIT_S = 0.5
-"""How long a broken connection waits for the exit that most likely broke it."""
+"""How long to wait, after the connection broke, for the exit of the process that most likely broke it."""
 
 
 class ProcessWire:
@@ -55,8 +55,8 @@ class ProcessWire:
     def redactor(self) -> Redactor:
         """Removes this server's secrets from texts.
 
-        It knows the host's whole environment: a server may know a secret from elsewhere, a file for example,
-        even if it does not inherit the variable.
+        It removes the secrets of the host's whole environment: a server that does not inherit a variable may
+        know the secret from elsewhere, a file for example.
         """
         return Redactor({**os.environ, **self._server.named_values()})
 
@@ -142,7 +142,7 @@ class ProcessWire:
 
 
 def _check_npx_package(server: StdioServer) -> None:
-    """Refuse a server that npx must not install and that is not installed. npx takes seconds to say so."""
+    """Refuse a server that is not installed and that npx must not install; npx takes seconds to do so."""
     from grue.transports.mcp.launchers import missing_npx_package
 
     package = missing_npx_package(server)

@@ -4,12 +4,12 @@ This module, `message_stream.py`, `line_stream.py`, `incoming.py` and `sdk_http.
 loaded, which is slow. Import them inside functions.
 
 `Link` is a session over the SDK's dispatcher, which reads from and writes to a server process directly,
-without tasks or queues in between. Sending never blocks. Otherwise a server that has stopped reading would
-block the SDK, and its timeouts and cancellations would not take effect.
+without tasks or queues in between. Sending never blocks: if it did, a server that has stopped reading would
+block the SDK, and the SDK's timeouts and cancellations would not take effect.
 
 `Subscriptions` has the streams of change notices that a session listens to: `subscriptions/listen` of
-2026-07-28. The answer to this request comes when its stream ends, so a task of its own waits for it. What the
-host gets for its request is the server's acknowledgement. The changes themselves reach the session as
+2026-07-28. The server answers this request only when the stream ends, so another task waits for the answer.
+The host's request returns the server's acknowledgement. The changes themselves reach the session as
 notifications, and become `updated` notices there, as with `resources/subscribe` of older revisions.
 
 `ParamHeaders` makes the HTTP headers that mirror arguments of a tool call (`x-mcp-header` of the revision
@@ -60,23 +60,23 @@ from grue.transports.mcp.message_stream import MessageStream, is_closed
 __all__ = ["Link", "SdkError", "Welcome", "is_closed"]
 
 _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
-"""How servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some of them check the headers first
-and report that the headers of their revision are missing, which a handshake does not send."""
+"""Error codes with which servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some of them check
+the headers first, and report that headers are missing which only requests of their revision have."""
 _NEWEST = "2026-07-28"
 _DISCOVERY_S = 5.0
-"""How long a server may take to answer in the revision that it spoke last. By now it may speak another
-one."""
+"""How long a server may take to answer a discovery in the revision that it spoke last. The limit is short,
+because the server may speak another revision by now and not answer."""
 _MAX_INPUT_ROUNDS = 10
-"""How often a request is repeated with the input that its server asked for."""
+"""How often a request is repeated with the input that the server asked for."""
 
 _MAX_CONCURRENT = 8
-"""How many requests of a server are served at the same time; others are declined."""
+"""How many requests of a server are answered at the same time. Further requests are declined."""
 
 _TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is the most at the same time"
 
 TASKS = "io.modelcontextprotocol/tasks"
 SKILLS = "io.modelcontextprotocol/skills"
-"""Skills are asked for by requests of their own (`grue.hosts.skill_agent.served_skills`)."""
+"""The name of the extension for skills, whose requests `grue.hosts.skill_agent.served_skills` sends."""
 
 _DECLINED = -1
 """The error code that the specification uses for a request that the user declines."""
@@ -117,7 +117,7 @@ class Link:
         self._interrupt: KeyboardInterrupt | None = None
         self._has_called = False
         self.last_request_id = ""
-        """The id of the last tool call that was sent since this was last emptied."""
+        """The id of the last tool call that was sent since this attribute was last set to an empty text."""
         self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(stream, _Sending(stream, self))
         self._session = ClientSession(
             dispatcher=self._dispatcher,
@@ -141,8 +141,8 @@ class Link:
         # Do not pass on the body's exception: the session's task group would wrap it in an ExceptionGroup.
         await self._subscriptions.__aexit__(None, None, None)
         if self._free_slots.value == _MAX_CONCURRENT:
-            # Nothing more is sent: no request of the server is being worked on, and our requests have ended.
-            # A server process takes milliseconds to exit, and does so while the session is being closed here.
+            # No request of the server is being answered and our own have ended, so nothing more is sent. End
+            # the input now, so that the server process exits while the session is closed here.
             self.stream.end_input()
         with library_logs_to(self._library_logged):
             await self._session.__aexit__(None, None, None)
@@ -151,7 +151,7 @@ class Link:
         self._notify("noise", record.getMessage())
 
     def _callbacks(self) -> dict[str, Any]:
-        """Return a callback for each ability that is offered; the SDK announces those with a callback."""
+        """Return a callback for each ability that is offered. The SDK announces an ability that has one."""
         offered = self._abilities
         return {
             "sampling_callback": None if offered.sample is None else self._sample,
@@ -198,10 +198,11 @@ class Link:
         return types.ElicitResult.model_validate({"action": "accept", "content": answer})
 
     async def _ask_user(self, request: ElicitationRequest) -> m.JsonObject | Declined:
-        """Call the host's `elicit`; what it raises counts as a refusal, but a Ctrl-C in it ends the call.
+        """Call the host's `elicit`. An exception of it counts as a refusal, but a Ctrl-C in it ends the call.
 
-        The SDK runs this in a task of its own. A `KeyboardInterrupt` that left that task would stop the event
-        loop at once, before the session is closed. The task that waits for the server raises it instead.
+        The SDK runs this method in another task. If a `KeyboardInterrupt` left that task, it would stop the
+        event loop at once, before the session is closed. The task that waits for the server raises it
+        instead.
         """
         assert self._abilities.elicit is not None, "only then is this called"
         try:
@@ -223,10 +224,10 @@ class Link:
     async def initialize(self) -> Welcome:
         """Agree on a protocol revision: by handshake, or else by discovery, for servers without one.
 
-        The handshake is tried first. A server of the revision 2026-07-28 or later refuses it at once. In the
-        other order, an older server that ignores unknown requests would leave a discovery request
-        unanswered until its timeout. Only a server that spoke such a revision when it was last seen is
-        discovered first. It has a few seconds to answer, then the handshake follows.
+        The handshake is tried first, because a server of the revision 2026-07-28 or later refuses it at once.
+        If discovery came first, an older server that ignores unknown requests would leave it unanswered until
+        the timeout. Only a server that spoke such a new revision when it was last seen is discovered first.
+        The server has a few seconds to answer; if it does not, the handshake follows.
 
         Raises:
             SdkError: The server refused, or the connection broke.
@@ -245,7 +246,8 @@ class Link:
                 raise
             instructions = (await self._session.discover()).instructions
         except RuntimeError as unusable:
-            if not str(unusable).endswith(_NEWEST):  # the server agreed to a revision that has no handshake
+            # The SDK raises this too if a server agrees to the newest revision, which has no handshake.
+            if not str(unusable).endswith(_NEWEST):
                 raise
             instructions = (await self._session.discover()).instructions
         else:
@@ -276,7 +278,7 @@ class Link:
 
     @property
     def protocol_version(self) -> str:
-        """The revision that was agreed on; empty before."""
+        """The revision that was agreed on; empty: none yet."""
         return self._session.protocol_version or ""
 
     @property
@@ -290,13 +292,13 @@ class Link:
         return None if calls is None else "experimental"
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the raw result. The SDK's typed methods would not return it unchanged.
+        """Send a request and return the raw result, which the SDK's typed methods would not return unchanged.
 
-        A server of the revision 2026-07-28 may ask for input first. It gets the input if the host offers it,
-        and the request is sent again. Cancelling sends `notifications/cancelled` to the server.
+        A server of the revision 2026-07-28 may ask for input first. If the host offers that input, the
+        request is sent again with it. Cancelling sends `notifications/cancelled` to the server.
 
-        The answer to `subscriptions/listen` is what the server agreed to; `notifications/cancelled` ends such
-        a stream.
+        The result of `subscriptions/listen` is what the server agreed to. The method
+        `notifications/cancelled` ends such a stream.
 
         Raises:
             SdkError: The server answered with an error, asks for input that is not offered, or the connection
@@ -324,9 +326,9 @@ class Link:
     async def _goes_on_without_session(self, error: SdkError) -> bool:
         """Try once to discover a server that has lost the session; return whether it works without one.
 
-        Several servers behind one address that know both the handshake and the revision 2026-07-28 lose each
-        other's sessions. Once a tool was called, the loss is reported instead, because the session may have
-        held something.
+        If several servers behind one address know both the handshake and the revision 2026-07-28, a request
+        may reach a server that does not know the session of another. Once a tool was called, the loss is
+        reported instead, because the session may have held state.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause
@@ -348,7 +350,7 @@ class Link:
         sent: dict[str, Any] = {"method": method, "params": dict(params)}
         options: CallOptions = {"on_progress": self._progress} if method == "tools/call" else {}
         if method.startswith("tasks/") and self.task_form == "extension":
-            # Load balancers find the server of a task by this header; the SDK sets it for other methods only.
+            # Load balancers find a task's server by this header, which the SDK does not set for this method.
             options["headers"] = {MCP_NAME_HEADER: encode_header_value(str(params.get("taskId")))}
         elif method == "tools/call" and (mirrored := self._param_headers.of_call(params)):
             options["headers"] = mirrored
@@ -379,7 +381,7 @@ class Link:
         """Return the answers to a server's requests for input, by the names of these requests.
 
         Raises:
-            SdkError: The server asks for something that is not offered, or a request cannot be read.
+            SdkError: The server asks for an input that the host does not offer, or a request cannot be read.
         """
         try:
             wanted = types.InputRequiredResult.model_validate(
@@ -417,7 +419,7 @@ class Link:
 
 
 class _Sending:
-    """Passes messages on to a stream, and notes the id of each tool call at its link."""
+    """Passes messages on to a stream, and stores the id of each tool call in the `Link`."""
 
     def __init__(self, stream: MessageStream, link: Link) -> None:
         self._stream = stream
@@ -455,9 +457,9 @@ MAX_STREAMS = 32
 
 
 class Subscriptions:
-    """The open streams of one session. The same task enters and leaves it, and any task may use it.
+    """The open streams of one session. The same task enters and leaves this object; any task may use it.
 
-    Leaving ends all streams, and tells the server so.
+    Leaving ends all streams, and tells the server that they have ended.
 
     Args:
         session: Sends the requests.
@@ -481,9 +483,9 @@ class Subscriptions:
         await self._tasks.__aexit__(exc_type, exc, tb)
 
     async def start(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a stream, and return what the server has agreed to once it says so.
+        """Open a stream, wait for the server's acknowledgement, and return what the server has agreed to.
 
-        Cancelling this before then ends the stream.
+        Cancelling this call ends the stream.
 
         Args:
             params: As in the specification: `notifications` says what to listen to.
@@ -519,7 +521,7 @@ class Subscriptions:
         """End a stream by its `subscriptionId`, which `notifications/cancelled` names as `requestId`.
 
         Raises:
-            SdkError: There is no such stream.
+            SdkError: No stream with this id is open.
         """
         scope = self._open.pop(str(params.get("requestId")), None)
         if scope is None:
@@ -562,10 +564,10 @@ class _Stream:
     """One stream while it is opened.
 
     Attributes:
-        scope: Cancelling it ends the stream.
+        scope: The cancel scope of the stream; cancelling it ends the stream.
         settled: Set once the server has agreed or refused.
-        agreed: What it has agreed to.
-        refused: Why there is no stream.
+        agreed: The part of the request that the server has agreed to.
+        refused: Why the server has opened no stream.
     """
 
     def __init__(self) -> None:
@@ -605,8 +607,8 @@ class ParamHeaders:
     def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
         """Remember the marked parameters of a page of `tools/list`, and return the page.
 
-        Over HTTP, a tool whose marks are wrong is left out, as the specification wants it. Elsewhere no
-        headers are sent, and the marks mean nothing.
+        Over HTTP, a tool whose marks are wrong is left out, as the specification demands. Other transports
+        have no headers, so the marks are ignored there.
         """
         tools = page.get("tools")
         if not over_http or not isinstance(tools, list):

@@ -2,11 +2,11 @@
 
 The transports run in their own task, with an unbounded queue for each direction, so that neither sending nor
 ending a session waits for the server. They get an HTTP client (`_Client`) that hides every fault from them.
-With most faults they would otherwise end with an exception group, log a traceback, or never answer. The
-client turns a fault into the answer to the request that failed.
+With most faults the transports would otherwise end with an exception group, log a traceback, or never answer.
+The client turns a fault into the answer to the request that failed.
 
 If the transport is `auto` and the address refuses the first request of Streamable HTTP, the stream starts
-again with the older SSE transport. It is the specification's way to reach old servers.
+again with the older SSE transport, as the specification recommends for old servers.
 
 A stream of server-sent events is filtered before the SDK reads it, so that it cannot block the event loop.
 The SDK parses an event in one step in the event loop, and skips comments without a pause. So this module
@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import anyio
-import httpcore2  # noqa: F401 - httpx2 does it with its first client: a turn is not to wait for that
+import httpcore2  # noqa: F401 - imported here, because a turn would wait while httpx2 imports it later
 import httpx2
 import mcp_types as types
 import msgspec
@@ -64,7 +64,7 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 
 
 def with_own_fault(item: SessionMessage) -> SessionMessage:
-    """Return a message. An error that the SDK's transport made up gets our own fault and text."""
+    """Return a message. In an error that the SDK's transport made up, our own fault and text replace its."""
     message = item.message
     if isinstance(message, types.JSONRPCError):
         fault = _fault_of(message.error)
@@ -129,10 +129,11 @@ class FilteredEvents(httpx2.AsyncByteStream):
 
     Args:
         source: The original body.
-        request_id: Id of the request that it answers; `None` for the stream of the server's own messages.
+        request_id: Id of the request that the body answers; `None`: the body is the stream of the server's
+            own messages.
         answers: Keeps the large answers.
         notify: Receives a notice for each event that is left out.
-        limits: Longest event that is read, and longest one that does not break the stream, in bytes.
+        limits: Longest event that is read, and longest event that does not break the stream, in bytes.
     """
 
     def __init__(
@@ -224,8 +225,8 @@ _SESSION_ID = "mcp-session-id"
 _ERROR_TEXT_CHARS = 200
 _ERROR_TEXT_BYTES = 65_536
 _IDLE_S = 3.0
-"""How long an unused connection is kept. Common servers close one after five seconds, and a request that is
-sent at that moment is lost, so we close it earlier."""
+"""How long an unused connection is kept. Common servers close an unused connection after five seconds, and a
+request that is sent at that moment is lost, so we close it earlier."""
 
 _MAX_UNREAD = 1000
 """How many messages of the server are queued for the session before reading pauses."""
@@ -247,7 +248,7 @@ class HttpStream(MessageStream):
 
     Attributes:
         broken: Why nothing more can be exchanged; `None` while the stream works.
-        remedy: What the user can do about that, if the fault says so.
+        remedy: What the user can do about the broken stream, if the fault says so.
         large: Large answers that bypass the SDK.
         notify: Receives the server's notices.
         authorization: Adds tokens to requests; `None`: the headers of the configuration are enough.
@@ -288,8 +289,8 @@ class HttpStream(MessageStream):
     async def carry(self) -> None:
         """Connect, and carry messages both ways until `leave` is called or the connection breaks.
 
-        Never raises. It is shielded from cancellation because ending the session takes an HTTP exchange of
-        its own, which a cancelled task could not make. `leave` always ends it.
+        Never raises. This method is shielded from cancellation, because ending the session takes an HTTP
+        exchange, which a cancelled task could not make. `leave` always ends this method.
         """
         try:
             with library_logs_to(self.logged), self._scope:
@@ -303,7 +304,7 @@ class HttpStream(MessageStream):
             self._left.set()
 
     async def leave(self, grace_s: float) -> None:
-        """End the session at the server within `grace_s`, even while this task is being cancelled."""
+        """End the session at the server within `grace_s`, even while the calling task is being cancelled."""
         self._leaving = True
         self._finished.set()
         if self._connected:
@@ -338,7 +339,7 @@ class HttpStream(MessageStream):
         self.sessionless = True
 
     def break_off(self, fault: WireFault) -> None:
-        """Break the stream. The first fault is kept as the cause."""
+        """Break the stream. If the stream is broken already, the first fault stays the cause."""
         if self.broken is None:
             self.broken, self.remedy = fault.cause, fault.remedy
         self._arrived.close()
@@ -381,7 +382,7 @@ class HttpStream(MessageStream):
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
         if self.transport == "sse":
-            # This transport creates the client itself, with our factory.
+            # The SSE transport creates the HTTP client itself, so pass it our factory.
             async with sse_client(self._server.url, httpx_client_factory=self._client) as streams:
                 yield streams
         else:
@@ -408,7 +409,8 @@ class HttpStream(MessageStream):
             refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        self._finished.set()  # if the transport raises while it ends, that exception is the cause
+        # The transport's stream has ended. If the transport raises now, that exception is the cause.
+        self._finished.set()
 
     async def _send_all(self, write: Any) -> None:
         if self.declined is not None and self._first is not None:
@@ -486,7 +488,8 @@ class _Client(httpx2.AsyncClient):
         elif request.method == "GET" and self._stream.transport == "sse":
             self._stream.break_off(sse_also_refused(self._stream.declined, fault))
             return httpx2.Response(503, request=request)
-        # A GET opens an optional stream for the server's own messages. A 405 tells the SDK there is none.
+        # A GET opens an optional stream for the server's own messages. A 405 tells the SDK that the server
+        # offers no such stream.
         return httpx2.Response(405, request=request) if request.method == "GET" else _empty_success(request)
 
     async def _judge(
@@ -494,20 +497,20 @@ class _Client(httpx2.AsyncClient):
     ) -> httpx2.Response | WireFault:
         """Return a response that the SDK's transport can use, or the fault."""
         following = response.next_request
-        # The SDK follows a redirect to the same server with the same method; what it sends then comes here
-        # again. After any other, a POST would become a GET (301, 302, 303), or the user's headers, with their
-        # secrets, would go to another host.
+        # Let the SDK follow a redirect to the same server with the same method; its next request comes here
+        # again. Refuse any other redirect: a POST would become a GET (301, 302, 303), or the user's headers,
+        # with their secrets, would go to another host.
         if following is not None and _same_target(request, following):
             return response
         awaited = _is_awaited(request, head)
-        # The request has asked for no compression, and a few bytes may expand to gigabytes before a limit
-        # counts them.
+        # The request has asked for no compression. Refuse a compressed body, because a few bytes may expand
+        # to gigabytes before a limit counts them.
         if awaited and response.is_success and _is_compressed(response):
             await response.aclose()
             return COMPRESSED
         if awaited and response.is_success and _content_type(response) == _EVENTS:
-            # The stream that answers a POST belongs to that request, the stream of a GET to none. It is not
-            # closed here: the SDK's transport reads it to its end.
+            # The stream that answers a POST belongs to that request, the stream of a GET to none. The stream
+            # is not closed here, because the SDK's transport reads it to its end.
             answered = head.id if request.method == "POST" else None
             limits = (self._max_message_bytes, self._max_event_bytes)
             stream = self._stream
@@ -547,7 +550,7 @@ class _Client(httpx2.AsyncClient):
         if message is None or head.id is None:
             return NOT_A_MESSAGE
         if head.method == "initialize" and response.is_success:
-            # The transport takes the session's id from this response's headers.
+            # Keep the header with the session's id, which the SDK's transport reads from this response.
             kept = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
             content = encode_message(message)
             return httpx2.Response(
@@ -597,13 +600,13 @@ def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
 def _refusal(
     request: httpx2.Request, response: httpx2.Response, message: types.JSONRPCMessage | None, body: bytes
 ) -> WireFault | None:
-    """Return the fault for a status from 400 on; `None` if the body has a JSON-RPC error to use instead."""
+    """Return the fault for a status from 400 on; `None`: the body has a JSON-RPC error to use instead."""
     status = response.status_code
     error = message.error if isinstance(message, types.JSONRPCError) else None
     if request.method == "POST" and (_SESSION_ID in request.headers or _url_has_session(request.url)):
         if status == 404 and (error is None or error.code != types.METHOD_NOT_FOUND):
             return SESSION_LOST
-        # The examples of the TypeScript SDK answer like this if they do not know the session.
+        # Servers made after the TypeScript SDK's examples answer like this if they do not know the session.
         if status == 400 and error is not None and "session" in error.message.lower():
             return SESSION_LOST
     text = error.message if error is not None else ""
@@ -627,7 +630,7 @@ def _is_compressed(response: httpx2.Response) -> bool:
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     """Return the body, or `None` if it is longer than `limit` bytes."""
     if _is_compressed(response):
-        return b""  # the body of an error is not needed: its status is enough
+        return b""  # Only errors come here compressed, and their status is enough.
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk

@@ -30,19 +30,19 @@ def require_mcp() -> None:
 
 
 def _version_by_folder() -> str:
-    """Return the version in the name of the package's metadata folder; empty: there is no such folder.
+    """Return the version in the name of the package's metadata folder; empty: no such folder was found.
 
-    `importlib.metadata` finds the same folder, but its import takes longer than all the rest of this check.
+    `importlib.metadata` finds the same folder, but importing that module takes longer than the whole check.
     """
     for place in sys.path:
-        with contextlib.suppress(OSError):  # this user may not look at this place
+        with contextlib.suppress(OSError):  # this user may not read the folder
             for folder in Path(place).glob("mcp-*.dist-info"):
                 return folder.name.removeprefix("mcp-").removesuffix(".dist-info")
     return ""
 
 
 def _version_by_metadata() -> str:
-    """Return the version of a package that has no such folder; empty: it is not installed."""
+    """Return the version of a package without a metadata folder on the path; empty: it is not installed."""
     import importlib.metadata
 
     try:

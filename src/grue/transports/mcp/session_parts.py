@@ -1,18 +1,18 @@
 """The parts of a client that are needed only once its session is open: SDK, schema checks, tasks.
 
-`McpClient` imports this module when its process has been spawned. A process of one turn sends its first
-request before that, so nothing here delays the request.
+`McpClient` imports this module when the server's process has been spawned. A program that runs a single turn
+sends its first request to the model before that, so the import does not delay the request.
 
 The arguments and the results of calls are checked against the schemas that a session's tools declare. Some
 servers hang, crash or misbehave on arguments that their schema refuses, which costs the whole time limit of a
 call. The model gets the fault at once instead, and can correct the call.
 
 Schemas and results come from the server and are untrusted; `protocol/tools/json_schema.py` has the limits.
-What cannot be checked passes, with a notice.
+Arguments and results that cannot be checked pass, with a notice.
 
-`TaskOfCall` follows a task to its end: a tool call that its server has taken on and answers later. What its
-answers mean is in `protocol/tools/server_tasks.py`, with the two forms that MCP has. The states and what can
-happen in each:
+A task is a tool call that the server has accepted and answers later. `TaskOfCall` follows a task to its end.
+What the server's answers about it mean is in `protocol/tools/server_tasks.py`, with the two forms of tasks
+that MCP has. The states and what can happen in each:
 
 | state             | what happens                             | then                                      |
 |-------------------|------------------------------------------|-------------------------------------------|
@@ -82,7 +82,7 @@ class _Schemas:
         self._checks: dict[str, Check | None] = {}
 
     def declare(self, schemas: Mapping[str, m.JsonObject]) -> None:
-        """Replace the schemas by those of a new listing, by bare tool name."""
+        """Replace the schemas by the schemas of a new listing, by bare tool name."""
         before, self._schemas = self._schemas, schemas
         for name in [name for name in self._checks if schemas.get(name) != before[name]]:
             del self._checks[name]
@@ -97,7 +97,7 @@ class _Schemas:
         return self._checks.get(tool)
 
     def fault(self, tool: str, value: object) -> str | None:
-        """Return the first fault of a value; `None` if it has none or cannot be checked."""
+        """Return the first fault of a value; `None`: the value has no fault, or cannot be checked."""
         check = self.check(tool)
         try:
             return None if check is None else check(value)
@@ -120,15 +120,15 @@ class InputSchemas:
     """The input schemas of one session's tools.
 
     Args:
-        notify: Receives a `bad_schema` notice for a schema, or for arguments, that cannot be checked. Such a
-            call is sent.
+        notify: Receives a `bad_schema` notice for a schema, or for arguments, that cannot be checked. A call
+            that cannot be checked is sent.
     """
 
     def __init__(self, notify: Notify) -> None:
         self._schemas = _Schemas(notify, schema="input schema", value="arguments")
 
     def declare(self, tools: Iterable[m.ToolDefinition]) -> None:
-        """Replace the tools by those of a new listing."""
+        """Replace the tools by the tools of a new listing."""
         self._schemas.declare({tool.tool: tool.input_schema for tool in tools})
 
     def fault(self, tool: str, arguments: m.JsonObject) -> str | None:
@@ -152,7 +152,7 @@ class OutputSchemas:
         self._schemas = _Schemas(notify, schema="output schema", value="a result")
 
     def declare(self, tools: Iterable[m.ToolDefinition]) -> None:
-        """Replace the tools by those of a new listing."""
+        """Replace the tools by the tools of a new listing."""
         self._schemas.declare(
             {tool.tool: tool.output_schema for tool in tools if tool.output_schema is not None}
         )
@@ -197,11 +197,11 @@ class TaskOfCall:
     """One task, which is followed to its end.
 
     Args:
-        task: Its handle.
+        task: The task's handle.
         form: The form of tasks in the session's protocol revision.
-        ask: Sends the requests about it.
+        ask: Sends the requests about the task.
         respond: Returns the answers to the server's questions, by their names.
-        progress: Receives what the server says about the task's state, whenever that changes.
+        progress: Receives the server's words about the task's state, whenever the state changes.
     """
 
     def __init__(
@@ -225,14 +225,14 @@ class TaskOfCall:
     async def result(self, *, at_once: bool = False) -> m.JsonObject:
         """Wait for the result and return it, as `tools/call` would have returned it.
 
-        If this is cancelled, or the task is given up, a request tells the server to cancel the task. The
-        server gets a second to take note of that.
+        If this call is cancelled, or the task is given up, a request tells the server to cancel the task. The
+        server gets a second to answer that request.
 
         Args:
-            at_once: Ask the first time without waiting: the task was created some time ago.
+            at_once: Ask the first time without waiting, because the task was created some time ago.
 
         Raises:
-            ToolRefusedError: The task has failed or was cancelled by its server, or there is no result.
+            ToolRefusedError: The task has failed or was cancelled by its server, or the server has no result.
             ServerFailed: The server died or the connection broke.
         """
         try:
@@ -259,7 +259,7 @@ class TaskOfCall:
                     return ended
 
     async def _state(self) -> TaskMove:
-        """Ask how the task is doing. If that fails, ask again after the next interval, a few times."""
+        """Ask for the task's state. If asking fails, ask again after the next interval, a few times."""
         try:
             answer = await self._ask("tasks/get", {"taskId": self._task.task_id})
             move = next_move(answer, self._form, self._answered)
@@ -299,8 +299,8 @@ class TaskOfCall:
         self._said = said
 
     async def _cancel(self) -> None:
-        """Tell the server to cancel the task, even while this is being cancelled."""
+        """Tell the server to cancel the task, even while this task is being cancelled."""
         with anyio.move_on_after(_CANCEL_S, shield=True):
-            # The call has ended either way, and says why.
+            # Suppress errors, because the call has ended already, with an error that says why.
             with contextlib.suppress(ToolRefusedError, ToolTimedOutError, ServerFailed):
                 await self._ask("tasks/cancel", {"taskId": self._task.task_id})

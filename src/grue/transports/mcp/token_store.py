@@ -2,13 +2,13 @@
 
 `KeyringStore` keeps them in the system's keyring instead, for servers with `"keep_tokens_in": "keyring"`.
 
-All processes of a machine share them. A process that renews a token holds the file's lock meanwhile: many
-authorization servers accept a refresh token once, so a second process that sent it would lose the login for
-both. Tokens are in no trace, no log and no configuration.
+All processes of a machine share the stored tokens. A process that renews a token holds the file's lock
+meanwhile: many authorization servers accept a refresh token only once, so if a second process sent the same
+one, both processes would lose the login. Tokens are in no trace, no log and no configuration.
 
 The package `keyring` finds the system's keyring: Secret Service or KWallet on Linux, the Keychain on macOS.
-It is imported when tokens are read or written for the first time. The lock for renewals is the same file lock
-as with tokens in files, because no keyring has one; the lock's file is empty.
+The package is imported when tokens are read or written for the first time. Keyrings have no lock, so renewals
+are locked by an empty file in place of the file with the tokens.
 """
 
 import base64
@@ -42,7 +42,7 @@ class _Claims(Struct):
 
 
 def identity_token(auth: OAuth) -> str:
-    """Return the configured identity token, or the one that its file has now.
+    """Return the configured identity token, or the token that its file has now.
 
     Raises:
         AuthorizationRefused: The file cannot be read, or is empty.
@@ -62,8 +62,8 @@ def identity_token(auth: OAuth) -> str:
 def identity_digest(auth: OAuth) -> str:
     """Return a digest of the person, so that tokens are never shared between persons.
 
-    It is the same for each token that the identity provider issues to one person, and empty if the grant has
-    no identity token. If the token's file cannot be read, the digest matches no stored token.
+    The digest is the same for each token that the identity provider issues to one person, and empty if the
+    grant has no identity token. If the token's file cannot be read, the digest matches no stored token.
     """
     if auth.grant != "identity_assertion":
         return ""
@@ -76,7 +76,7 @@ def identity_digest(auth: OAuth) -> str:
         padded = payload + "=" * (-len(payload) % 4)
         claims = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=_Claims)
         person = f"{claims.iss}\n{claims.sub}"
-    # The token has no claims to read: each such token gets a store of its own.
+    # The token has no claims that name the person, so each such token gets a store of its own.
     except (IndexError, ValueError):
         person = token
     return hashlib.sha256(person.encode()).hexdigest()
@@ -94,13 +94,13 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     """The stored login for one server. The JSON members are in the authorization server's own form.
 
     Attributes:
-        url: The server.
-        access_token: Sent to the server; empty if the last one was refused for good.
+        url: The server's URL.
+        access_token: Sent to the server; empty if the last token was refused and could not be renewed.
         refresh_token: Renews the access token.
         expires_at: When the access token ends, in seconds since the epoch by this machine's clock; `None`:
             the server did not say.
-        obtained_at: When it was issued, likewise.
-        scope: The scopes that it grants.
+        obtained_at: When the access token was issued, by the same clock.
+        scope: The scopes that the access token grants.
         issuer: The authorization server.
         client: The client's registration, if grue has registered it.
         metadata: The authorization server's endpoints.
@@ -119,7 +119,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     resource: m.JsonObject | None = None
 
     def __post_init__(self) -> None:
-        """Limit the times to what a clock can show: a server sends them, and a file may be damaged."""
+        """Limit the times to what a clock can show, because a server may send any, or a file be damaged."""
         if self.expires_at is not None:
             self.expires_at = min(max(self.expires_at, 0.0), _LAST_S)
         self.obtained_at = min(max(self.obtained_at, 0.0), _LAST_S)
@@ -146,7 +146,7 @@ class TokenStore:
     """The stored tokens of one server.
 
     Args:
-        server: The server. Another client id, grant, URL or person has tokens of its own.
+        server: The server. For each URL, client id, grant and person the tokens are stored separately.
         folder: Where the files are; `None`: `$GRUE_TOKENS`, or `grue/tokens` in the user's data folder.
     """
 
@@ -158,7 +158,7 @@ class TokenStore:
         self.file = (folder or tokens_folder()) / f"{urlsplit(server.url).hostname}-{digest}.json"
 
     def load(self) -> TokenRecord | None:
-        """Return the stored entry; `None` if there is none, or if the file cannot be read."""
+        """Return the stored record; `None`: nothing is stored, or the file cannot be read."""
         try:
             return msgspec.json.decode(self.file.read_bytes(), type=TokenRecord)
         except (OSError, msgspec.DecodeError):
@@ -170,13 +170,13 @@ class TokenStore:
         write_whole(self.file, msgspec.json.encode(record))
 
     def remove(self) -> bool:
-        """Remove the file; return whether there was one."""
+        """Remove the file; return whether it existed."""
         found = self.file.exists()
         self.file.unlink(missing_ok=True)
         return found
 
     def may_have(self) -> bool:
-        """Return whether there is a file of a login. The file is not read."""
+        """Return whether a file with tokens exists. The file is not read."""
         return self.file.exists()
 
     @property
@@ -188,8 +188,8 @@ class TokenStore:
     async def locked(self) -> AsyncIterator[None]:
         """Hold the lock that a process needs to renew tokens.
 
-        The lock is the kernel's, so it ends with the process that holds it. Waiting for it is bounded: after
-        30 s the token is renewed without it, because a stopped process must not stop all others.
+        The kernel ends the lock when the process that holds it ends. After a wait of 30 s the token is
+        renewed without the lock, because a process that hangs must not stop all others.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -230,8 +230,8 @@ _WAIT_S = 20.0
 class KeyringStore(TokenStore):
     """The stored tokens of one server, in the system's keyring.
 
-    Each method raises `AuthorizationRefused` if the package is missing, if there is no keyring, or if it is
-    locked or does not answer within 20 s: some keyrings ask a person before they answer.
+    Each method raises `AuthorizationRefused` if the package is missing, if the system has no keyring, or if
+    the keyring is locked or does not answer within 20 s: some keyrings ask a person before they answer.
     """
 
     def __init__(self, server: HttpServer) -> None:
@@ -240,7 +240,7 @@ class KeyringStore(TokenStore):
         self._entry = self.file.stem
 
     def load(self) -> TokenRecord | None:
-        """Return the stored entry; `None` if there is none, or if it cannot be decoded."""
+        """Return the stored record; `None`: nothing is stored, or it cannot be decoded."""
         text = self._asked(lambda ring: ring.get_password(SERVICE, self._entry))
         try:
             return None if text is None else msgspec.json.decode(text, type=TokenRecord)
@@ -260,7 +260,7 @@ class KeyringStore(TokenStore):
         super().remove()
 
     def remove(self) -> bool:
-        """Remove the tokens; return whether there were any."""
+        """Remove the tokens; return whether any were stored."""
         in_a_file = super().remove()
 
         def removed(ring: Any) -> bool:
@@ -272,7 +272,7 @@ class KeyringStore(TokenStore):
         return self._asked(removed) or in_a_file
 
     def may_have(self) -> bool:
-        """Return `True`: only the keyring knows, and asking it can take long."""
+        """Return `True`, because only the keyring knows, and asking it can take long."""
         return True
 
     @property
@@ -283,8 +283,8 @@ class KeyringStore(TokenStore):
     def _asked(self, ask: Callable[[Any], T]) -> T:
         """Call `ask` with the package `keyring`, and translate its errors.
 
-        It runs in a daemon thread. A keyring that waits for a person to unlock it must keep neither the
-        caller beyond the limit, nor the interpreter from exiting.
+        `ask` runs in a daemon thread, so that a keyring that waits for a person to unlock it does not keep
+        the caller waiting beyond the limit, nor the interpreter from exiting.
         """
         answers: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
 
