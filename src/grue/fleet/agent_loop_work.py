@@ -42,7 +42,7 @@ class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with the model, the base URL and the project's other settings.
+    """Return the settings with the model, the base URL and a hash of the project's other settings.
 
     Raises:
         FleetError: The case has no inputs, or a file or the endpoint's key is missing.

@@ -11,8 +11,9 @@ The rules:
 - Each second gets at most a sixtieth of `requests_per_minute`, because some endpoints count by the second.
   Within a second, requests are spaced too, but more closely than the rate would need. So requests that a busy
   machine sends late can catch up. Tokens are taken from an allowance that fills up over a minute.
-- Concurrency starts at two requests and doubles for each full window of successes (slow start). An answer 429
-  or 503 halves it, and from then on it grows by one for each full window. `Retry-After` delays all requests.
+- Concurrency starts at two requests and doubles for each full window of successes (slow start). An answer
+  429, 503 or 529 halves the concurrency, which from then on grows by one for each full window. `Retry-After`
+  delays all requests.
 - What a lost worker had reserved counts as spent, since its request may have been sent and charged.
 """
 
@@ -35,7 +36,7 @@ _MARGIN = 0.95
 speed, and for delays on the way."""
 
 _CATCH_UP = 4.0
-"""How much faster than the rate requests may follow each other within one second."""
+"""How many times faster than at the allowed rate requests may follow each other within one second."""
 
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0

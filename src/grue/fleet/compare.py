@@ -66,7 +66,7 @@ _NO_CASE = frozenset({"base_url"})
 another port."""
 
 _NONE_OF = 3.0
-"""If none of n cases differs, at most about 3/n of all cases do, at 95 %."""
+"""If none of n cases differs, at most about 3/n of all possible cases differ, with a confidence of 95 %."""
 
 
 _WIDEST = 70

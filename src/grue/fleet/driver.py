@@ -220,7 +220,7 @@ class Driver:
                 self._interrupted()
 
     def _go_on_with_waiting(self, *, send: bool) -> None:
-        """Queue the episodes whose replies have arrived for another attempt; `send` the waiting requests."""
+        """Queue each episode whose replies have arrived for another attempt; `send` is as in `step`."""
         if self._batches is None or self._stop is not None:
             return
         for id_ in self._batches.step(send=send):

@@ -279,7 +279,7 @@ class _Trajectory(Struct):
     def take(self, envelope: EpisodeEnvelope) -> None:
         match envelope.body:
             case m.RunTurn(system=system, user=user):
-                self.calls.clear()  # ids are unique in a turn
+                self.calls.clear()  # the ids of calls are unique only within a turn
                 if system != self.system:
                     self.system = system
                     self.add(envelope, "system", system)

@@ -124,7 +124,7 @@ def _calls(end: TurnOutcome[Any] | m.TurnEnd | None) -> list[tuple[str, str]]:
     return [] if end is None else [(call.name, call.arguments) for call in end.tool_calls]
 
 
-# --- Which turns
+# --- The choice of the turns to fork ---
 
 
 class TurnToFork(Struct, frozen=True, kw_only=True):

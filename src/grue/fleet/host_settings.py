@@ -31,7 +31,7 @@ _TABLES = ("grue", "zorkgpt")
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a case's settings with the model, the base URL and the project's other settings.
+    """Return a case's settings with the model, the base URL and a hash of the project's other settings.
 
     Raises:
         MCPConfigError: The endpoint needs a key, and none is set.

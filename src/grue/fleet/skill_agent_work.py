@@ -48,7 +48,7 @@ class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with the model, the base URL, and the content of skills and workspace.
+    """Return the settings with the model, the base URL, and a hash of the skills and the workspace.
 
     Raises:
         FleetError: `agent.yaml` or the key of its endpoint is missing, or neither it nor the case has a task.

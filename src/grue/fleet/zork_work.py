@@ -42,7 +42,7 @@ class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with the model, the base URL and the project's other settings.
+    """Return the settings with the model, the base URL and a hash of the project's other settings.
 
     Raises:
         FleetError: The project's file cannot be used, or the endpoint needs a key and none is set.

@@ -201,7 +201,7 @@ class CallCounts:
         self._names.update(((turn, call.call_id), call.name) for call in map(named_call, calls))
 
     def route(self, turn: int, server: str, calls: Iterable[m.ServerCall]) -> None:
-        """Remember the names of calls whose reply is not in the trace."""
+        """Remember the names of calls that a server gets, if no reply in the trace has named them."""
         for call in calls:
             self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
 
@@ -211,7 +211,7 @@ class CallCounts:
 
     def refuse(self, turn: int, call_id: str, name: str) -> None:
         """Count a call that was never sent."""
-        # The name is the model's text: untrusted, and perhaps not the name of any tool.
+        # Count the call by the name that the model wrote, which is untrusted and may be the name of no tool.
         self._tools.setdefault(name, ToolCounts()).rejected += 1
         self._names.pop((turn, call_id), None)
 

@@ -157,7 +157,8 @@ class _Tree:
         self._origin: dict[int, tuple[int, int]] = {}  # the first cause, and how many causes lie between
         for envelope in turn_slice.envelopes:
             cause = envelope.cause if envelope.cause in self.by_seq else None
-            # A damaged trace may have causes with later numbers. Following them could lead to a loop.
+            # A damaged trace may have causes with later numbers. Ignore them, because following them could
+            # lead to a loop.
             parent = _ROOT if cause is None or cause >= envelope.seq else cause
             self._children.setdefault(parent, []).append(envelope)
             self._parent[envelope.seq] = parent
@@ -186,7 +187,7 @@ class _Tree:
         return found
 
     def below(self, seq: int) -> int:
-        """Return the number of messages that this one caused, directly or indirectly."""
+        """Return the number of messages that the message `seq` caused, directly or indirectly."""
         count, open_ = 0, [seq]
         while open_:
             children = self._children.get(open_.pop(), ())

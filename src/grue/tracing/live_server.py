@@ -221,7 +221,7 @@ def serving(feed: LiveFeed, port: int = 0) -> Iterator[LiveServer]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of the page, of its feed and of its images."""
+    """Answers requests for the page, its pieces, its images and the mark, and stores a mark."""
 
     server: LiveServer
     server_version = "grue"
@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         _, word, name = (*path.split("/", 2), "", "")[:3]
         if path == "/favicon.ico":
-            self._send(204, "image/png", b"")  # browsers ask for the icon by themselves
+            self._send(204, "image/png", b"")  # browsers ask for an icon by themselves; there is none
         elif not hmac.compare_digest(word.encode(), self.server.word.encode()):
             self._send(404, "text/plain", b"Not found.\n")
         elif name == "":

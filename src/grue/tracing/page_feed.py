@@ -394,7 +394,7 @@ class DigestWriter:
 def _add(digest: TurnDigest, body: EpisodeBody) -> None:
     match body:
         case messages.RunTurn(user=user):
-            # A turn that a resumed episode runs again gets a new digest.
+            # A resumed episode may run this turn again: forget how the turn ended before.
             digest.outcome, digest.reason, digest.answer = "unfinished", "", ""
             digest.question = printable(user, _SAID_CHARS)
         case messages.TurnCompleted(kind=kind, reason=reason, raw_response=said):
@@ -440,7 +440,7 @@ class PageTurn(TurnDigest, kw_only=True):
 
 
 class TurnTotals(Struct):
-    """The sums of one turn, updated with each of its messages and spans."""
+    """The sums of one turn, updated with each message and each span of the turn."""
 
     whole_s: float | None = None
     end_s: float = 0.0

@@ -156,8 +156,8 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         """Return the class of a line's message, from its tag; `None`: only decoding the line can tell."""
         tag = line.tag
         kind = self.kinds.get(tag)
-        # The class of a fact of a host that is not loaded is made when the fact is decoded. Until then only
-        # its base is known.
+        # The class of a fact of a host that is not loaded is made only when the fact is decoded. So return
+        # the base class of all facts.
         return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:

@@ -175,7 +175,7 @@ def _slow_rows(stats: EpisodeStats) -> list[Row]:
 
 
 def _grid(rows: Sequence[Row], room: int) -> Iterator[str]:
-    """Align rows: the first and last columns to the left; the first is cut to the remaining width."""
+    """Align rows: first and last column to the left, the others to the right. Cut the first column to fit."""
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     others = sum(widths[1:]) + 2 * len(widths)
     widths[0] = min(widths[0], max(_NARROWEST_NAME, room - others))

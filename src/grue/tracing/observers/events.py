@@ -159,7 +159,7 @@ class EventFeed:
         self._broken_by: str | None = None
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
-        """Return the events that `envelope` makes, in order; most make none or one."""
+        """Return the events that `envelope` makes, in order; most envelopes make none or one."""
         body = envelope.body
         if isinstance(body, EpisodeStarted | EpisodeResumed):
             self._episode_id = body.episode_id

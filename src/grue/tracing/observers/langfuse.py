@@ -367,6 +367,6 @@ def _turn_facts(end: m.TurnCompleted | m.TurnFailed) -> m.JsonObject:
 
 def _set_start(observation: Any, at_ns: int) -> None:
     span = getattr(observation, "_otel_span", None)
-    # A span has no start time to set if it is sampled out, or if the client is disabled or a stand-in.
+    # A span that is sampled out, or of a client that is disabled or a stand-in, has no start time to set.
     if isinstance(getattr(span, "_start_time", None), int):
         span._start_time = at_ns  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way in version 5

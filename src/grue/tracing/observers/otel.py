@@ -194,8 +194,8 @@ class _OtelSink(SpanSink):
             self.ids.next_span = self.ids.span_of(event.subject.message)
         self._spans[event.span] = self._tracer.start_span(
             name,
-            # The context is explicit, and empty for an episode, so that the thread's own context never
-            # becomes a parent.
+            # Pass the parent's context explicitly, and for an episode an empty one. Otherwise the span that
+            # is current in this thread would become the parent.
             context=Context() if inside is None else set_span_in_context(inside, Context()),
             kind=SpanKind.CLIENT if _is_remote(event) else SpanKind.INTERNAL,
             attributes=present(attributes),

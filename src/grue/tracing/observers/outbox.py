@@ -58,7 +58,7 @@ def _silent(text: str) -> None:
 
 
 class Consumer(Protocol):
-    """Handles envelopes in the outbox's thread. It may block; its exceptions are counted."""
+    """Handles envelopes in the outbox's thread. The methods may block; exceptions are counted."""
 
     def consume(self, envelope: Envelope[Any]) -> None:
         """Handle the next envelope."""

@@ -70,7 +70,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
         name: The tool's canonical name.
         tool: The tool's name at its server.
         timeout_s: The call's time limit.
-        iteration: One-based number of the reply that requested it; 0 outside turns.
+        iteration: Number of the reply that requested the call, counted from 1; 0 outside turns.
         protocol_version: The MCP revision of the tool's server; empty for servers that do not use MCP.
         description: The server's text about the tool; untrusted.
         address: The URL of a server over HTTP; empty for others.
