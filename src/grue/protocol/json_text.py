@@ -1,7 +1,7 @@
-"""Encode and decode JSON: what endpoints and models write in its place, and what Python has beside it.
+"""Encode and decode JSON, and the texts and values near JSON that endpoints, models and Python produce.
 
-Whatever is nested too deeply, or holds too many values, is refused: encoding it would exhaust the stack, and
-decoding it cannot be interrupted.
+A value that is nested too deeply, or holds too many values, is refused: encoding it would exhaust the stack,
+and decoding it cannot be interrupted.
 """
 
 import base64
@@ -20,7 +20,7 @@ from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import well_formed
 
 MAX_DEPTH = 100
-"""Deepest nesting of a JSON value; encoding a deeper one would exhaust the stack."""
+"""Deepest nesting of a JSON value. Encoding a value that is nested deeper would exhaust the stack."""
 
 MAX_CHARS = 8 * 2**20
 """Most characters in the arguments of all calls of one reply together."""
@@ -39,7 +39,7 @@ _MOST_VALUES = 500_000
 
 
 def to_json(value: object) -> bytes:
-    """Encode any value; what JSON cannot express (NaN, lone surrogates) is replaced."""
+    """Encode any value. Values that JSON cannot express (NaN, lone surrogates) are replaced."""
     try:
         return _ENCODER.encode(value)
     except (UnicodeEncodeError, TypeError):
@@ -50,7 +50,7 @@ def from_json(body: bytes) -> object:
     """Decode JSON, and the near-JSON that some endpoints send: NaN, lone surrogates, a byte order mark.
 
     Raises:
-        ValueError: It is not even that, or nested more than `MAX_DEPTH` deep, or holds too many values.
+        ValueError: It is neither, is nested more than `MAX_DEPTH` deep, or holds too many values.
     """
     if len(body) > _LONG_BYTES and is_crowded(body, _MOST_VALUES):
         raise ValueError(f"it holds more than {_MOST_VALUES} values")
@@ -75,10 +75,10 @@ def _decode(body: bytes) -> object:
 
 
 def _readable(value: object, depth: int = MAX_DEPTH, *, exact: bool = False) -> object:
-    """Return a value that Python's lenient reader gave as a JSON value.
+    """Return a value that Python's lenient reader has read, with JSON values only.
 
-    `NaN` and infinities become `null`, except in the arguments of a call: with `null` it would be another
-    call. There the number is kept, so that the code that reads the arguments refuses it.
+    `NaN` and infinities become `null`, except in the arguments of a call, where `null` would make it another
+    call. There the number is kept, so that the code that reads the arguments refuses the call.
     """
     match value:
         case dict() | list() if depth < 1:
@@ -100,7 +100,7 @@ def strict_value(text: str) -> object:
     """Return the value of `text`, read as strict JSON.
 
     Raises:
-        ValueError: It is not JSON, is too large, or is nested more than `MAX_DEPTH` deep.
+        ValueError: The text is not JSON, is too large, or is nested more than `MAX_DEPTH` deep.
     """
     if len(text) > MAX_CHARS or is_crowded(text):
         raise ValueError("too large")
@@ -123,7 +123,7 @@ def strict_object(text: str) -> m.JsonObject | None:
 
 
 def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
-    """Return `value` as a JSON value, with replacements for what JSON cannot express.
+    """Return `value` as a JSON value, with replacements for values that JSON cannot express.
 
     NaN and infinities become `None`, lone surrogates U+FFFD, bytes base64 text, and keys text. Integers with
     more digits than Python writes become hexadecimal text. Values nested more than `depth` deep become a text

@@ -33,7 +33,7 @@ _NAMED_WAIT = (
     r"|(\d{1,6} ?(?:秒钟?|分钟|小时))(?:之?后|再)"
 )
 _CLOCK_WAIT = r"(?:again|retry|replenished|resets?) (?:in|after) (?:(\d{1,3})\.)?(\d{1,2}):(\d{2}):(\d{2})\b"
-"""A wait as Azure's gateway writes it: `days.hours:minutes:seconds`, the days only if there are any."""
+"""A wait as Azure's gateway writes it: `days.hours:minutes:seconds`, without the days if there are none."""
 
 _DRAFTED = r"\b(?:r|remaining) ?= ?0\b[^,\n]{0,20}[;,] ?(?:t|reset) ?= ?(\d{1,9})\b"
 _NUMBERED_WAIT = (
@@ -52,7 +52,7 @@ _ABOVE_0 = (
 
 
 class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
-    """How often to retry a request, and the time limits of each one; the settings of `[tool.grue.retry]`.
+    """How often to retry a request, and the time limits of each request; the settings of `[tool.grue.retry]`.
 
     Attributes:
         max_retries: Most requests after the first one.
@@ -61,10 +61,10 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         max_asked_delay_s: Longest wait that an endpoint may ask for. If it asks for a longer one, such as a
             day, the request fails at once, because a request before that time would be refused too.
         exponential_base: Factor from one wait to the next.
-        jitter_factor: Largest random addition to a wait, as a fraction of it.
+        jitter_factor: Largest random addition to a wait, as a fraction of the wait.
         timeout_s: Limit of one request, from the connect to the last byte of the reply.
         connect_timeout_s: Limit of the connect.
-        first_byte_timeout_s: Limit from the connect to the first byte of the reply; `None` sets none.
+        first_byte_timeout_s: Limit from the connect to the first byte of the reply; `None`: no limit.
         idle_timeout_s: Limit between two pieces of a streamed reply.
         length_retry_factor: A reply that was cut at its length limit is requested once more, with the limit
             multiplied by this. 1 accepts the cut reply instead.
@@ -97,16 +97,17 @@ def next_delay(
 ) -> float | None:
     """Return the seconds to wait before the next request, or `None` to give up.
 
-    An invalid reply is requested only once more. It may have been cut on its way; but if the endpoint sent a
-    web page instead of a completion, it will do so every time. An endpoint that cannot be reached is tried
-    once more after half a second: most often its address is wrong, or it does not run.
+    An invalid reply is requested only once more. The reply may have been damaged on the way; but if the
+    endpoint sent a web page instead of a completion, it will do so every time. An endpoint that cannot be
+    reached is tried once more after half a second: most often the address is wrong, or no endpoint runs
+    there.
 
     Args:
         policy: The limits and the backoff.
         attempt: Requests sent so far.
         failure: How the last request failed. The wait that it names replaces the backoff.
-        of_kind: How many of these requests failed in the same way; a failure of another kind says nothing
-            about this one. Default: all.
+        of_kind: How many of the requests sent so far failed in the same way; failures of another kind do not
+            count against the retries of this one. Default: all of them.
         jitter: A random number from 0 to 1.
     """
     of_kind = attempt if of_kind is None else of_kind
@@ -193,7 +194,8 @@ def _until(value: str, now: float) -> float | None:
     """Return the seconds until a limit is reset. The text is a duration, a number of seconds, or a time."""
     number = _number(value)
     if number is not None:
-        # A number above a year is a time since the epoch, in seconds or in milliseconds.
+        # 1e8 seconds are over three years, so a larger number is a time since the epoch: in milliseconds if
+        # it is above 1e11, else in seconds.
         moment = number / 1000 if number > 1e11 else number
         return max(0.0, moment - now) if moment > 1e8 else moment
     text = value.strip()
@@ -231,6 +233,6 @@ def retry_after(header: str | None, now: float) -> float | None:
         date = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None
-    # HTTP dates are in UTC, also those that do not name a zone.
+    # HTTP dates are in UTC, also if they name no zone.
     date = date if date.tzinfo else date.replace(tzinfo=UTC)
     return max(0.0, date.timestamp() - now)

@@ -5,20 +5,20 @@ names of providers are those of OpenTelemetry's conventions for GenAI (`gen_ai.p
 that the conventions do not name gets its own name here.
 
 To handle another kind of refusal, add an adaptation. Each adaptation recognises one kind of refusal by its
-text and removes what was refused from the profile. A profile can only lose features, so a request is repeated
-a bounded number of times. The adapted profile is kept for the run.
+text and removes the refused feature from the profile. A profile can only lose features, so a request is
+repeated a bounded number of times. The adapted profile is kept for the run.
 
 Whether a model can call tools is known from three sources, in this order: the setting
 `mcp_force_tool_support`, the model list of the endpoint (the reply to `GET {base_url}/models`), and the table
 of names below, which is only a heuristic. To add a model family, add a row to it.
 
-That table is matched against the last segment of the model's path in lower case, so that the vendor's name
-does not matter. Rows are tried from top to bottom; the rows for models without tools come before those for
-models with tools. The rows for models without tools cover the models of the required list, and whole families
-where the list has a prefix, whatever the vendor. Some models of those families do call tools, such as the
-reasoning variants of Grok and Ministral. For these the endpoint's model list or the setting overrides the
-table. A model that no row matches is taken to call tools: if it does not, the first request fails with the
-provider's reason.
+The table of names is matched against the last segment of the model's path in lower case, so that the vendor's
+name does not matter. Rows are tried from top to bottom; the rows for models without tools come before those
+for models with tools. The rows for models without tools cover the models of the required list, and whole
+families where the list has a prefix, whatever the vendor. Some models of those families do call tools, such
+as the reasoning variants of Grok and Ministral. For these the endpoint's model list or the setting overrides
+the table. A model that no row matches is taken to call tools: if it does not, the first request fails with
+the provider's reason.
 
 Source: R4.5, R12, P13
 """
@@ -91,7 +91,7 @@ GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES = (
     FORMATS[wire].profile for wire in ("chat_completions", "responses", "messages")
 )
 
-# OpenRouter passes tool names on to the provider that it picks, so they have to suit the strictest one.
+# OpenRouter passes tool names on to the provider that it picks, so names have to suit the strictest provider.
 OPENROUTER = WireProfile(
     name="openrouter",
     key_variable="OPENROUTER_API_KEY",
@@ -181,9 +181,9 @@ PROFILES: dict[str, tuple[WireProfile, ...]] = {
     "api.mistral.ai": (MISTRAL,),
     "api.x.ai": (XAI,),
 }
-"""Profiles by host; subdomains match too. The first row is used unless a wire format is requested."""
+"""Profiles by host; subdomains match too. The first profile is used unless a wire format is requested."""
 
-# OpenAI's reasoning models accept no sampling settings and take instructions in the role developer.
+# OpenAI's reasoning models accept no sampling settings, and instructions only in the role developer.
 _REASONING = re.compile(r"(?:^|/)(?:o[1-9]|gpt-(?:[5-9]|[1-9]\d))(?![^/]*chat)")
 # The first reasoning models accept neither the role system nor developer.
 _NO_INSTRUCTIONS = re.compile(r"(?:^|/)o1-(?:mini|preview)")
@@ -205,7 +205,7 @@ def profile_for(base_url: str, model: str = "", wire: str | None = None) -> Wire
     Args:
         base_url: The endpoint's base URL.
         model: The endpoint's name for the model; a few models need a different profile.
-        wire: The wire format; `None` for the one that the base URL suggests.
+        wire: The wire format; `None`: the format that the base URL suggests.
     """
     host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
     wire = wire or wire_of(base_url)
@@ -258,7 +258,8 @@ _UNKNOWN = (
     r"unsupported|not support|unknown|unrecognized|unexpected|not (be )?(permitted|allowed)|deprecated"
     r"|cannot|can't|no longer|extra"
 )
-"""Words that refuse a field itself. A field whose value is out of range stays: the user has to correct it."""
+"""Words that refuse a field itself. Words about a value out of range are not among them: then the field
+stays, because the user has to correct the value."""
 
 _RENAMED = r"max_tokens\W[^\n]{0,120}max_completion_tokens"
 _TOO_MANY = (
@@ -284,7 +285,7 @@ _ADAPTIVE = r"thinking\.type\.enabled|use\b[^\n]{0,20}adaptive"
 
 
 def _refused(noun: str) -> str:
-    """Return a pattern for words that refuse a field altogether, and not only this value."""
+    """Return a pattern for words that refuse a kind of input altogether, and not only one value of it."""
     taken = rf"\b(?:{noun})s?\b(?!/|[ _-]?(?:format|type|size|media|mime|dimension))"
     return (
         rf"(?:\bnot|n't|cannot) (?:\w+ )?(?:support|accept|allow)\w*[^\n.]{{0,30}}?{taken}"
@@ -318,9 +319,9 @@ def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireP
     """Return the profile adapted to a refusal, or `None` if the refusal gives no reason to change it.
 
     Args:
-        profile: What the refused request followed.
-        status: Its HTTP status. 400 and 422 mean the request's form, 404 the address or the model, 415 and
-            llama.cpp's 500 the images.
+        profile: The profile that the refused request followed.
+        status: The refusal's HTTP status. 400 and 422 blame the form of the request, 404 the address or the
+            model, 415 and llama.cpp's 500 the images.
         words: The provider's message.
     """
     if status not in _SPEAKS_OF_FORM:
@@ -403,7 +404,7 @@ def _sampling(profile: WireProfile, words: str) -> WireProfile | None:
         return None
     named = [name for name in sorted(profile.sampling - {"stop"}) if re.search(rf"\b{name}\b", words)]
     named += ["stop"] if "stop" in profile.sampling and says(_STOP, words) else []
-    # In "temperature and top_p cannot both be specified", leave out the one that is named last.
+    # In "temperature and top_p cannot both be specified", leave out the field that is named last.
     return replace(profile, sampling=profile.sampling - {named[-1]}) if named else None
 
 
@@ -458,7 +459,7 @@ class ListedModel(Struct, frozen=True):
         name: The model's name.
         parameters: The request parameters that the model accepts, in OpenRouter's terms; `None` if not
             listed.
-        inputs: Its kinds of input besides text (`image`, `audio`, `file`); `None` if not listed.
+        inputs: The model's kinds of input besides text (`image`, `audio`, `file`); `None` if not listed.
     """
 
     name: str
@@ -498,13 +499,13 @@ def find_model(models: dict[str, ListedModel], model: str) -> ListedModel | None
 
 
 class ToolSupportPolicy(Protocol):
-    """An object with the setting that is read here, such as `GameConfiguration`."""
+    """An object with the setting `mcp_force_tool_support`, such as `GameConfiguration`."""
 
     mcp_force_tool_support: bool
 
 
 class NameRule(Struct, frozen=True):
-    """A row of the table: models whose name matches `pattern` can or cannot call tools, for this `reason`."""
+    """A row of `NAME_RULES`: models that `pattern` matches can or cannot call tools, for this `reason`."""
 
     pattern: re.Pattern[str]
     supported: bool
@@ -533,7 +534,7 @@ NAME_RULES: tuple[NameRule, ...] = (
     _denied(r"deepseek-reasoner", "deepseek-reasoner is DeepSeek's reasoning endpoint"),
     _denied(rf"{_START}r1{_END}", "R1 and what was distilled from it are reasoning models"),
     _denied(
-        # "non-reasoning" means the opposite.
+        # A name with "non-reasoning" is that of a model that does not reason.
         r"(?<!\bnon)-reasoning",
         "a name with '-reasoning' is that of a reasoning model",
     ),
@@ -553,7 +554,7 @@ NAME_RULES: tuple[NameRule, ...] = (
 
 @functools.lru_cache(maxsize=64)
 def rule_for(model: str) -> NameRule | None:
-    """Return the first row that matches `model`, or `None` if none does.
+    """Return the first row of `NAME_RULES` that matches `model`, or `None` if no row does.
 
     Source: R12.1-3
     """

@@ -1,17 +1,18 @@
 """The wire format of OpenAI's responses, `POST {base_url}/responses`.
 
 The endpoint stores nothing (`store: false`), so every request contains the whole history, as in the other
-formats. The endpoint returns a model's reasoning encrypted. It has to be sent back unchanged, before the
-calls that followed it.
+formats. The endpoint returns a model's reasoning encrypted. The encrypted reasoning has to be sent back
+unchanged, before the calls that followed it.
 
-The last event of a stream has the complete response. The others are used to show the text as it arrives, and
-to check the response: the pieces of a text or of a call's arguments must add up to what the last event has,
-and both must have the same calls, with the same names and arguments. If they differ, one of the two is
-damaged, and the stream is rejected.
+The last event of a stream has the complete response. The events before it are used to show the text as it
+arrives, and to check the response: the pieces of a text or of a call's arguments must add up to the text or
+arguments in the last event, and the same calls must be in both, with the same names and arguments. If they
+differ, the events or the response are damaged, and the stream is rejected.
 
-Calls are told apart by their ids, because a gateway may number and order its items otherwise in the events
-than in the response. For the same reason a gap in the numbers of the events is no damage by itself: it counts
-where the last event does not repeat the items, so that nothing else would show a lost event.
+Calls are told apart by their ids, because a gateway may number and order the items of the events differently
+from those of the response. For the same reason a gap in the numbers of the events is no damage by itself. It
+counts as damage if the last event does not repeat the items, because then nothing else would show a lost
+event.
 """
 
 from collections.abc import Collection, Iterable, Sequence, Sized
@@ -97,15 +98,15 @@ _MOST_COMPARED = 100
 
 
 class _CallEvents(Struct):
-    """What the events say about one tool call.
+    """The facts that events have brought about one tool call.
 
     Attributes:
-        name: Its name; `None`: no event has named it.
-        pieces: Its arguments, in pieces.
-        whole: Its arguments, if one event has contained all of them.
+        name: The tool's name; `None`: no event has named it.
+        pieces: The arguments, in pieces.
+        whole: The arguments, if one event has contained all of them.
         done: Whether an event has contained the whole call.
-        told: Whether the response contains it too.
-        ids: The ids that events give it.
+        told: Whether the response contains the call too.
+        ids: The ids that events give to the call.
     """
 
     ids: frozenset[str] = frozenset()
@@ -116,10 +117,10 @@ class _CallEvents(Struct):
     told: bool = False
 
     def add(self, item: m.JsonObject) -> None:
-        """Add what another event, or the response, says of this call, and compare it with what is known.
+        """Add the facts about this call in another event or in the response, after comparing them.
 
         Raises:
-            DamagedStream: They differ.
+            DamagedStream: They differ from the facts that are known.
         """
         for name, known, other in (("name", self.name, "another"), ("arguments", self.whole, "other")):
             if known is not None and name in item and item[name] != known:
@@ -133,7 +134,7 @@ class _CallEvents(Struct):
         self.whole = arguments
 
     def agrees(self, item: m.JsonObject) -> bool:
-        """Return whether an item has this name and these arguments."""
+        """Return whether an item has the name and the arguments of this call."""
         said = "".join(self.pieces) if self.whole is None else self.whole
         return item.get("type") == _CALL and (self.name, said) == (item.get("name"), item.get("arguments"))
 
@@ -171,8 +172,8 @@ class ResponsesAssembler:
         """Take the next event in, and return the text in it.
 
         Raises:
-            DamagedStream: The event is not as it was sent, one before it is missing, or the whole is not what
-                its pieces were.
+            DamagedStream: The event is damaged, one before it is missing, or the response differs from the
+                pieces before it.
         """
         said = intact(event.object, _EVENT)
         kind = as_text(said.get("type")) or event.kind
@@ -194,13 +195,13 @@ class ResponsesAssembler:
         return ()
 
     def body(self) -> bytes:
-        """Return the response. If it holds no items, those that the events had are put in."""
+        """Return the response. If it holds no items, the items of the events before it are put in."""
         if self._items and self._response.get("output") == []:
             return to_json({**self._response, "output": list(self._items.values())})
         return to_json(self._response)
 
     def _count(self, number: object) -> None:
-        """Remember a gap in the events' numbers, which count up by one, or stand still as at some servers.
+        """Remember a gap in the events' numbers. They count up by one, or are all the same at some servers.
 
         A gateway may give one kind of event a fixed number, so a number below the last one is no gap.
         """
@@ -243,8 +244,8 @@ class ResponsesAssembler:
             place = index if isinstance(index, int) else len(self._items)
             if place in self._items and not _differs(self._items[place], item):
                 raise DamagedStream(f"ends item {place} a second time")
-            # A gateway may leave out the end of an item: the last event holds the whole response. Another one
-            # may give two items the same place.
+            # A gateway may leave out the end of an item: the last event holds the whole response. And another
+            # gateway may give two items the same place.
             while place in self._items:
                 place += 1
             self._room(self._items)
@@ -258,7 +259,8 @@ class ResponsesAssembler:
     def _call_of(self, said: m.JsonObject, item: m.JsonObject | None = None) -> _CallEvents:
         """Return the call that an event is about: the one at its place, with its ids.
 
-        Both are compared, because some servers give several calls the same id, and others the same place.
+        Place and id are both compared, because some servers give several calls the same id, and others the
+        same place.
         """
         ids = _ids(item) if item is not None else _ids({"id": said.get("item_id")})
         index = said.get("output_index")
@@ -319,7 +321,7 @@ class ResponsesAssembler:
         here = self._named.get((index, ""))
         if here is not None and item.get("type") == _CALL and not (ids and here.ids):
             found.append(here)
-        # Some gateways make up the ids of the response anew.
+        # Some gateways give the calls new ids in the response, so also look for the same name and arguments.
         found += [call for call in self._calls[:_MOST_COMPARED] if call.agrees(item)]
         call = next((call for call in found if not call.told), None)
         if call is not None:
@@ -348,7 +350,7 @@ def _item(value: object) -> m.JsonObject:
 
 
 def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
-    """Check an item of the response against its pieces, and against the event that had it whole."""
+    """Check an item of the response against its pieces, and against the event that had the whole item."""
     if "type" in done and not _differs(done, item) and done["type"] != item.get("type"):
         raise DamagedStream("has an item with another type than the events before it")
     parts = [as_object(part) for part in listed(item.get("content"))]
@@ -359,7 +361,7 @@ def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
 
 
 _OUTPUT = "output"
-"""Key in a reply's echo: its output items, in order."""
+"""Key in a reply's echo for the reply's output items, in order."""
 
 
 class Responses(WireFormat):
@@ -384,7 +386,7 @@ class Responses(WireFormat):
     batches = OpenAIBatches()
 
     def headers(self, key: str) -> dict[str, str]:
-        """Return the header with the key as a bearer token; none for an empty key."""
+        """Return the header with the key as a bearer token; without a key, no header."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def encode_items(
@@ -395,7 +397,7 @@ class Responses(WireFormat):
         return EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the items of a reply: unchanged, except calls, which are taken from `tool_calls`."""
+        """Encode the items of a reply, unchanged except for calls: these are taken from `tool_calls`."""
         items = listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []
@@ -410,8 +412,9 @@ class Responses(WireFormat):
         return tuple(map(to_json, encoded))
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool as a request lists it."""
-        # Otherwise the endpoint requires its strict dialect, which schemas of MCP servers do not follow.
+        """Return a tool in the form of a request's list of tools."""
+        # Without `strict: False` the endpoint requires its strict dialect, which schemas of MCP servers do
+        # not follow.
         return {"type": "function", **function, "strict": False}
 
     def body(self, request: WireRequest) -> bytes:
@@ -540,7 +543,8 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
                 arguments = f"{arguments}{CUT_MARK}"
             call = read_call(item.get("call_id"), item.get("name"), arguments, ids, names)
             calls.append(call)
-            # The result names the call by this id, which is ours if the endpoint has sent none or one twice.
+            # The result of the call names it by this id, which grue made up if the endpoint sent none or a
+            # double.
             item = item | {"call_id": call.call_id}
         # The endpoint stores nothing (`store` is false), so every item is sent back, in this order: OpenAI
         # refuses a call without the reasoning before it.
@@ -570,7 +574,8 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
 def _again(item: m.JsonObject) -> m.JsonObject:
     """Return an item in the form in which it can be sent back; empty if it cannot be sent back.
 
-    Some gateways write missing members as `null`. These are removed, because the endpoint would refuse them.
+    Some gateways write missing members as `null`. These members are removed, because the endpoint would
+    refuse them.
     """
     said = _without_nulls(item)
     match said.get("type"):
@@ -581,7 +586,7 @@ def _again(item: m.JsonObject) -> m.JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # A reasoning item without these is only a reference to one that the endpoint has not stored.
+            # A reasoning item without these is only a reference to an item that the endpoint has not stored.
             return said
         case _:
             return {}

@@ -1,6 +1,6 @@
 """Parse server-sent events, as far as streamed replies use them.
 
-A damaged stream must not be used, because what is left of it does not show what is missing. A tool call with
+A damaged stream must not be used, because the rest of it does not show what is missing. A tool call with
 lost arguments, for example, could still look valid. Bytes that are not UTF-8 and lines with a field that no
 event has are therefore remembered as damage (`EventLines.damage`), and data that is not a JSON object raises
 `DamagedStream`.
@@ -23,22 +23,22 @@ _FIELDS = frozenset({"data", "event", "id", "retry", ""})
 """Fields of an event by the standard; a line that begins with a colon is a comment."""
 
 _NAME = re.compile(r"[\w.:/-]*", re.ASCII)
-"""The names of events."""
+"""The pattern of the names of events."""
 
 _LONGEST_NAME = 24
 _SHORTEST_NAME = 4
 
 
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream cannot be trusted; the text says what is wrong, to follow "event 7 of the stream"."""
+    """A stream cannot be trusted. The text says what is wrong, and follows words such as "event 7"."""
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream holds more than any reply does; a retry would give the same."""
+    """A stream holds more than any real reply. A retry would give the same."""
 
 
 class ServerEvent(Struct, frozen=True):
-    """One event: its type, empty where the stream names none, and its data."""
+    """One event: its type, which is empty if the stream names none, and its data."""
 
     kind: str
     text: str
@@ -79,7 +79,7 @@ def ungarbled(name: str, names: frozenset[str], what: str) -> str:
     """Return the name, after checking that it is not a garbled form of one of `names`.
 
     Raises:
-        DamagedStream: It differs from one of them in one character. The text calls the name `what`.
+        DamagedStream: The name differs from one of `names` in one character. The text calls the name `what`.
     """
     if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
         meant = _garbled(name, names)
@@ -98,8 +98,8 @@ class EventLines:
     """Splits bytes into events. LF, CRLF or CR ends a line, and an empty line ends an event.
 
     Attributes:
-        damage: What was wrong with the first line that no event can have; empty: nothing. It counts only
-            where there are events: the lines of a plain body are not fields.
+        damage: What is wrong with the first line that cannot be part of an event; empty: no such line. It
+            counts only if there are events: the lines of a plain body are not fields.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,8 @@ class EventLines:
         elif field == "event":
             self._kind = value
             if not _NAME.fullmatch(value):
-                # A newline is missing: the next line, with the data, is part of this one and would be lost.
+                # A newline is missing: the next line, which has the data, is part of this line and would be
+                # lost.
                 self._damaged("names no event")
         elif field not in _FIELDS:
             self._damaged("has no field of an event")

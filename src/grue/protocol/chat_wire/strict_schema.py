@@ -45,18 +45,18 @@ def strict_schema(schema: m.JsonObject) -> m.JsonObject:
 def _strict(schema: object) -> m.JsonObject:
     if not isinstance(schema, dict):
         raise ValueError("a strict schema says what it accepts")
-    # An empty schema, which accepts any value, is valid JSON Schema, and refused here.
+    # An empty schema, which accepts any value, is valid JSON Schema, but the strict dialect has none.
     if not schema.keys() & {"type", "$ref", "enum", "const", *_UNIONS}:
         raise ValueError("a strict schema names a type")
     if schema.keys() & _UNSAYABLE or (schema.get("type") == "array" and "items" not in schema):
         raise ValueError("a strict schema has no tuples and no conditions")
-    # Pydantic writes both keywords; the dialect knows neither.
+    # Pydantic writes both of these keywords; the dialect knows neither.
     rest = {key: value for key, value in schema.items() if key not in {"default", "discriminator"}}
     # A reference may have no siblings, such as the description that Pydantic puts beside it.
     if "$ref" in rest and len(rest) > 1:
         rest["anyOf"] = [{"$ref": rest.pop("$ref")}]
-    # The dialect has only `anyOf` of the unions. It accepts more than `oneOf`, but the answer is checked
-    # afterwards.
+    # Of the unions, the dialect has only `anyOf`. That accepts more values than `oneOf`, but the host's check
+    # of the answer follows.
     for union in _UNIONS:
         if union in rest:
             rest["anyOf"] = [_strict(choice) for choice in _list(rest.pop(union))]

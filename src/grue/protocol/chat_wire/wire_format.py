@@ -8,7 +8,7 @@ The body of a request has three parts, each encoded once: a head (model, samplin
 therefore begins with the same bytes as the one before it, and the endpoint can use its prompt cache.
 
 The attachments of tool results and of the user's texts were checked before (`protocol/tools/results.py`).
-Here the profile decides which of them its endpoint accepts; the others are described in words.
+Here the profile decides which attachments the endpoint accepts; the others are described in words.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
 objects or empty, numbers are strings. The functions here read what they can, and do not raise.
@@ -33,14 +33,14 @@ from grue.protocol.json_text import from_json, strict_object, to_json
 from grue.protocol.tools.names import CUT_MARK, WireNames, openai_tool
 
 NAMELESS = "unnamed"
-"""The name given to a call that has none."""
+"""The name given to a call whose name is missing."""
 
 MAX_CALLS = 10_000
 """Most tool calls of one reply; a reply with more is invalid."""
 
 UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
-"""Exceptions that Python raises for extreme texts and numbers. Readers catch these. They are caught again
-where a reply enters, because nothing that an endpoint says may end an actor."""
+"""Exceptions that Python raises for extreme texts and numbers. The readers of replies catch them. They are
+caught again where a reply enters, because no reply of an endpoint may end an actor."""
 
 LENGTH = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
 """Words for the end of a reply at its length limit."""
@@ -72,12 +72,12 @@ class Reply(Struct, frozen=True, kw_only=True):
         content: The text; `None` if there is none. A reply may have both text and tool calls.
         tool_calls: Calls with canonical names, ids that are unique in the turn, and arguments as text.
         refusal: The model's text if it declines to answer, and the endpoint marks that.
-        reasoning: The text of its thinking.
-        finish_reason: The reason why it ended, in the terms of chat completions.
-        cut: Whether it ended at its length limit.
-        stopped: Why the endpoint stopped it before its end, if not for its length; empty if it did not. The
-            text is what there was by then, and calls are left out.
-        written: The tool calls that are written in its text, unless grue has turned them into `tool_calls`.
+        reasoning: The text of the model's thinking.
+        finish_reason: The reason why the reply ended, in the terms of chat completions.
+        cut: Whether the reply ended at its length limit.
+        stopped: Why the endpoint stopped the reply before its end, if not for its length; empty if it did
+            not. Then the text is the part that had arrived, and calls are left out.
+        written: The tool calls that are written in the text, unless grue has turned them into `tool_calls`.
         echo: Fields that the assistant's message has to have in later requests; each format has its own.
         prompt_tokens: The size of this reply's prompt. `usage` also includes the prompts of earlier tries.
         facts: What the endpoint says about the reply.
@@ -105,7 +105,7 @@ class CallIds:
 
     Args:
         request: Number of the request in its turn; ids that have to be made up become `call_{request}_{n}`.
-        used: Ids of the turn so far.
+        used: Ids that the turn has used so far.
     """
 
     def __init__(self, request: int, used: Collection[str] = ()) -> None:
@@ -115,7 +115,7 @@ class CallIds:
         self._numbers = count(1)
 
     def give(self, wanted: object) -> m.CallId:
-        """Return `wanted`, or a new id if that is not an id or is in use."""
+        """Return `wanted`, or a new id if `wanted` is not an id or is in use."""
         call_id = wanted if isinstance(wanted, str) else ""
         while not call_id or call_id in self._used or call_id in self._given:
             call_id = f"call_{self._request}_{next(self._numbers)}"
@@ -124,7 +124,7 @@ class CallIds:
 
 
 def read_call(call_id: object, name: object, arguments: object, ids: CallIds, names: WireNames) -> m.ToolCall:
-    """Return a tool call from the parts that a format found, whatever they are."""
+    """Return a tool call made of the parts that a format found, whatever values they have."""
     return m.ToolCall(
         call_id=ids.give(call_id),
         name=names.to_canonical(name) if isinstance(name, str) and name else NAMELESS,
@@ -193,13 +193,13 @@ _MOST_COPIES = 8
 
 
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
-    """Return the calls of a reply that was cut. The last one is marked if it is not known to be whole.
+    """Return the calls of a reply that was cut. The last call is marked if it is not known to be whole.
 
     Args:
         calls: The calls, in order.
         given: The last call's arguments as they came. A text shows whether it is whole, unless it is blank:
             then the arguments may not have arrived. An object was put together by a gateway, which may have
-            added what was missing.
+            filled in the part that was cut off, so it does not show that.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)
@@ -208,10 +208,10 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 
 
 def as_it_ended(reply: Reply) -> Reply | Fault:
-    """Return a reply as far as it may be used, by the reason why it ended; the fault if it broke off.
+    """Return the part of a reply that may be used, by the reason why it ended; the fault if it broke off.
 
-    If the endpoint stopped the reply, or gives a reason that is not known, the calls are left out: one whose
-    arguments had not arrived yet may look like a call without arguments.
+    If the endpoint stopped the reply, or gives a reason that is not known, the calls are left out: a call
+    whose arguments had not arrived yet may look like a call without arguments.
     """
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
@@ -287,7 +287,7 @@ def as_text(value: object) -> str | None:
 
 
 def weight(value: object) -> int:
-    """Return about how much a JSON value holds: its characters, and a few for each value.
+    """Return about how much room a JSON value takes: its characters, and a fixed number for each value in it.
 
     An empty object takes two characters of JSON and dozens of bytes of memory, so characters alone would not
     bound what a stream may make grue hold.
@@ -394,10 +394,10 @@ def label(message: m.ToolMessage) -> str:
 
 
 def with_shown(items: Sequence[m.ConversationItem], profile: WireProfile) -> tuple[WireItem, ...]:
-    """Insert a user message with the attachments after each run of tool messages that has any.
+    """Insert a user message with the attachments after each run of tool messages that has attachments.
 
-    It comes after the last tool message of the run, because providers require the results of all calls before
-    any other message.
+    The user message comes after the last tool message of the run, because providers require the results of
+    all calls before any other message.
     """
     arranged: list[WireItem] = []
     waiting: list[m.ToolMessage] = []
@@ -517,7 +517,7 @@ class WireFormat(Protocol):
     """Encodes requests and decodes replies of one API. A format has no state."""
 
     name: str
-    """Its name in settings and traces, one of `WireName`."""
+    """The format's name in settings and traces, one of `WireName`."""
 
     path: str
     """The path of the request, after the base URL. A base URL that ends in it selects the format."""
@@ -526,10 +526,10 @@ class WireFormat(Protocol):
     """The profile of an unknown endpoint of this format."""
 
     provider: str
-    """The provider whose format it is, as OpenTelemetry spells it; also the provider of unknown hosts."""
+    """The provider that made the format, as OpenTelemetry spells it; it also stands for unknown hosts."""
 
     inputs: frozenset[MediaKind]
-    """The kinds of input besides text that it can express, whatever the endpoint accepts."""
+    """The kinds of input besides text that the format can express, whatever the endpoint accepts."""
 
     own_fields: frozenset[str]
     """The fields of a request that the turn sets, and that `extra_body` may not replace."""
@@ -547,7 +547,7 @@ class WireFormat(Protocol):
     """Whether tool messages can have a cache marker."""
 
     batches: "BatchForm | None"
-    """The form of its providers' batches; `None`: they have none."""
+    """The form in which providers of this format take batches; `None`: they take none."""
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the header with the key, and the other headers that the format needs."""
@@ -556,7 +556,7 @@ class WireFormat(Protocol):
     def encode_items(
         self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
     ) -> EncodedItems:
-        """Encode the items between two replies; those at the positions `marked` get a cache marker."""
+        """Encode the items between two replies; the items at the positions `marked` get a cache marker."""
         ...
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
@@ -653,9 +653,10 @@ def encode_body(
     """Return the body of a request.
 
     Args:
-        request: Its messages and tools are encoded already.
+        request: The request; its messages and tools are encoded already.
         messages: The name of the list that the messages are in.
-        head: The fields before them. One that is `None`, or that the user sets in `extra`, is left out.
+        head: The fields before the messages. A field that is `None`, or that the user sets in `extra`, is
+            left out.
         choice: Which of the tools the model may or has to call, in the words of the format.
         tail: The fields behind the messages, those of `extra` included.
     """

@@ -1,15 +1,15 @@
-"""Tell a model's thoughts and tool calls from its text, where the endpoint has left all three in the text.
+"""Separate a model's thoughts and tool calls from its text, where the endpoint has left them in the text.
 
 A model writes a tool call in the form that its template has, and the endpoint is to read that form. A server
 that does not know the template, or a model that forgets half of it, leaves the call in the text, where it
-would pass for an answer. `read_written` finds such calls. It reads those that are whole and strictly of their
-form; of the others it says only that they are there. `split_thoughts` separates what is marked as thought.
+would pass for an answer. `read_written` finds such calls. It returns the calls that are whole and strictly of
+their form; of others it only returns that there are some. `split_thoughts` separates the marked thoughts.
 
-Only a reply that *is* a call counts. A mark in the middle of a sentence or in a block of code, between two
-paragraphs for example, is what somebody says about calls. Templates put a mark at the beginning of a line, or
-directly after the text, without a space. Everything is done in time linear in the text.
+Only a reply that *is* a call counts. A mark in the middle of a sentence or in a block of code, or between two
+paragraphs, belongs to a text about calls. Templates put a mark at the beginning of a line, or directly after
+the text, without a space. The time is linear in the length of the text.
 
-`tests/recorded/chat_templates.json` has what the models' own templates make of a call.
+`tests/recorded/chat_templates.json` has the texts that the models' own templates make of a call.
 """
 
 import re
@@ -55,7 +55,7 @@ _PAIRS = {
     "<|tool_call|>": "<|/tool_call|>",
     "<|function_call|>": "<|message_sep|>",
 }
-"""Marks around calls in JSON, with their ends. The last two may have none."""
+"""Marks before calls in JSON, each with the mark at their end, which the last two may be without."""
 
 _END_IN_PROMPT = ("<|tool_call|>", "<|function_call|>")
 _FORMS = (
@@ -72,7 +72,7 @@ _SIGNS = ("<", "[", "`")
 """Each mark contains one of these characters. Most texts have none, and are not searched for marks."""
 
 _FIRST_CHARS = re.compile(r"[<\[\]]")
-"""The beginnings of marks that may follow a text directly. A search for these alone is much quicker."""
+"""The first characters of marks that may follow a text directly. A search for these alone is much quicker."""
 
 _NO_TEXT = frozenset(" \t\n\r`'\"([")
 _MOST_LOOKED_AT = 10_000
@@ -107,13 +107,13 @@ class WrittenCall(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """A reply that is tool calls, written as text.
+    """A reply that consists of tool calls written as text.
 
     Attributes:
         form: The name of the form: that of a template or of a kind of model.
         calls: The calls; empty if they cannot be read strictly.
-        before: The text before them.
-        sure: They are whole, nothing follows them, and the text cannot be anything else.
+        before: The text before the calls.
+        sure: Whether the calls are whole, nothing follows them, and the text cannot be anything else.
     """
 
     form: str
@@ -136,8 +136,8 @@ def split_thoughts(text: str) -> tuple[str, str]:
     """Return the thoughts at the beginning of a text, without their marks, and the rest of the text.
 
     If no mark ends the thoughts, the whole text is thoughts. Some templates begin the thoughts in the prompt,
-    so that the text has only the mark at their end. It counts if it stands in a line of its own, or with no
-    space on either side.
+    so that the text has only the mark at their end. Such a mark counts if it stands in a line of its own, or
+    with no space on either side.
     """
     thoughts: list[str] = []
     rest = text.lstrip()
@@ -168,7 +168,8 @@ def _is_attached(char: str) -> bool:
 class ThoughtSplitter:
     """Separates thoughts from a text that arrives in pieces, as `split_thoughts` does for a whole text.
 
-    If the prompt has begun the thoughts, the text is shown as it comes: only the mark at their end tells.
+    If the prompt has begun the thoughts, they are shown as text: only the mark at their end shows what they
+    are.
     """
 
     def __init__(self) -> None:
@@ -205,19 +206,19 @@ class ThoughtSplitter:
         return out
 
     def flush(self) -> list[tuple[Part, str]]:
-        """Return the text that was held back; nothing more comes."""
+        """Return the text that was held back, after the last piece has arrived."""
         held, self._held = self._held, ""
         held = held.lstrip() if self._thought and not self._end else held
         return [("reasoning" if self._end else "content", held)] if held else []
 
 
 def _beginning_at_end(text: str, mark: str) -> int:
-    """Return the length of the end of a text that may be the beginning of a mark."""
+    """Return the length of the part at the end of a text that may be the beginning of a mark."""
     return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def _split_harmony(text: str) -> tuple[str, str]:
-    """Return the analysis of a text in harmony's form, and the rest: its words, or the call as written."""
+    """Return the analysis of a text in harmony's form, and the rest: its words, or the written call."""
     thoughts: list[str] = []
     words: list[str] = []
     for head, said, end in _messages(text):
@@ -255,7 +256,7 @@ def read_written(
         text: The text, without thoughts.
         tools: The tools that are offered. Bare JSON is a call only if it names one of them.
         wire_names: The names of these tools in the request, in the same order.
-        bare: JSON without a mark may be a call.
+        bare: Whether JSON without a mark may be a call.
     """
     text = text.strip()
     for end in _ENDS:
@@ -297,18 +298,18 @@ def _marked(text: str, tools: Mapping[str, m.ToolDefinition]) -> Written | None:
     try:
         calls, end = ([], len(text)) if reader is None else reader(text, start, tools)
     except _Unreadable:
-        # A mark that begins the text is no quotation; between paragraphs it may be one.
+        # A mark that begins the text is not quoted; a mark between paragraphs may be.
         return Written(form, before=before) if not before or not _goes_on(text, mark.end()) else None
     rest = text[end:].strip()
     if before and rest:
         return None
-    # A mark before this one may belong to another call. Then the calls read here would be only a part of all
-    # calls.
+    # If a mark before this one belongs to another call, the calls read here are only some of all calls. Then
+    # `sure` is not set.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 
 def _attached_mark(text: str) -> "re.Match[str] | None":
-    """Return the first mark directly behind a text. A JSON object is an answer, whatever is in it."""
+    """Return the first mark directly behind a text; `None` for a JSON object, which is an answer."""
     if text.startswith("{"):
         return None
     form = re.compile(_FORMS)
@@ -320,7 +321,7 @@ def _attached_mark(text: str) -> "re.Match[str] | None":
 
 
 def _read_attached(text: str, mark: "re.Match[str]", tools: Mapping[str, m.ToolDefinition]) -> Written | None:
-    """Return the calls behind a text and not in a line of their own, if they name tools that are offered."""
+    """Return the calls that directly follow a text in the same line, if they name tools that are offered."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
         return None
@@ -518,7 +519,7 @@ _READERS: dict[str, Callable[[str, int, Mapping[str, m.ToolDefinition]], _Found]
     "llama": _llama,
     "kimi": _kimi,
 }
-"""How calls of each form are read. Other forms (`invoke`, `gemma`, `named`, `other`) are only noticed."""
+"""The readers of calls, by form. Calls of other forms (`invoke`, `gemma`, `named`) are only noticed."""
 
 
 def _objects(text: str) -> list[WrittenCall]:
@@ -571,7 +572,7 @@ def _object_text(text: str) -> str:
 
 
 def _bare(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls of a text that is nothing but JSON, if it names tools that are offered."""
+    """Return the calls of a text that is nothing but JSON, if they name tools that are offered."""
     named, _, arguments = text.partition("\n")
     if named in known and arguments.startswith("{") and arguments.endswith("}"):
         return Written("named")
