@@ -1,1 +1,1 @@
-"""Actors, mailboxes, the supervisor, the sync edge and the trace. It imports nothing about LLMs or MCP."""
+"""Actors, mailboxes, the supervisor, the sync edge and the trace. Nothing here may import LLM or MCP code."""

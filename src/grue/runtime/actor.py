@@ -10,7 +10,7 @@ Mailboxes are typed and bounded, over anyio memory streams. An envelope is recor
 mailbox, with no await between the two, so that the trace has the order of the mailbox. If the mailbox is
 full, the sender waits, and the message is recorded only when it enters.
 
-An ask carries a one-shot `ReplyChannel`. The answer does not go through the asker's mailbox. Otherwise two
+An ask carries a one-shot `ReplyChannel`. The answer does not go through the asker's mailbox: if it did, two
 actors that ask each other with full mailboxes would deadlock.
 
 The `Supervisor` is the task group that the actors of a turn run in. If an actor raises an unexpected
@@ -19,9 +19,9 @@ with` raises one `ActorCrashed` with the exception as its cause, never an except
 note. A `BaseException` such as a `SystemExit` or `KeyboardInterrupt` of the host's own code is raised
 unchanged, after the same clean-up.
 
-The body of its `async with` must only send and wait. It must not hold anything whose clean-up awaits. A
-Ctrl-C cancels the task of the body itself, and a shielded scope does not protect against that, so such a
-clean-up could be cut off. The actors' tasks are cancelled through their scope, where a shield works.
+The body of the supervisor's `async with` must only send and wait. It must not hold anything whose clean-up
+awaits. A Ctrl-C cancels the task of the body itself, and a shielded scope does not protect against that, so
+such a clean-up could be cut off. The actors' tasks are cancelled through their scope, where a shield works.
 """
 
 import asyncio
@@ -72,9 +72,9 @@ class Mailbox(Generic[M]):
     """A named queue of envelopes with one reader.
 
     Args:
-        name: The owner's name; receiver of every envelope in here.
+        name: The owner's name, which is the receiver in every envelope of this mailbox.
         tap: Records each message on its way in.
-        bound: Messages it holds before a sender has to wait; at least 1.
+        bound: How many messages the mailbox holds before a sender has to wait; at least 1.
 
     Raises:
         ValueError: `bound` is less than 1.
@@ -99,7 +99,7 @@ class Mailbox(Generic[M]):
     async def send(self, body: M, *, sender: str, cause: int | None = None) -> Envelope[M]:
         """Put a message in, waiting while the mailbox is full.
 
-        Cancelled while it waits, it has neither sent nor recorded anything.
+        If this call is cancelled while it waits, the message is neither sent nor recorded.
 
         Raises:
             MailboxClosed: The reader is gone.
@@ -110,7 +110,7 @@ class Mailbox(Generic[M]):
         """Put a message in without waiting.
 
         Raises:
-            MailboxFull: There is no room.
+            MailboxFull: The mailbox is full.
             MailboxClosed: The reader is gone.
         """
         return self._put_nowait(body, sender=sender, cause=cause, reply_to=None)
@@ -123,7 +123,7 @@ class Mailbox(Generic[M]):
         Args:
             body: The question.
             sender: Who asks.
-            timeout_s: How long to wait for the reply; `None`: as long as it takes.
+            timeout_s: How long to wait for the reply; `None`: no limit.
             cause: Number of the envelope that made the sender ask.
 
         Raises:
@@ -145,7 +145,7 @@ class Mailbox(Generic[M]):
         self._entrance.send_nowait(envelope)
 
     def expect_reply(self, sender: str) -> "ReplyChannel":
-        """Return the channel for the reply to an ask. `ask` makes its own; a recorded ask needs one."""
+        """Return a channel for the reply to an ask that is put in by `put_recorded`. `ask` makes its own."""
         reply = ReplyChannel(self.name, sender, self._tap)
         self._asks.add(reply)
         return reply
@@ -171,7 +171,7 @@ class Mailbox(Generic[M]):
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """Accept no further message. Those in the mailbox can still be received."""
+        """Accept no further message. The messages in the mailbox can still be received."""
         self._closed = True
         self._entrance.close()
         self._wake_senders()
@@ -188,7 +188,7 @@ class Mailbox(Generic[M]):
             try:
                 return self._put_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
             except MailboxFull:
-                # Only made if a sender has to wait, which is rare.
+                # The event is made only when a sender has to wait, because that is rare.
                 self._room = self._room or anyio.Event()
                 await self._room.wait()
 
@@ -263,7 +263,7 @@ class Actor(Generic[M]):
     """An actor that takes messages of type `M`.
 
     Args:
-        mailbox: Where its messages come from; its name is the actor's name.
+        mailbox: The mailbox that the actor reads; the mailbox's name is the actor's name.
 
     Attributes:
         mailbox: As the argument.
@@ -275,7 +275,7 @@ class Actor(Generic[M]):
         self.name = mailbox.name
 
     async def run(self) -> None:
-        """Receive until the mailbox is closed. If cancelled, it ends at once: clean up in `around`."""
+        """Receive until the mailbox is closed. A cancellation ends this at once: clean up in `around`."""
         async with self.around():
             async for envelope in self.mailbox:
                 await self.receive(envelope)
@@ -285,7 +285,7 @@ class Actor(Generic[M]):
         return contextlib.nullcontext()
 
     async def receive(self, envelope: Envelope[M]) -> None:
-        """Handle one message. The next one waits until this returns."""
+        """Handle one message. The next message waits until this returns."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither receive nor run")
 
 
@@ -304,7 +304,7 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
     """Trace note: an actor raised an unexpected exception.
 
     Attributes:
-        actor: Its name.
+        actor: The actor's name.
         error: Type and text of the exception.
         where: File, line and function of the innermost frames, outermost first.
     """
@@ -318,8 +318,8 @@ class Supervisor:
     """An async context manager around a group of actors.
 
     On leaving, it closes every mailbox and waits until each actor has finished its current message. An actor
-    that takes longer than `stop_grace_s` is cancelled. An actor that sends to a closed mailbox during this
-    time, or after the actor that was started as `whole` has returned, ends without a crash.
+    that takes longer than `stop_grace_s` is cancelled. If an actor sends to a closed mailbox while the group
+    is left, or after the actor that was started as `whole` has returned, that does not count as a crash.
 
     Args:
         recorder: Records every envelope.
@@ -331,8 +331,8 @@ class Supervisor:
 
     Raises:
         TraceError: On leaving, if the trace could not be written.
-        ActorCrashed: On leaving, if an actor raised another `Exception`, which is its cause. The text says
-            whether it was code of the host.
+        ActorCrashed: On leaving, if an actor raised another `Exception`, which is the `__cause__`. The text
+            says whether code of the host raised it.
         BaseException: On leaving, if an actor raised it and it is not an `Exception`.
     """
 
@@ -386,7 +386,8 @@ class Supervisor:
             try:
                 await self._stop()
             except anyio.get_cancelled_exc_class() as cancelled:
-                # Cancelled by an actor's crash or from outside. Leaving the group finds out which.
+                # Cancelled by an actor's crash or from outside. `_end` leaves the group, which tells the two
+                # cases apart.
                 cut_short = cancelled
         left_by = exc_val or cut_short
         suppressed = await self._end(left_by)
@@ -409,7 +410,7 @@ class Supervisor:
             self._group.cancel_scope.cancel()
         try:
             if error is None or isinstance(error, Exception):
-                # An ordinary exception of the body stays out of the group, which would wrap it.
+                # Do not pass an ordinary exception of the body to the group, which would wrap it.
                 await self._group.__aexit__(None, None, None)
                 return False
             return await self._group.__aexit__(type(error), error, error.__traceback__)
@@ -421,7 +422,7 @@ class Supervisor:
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:
             await actor.run()
-            # Set before its mailbox is closed, because another actor may be about to send to it.
+            # Set this before the actor's mailbox is closed, because another actor may be about to send to it.
             self._stopping = self._stopping or whole
         except BaseException as raised:  # unexpected exceptions are handled here
             if ends_the_task(raised):

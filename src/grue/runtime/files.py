@@ -1,9 +1,9 @@
 """Files: read what other programs may have damaged, and write so that a kill cannot halve a file.
 
-Every function raises `OSError` only; the caller translates it into its own error, with the file's name. A
+The functions raise `OSError` only, which the caller translates into its own error, with the file's name. A
 file to read may be an endless pipe, a device, or have lines of a gigabyte. A file that is written at once
-is written as a whole: a reader finds all of what was there, or all of what is new. A file that grows line by
-line, as a trace does, is a `LineFile`; only its owner can read it.
+is replaced as a whole: a reader finds the whole old content or the whole new one. A file that grows line by
+line, as a trace does, is a `LineFile`; only its owner can read it, and its methods raise `TraceError`.
 """
 
 import errno
@@ -20,14 +20,14 @@ from grue.errors import TraceError
 
 MAX_LINE_BYTES = 512 * 2**20
 """Longest trace line and largest payload that is read. The largest message that can be recorded is a reply of
-64 MiB. It is shorter than this, even with every character escaped."""
+64 MiB, which is shorter than this limit even with every character escaped."""
 
 _USUAL_LINE = 2**20
 _CHUNK = 2**20
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. On a pipe it raises and does not wait for the other end.
+    """Open a regular file for reading. A pipe is refused at once, without waiting for its other end.
 
     Raises:
         OSError: The file is missing or may not be read, or it is a folder, pipe, socket or device.
@@ -48,7 +48,7 @@ def require_regular(descriptor: int) -> None:
     """Check that an open file is a regular file.
 
     Raises:
-        OSError: It is a folder, pipe, socket or device.
+        OSError: The file is a folder, pipe, socket or device.
     """
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISDIR(mode):
@@ -116,10 +116,10 @@ def write_whole(
     draft: str | None = None,
     dir_fd: int | None = None,
 ) -> None:
-    """Write a file that takes the place of the one before. The arguments are those of `replacing`.
+    """Replace a file by one with this content. The other arguments are those of `replacing`.
 
     Raises:
-        OSError: It cannot be written; what was there before stays.
+        OSError: The file cannot be written; the old file stays.
     """
     with replacing(path, mode=mode, fsync=fsync, draft=draft, dir_fd=dir_fd) as file:
         file.write(content)
@@ -137,15 +137,16 @@ def replacing(
     """Open a draft for writing; it takes the place of `path` when the block ends without an error.
 
     Args:
-        path: The file. Its folder has to be there.
+        path: The file. Its folder has to exist.
         mode: The permissions of the new file, less the process's umask.
-        fsync: Wait until the content is on the disk. Without it, it survives the process, not the machine.
-        draft: A name for the draft in the same folder, for a file with one writer at a time: what a killed
-            write has left is removed by the next. `None`: a name that no other writer has.
+        fsync: Wait until the content is on the disk. Otherwise it survives the end of the process, but not a
+            crash of the machine.
+        draft: A name for the draft in the same folder, for a file with one writer at a time: if a write is
+            killed, the next write removes its draft. `None`: a name that no other writer has.
         dir_fd: The open folder that `path` is relative to; `None`: the working directory.
 
     Raises:
-        OSError: It cannot be written; what was there before stays.
+        OSError: The file cannot be written; the old file stays.
     """
     made = draft_beside(path) if draft is None else path.with_name(draft)
     if draft is not None:
@@ -207,7 +208,7 @@ class LineFile:
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            # this file is a device or a pipe, which must not be changed
+            # Do not change the permissions of a device or a pipe.
             if stat.S_ISREG(os.fstat(self._fd).st_mode):
                 os.fchmod(self._fd, 0o600)
         except OSError as error:
@@ -222,8 +223,8 @@ class LineFile:
     def lock(self) -> bool:
         """Lock the file for this process. Return `False` if another process has locked it.
 
-        The lock is advisory. It ends when the file is closed or the process ends, however it ends. On a file
-        system without locks this does nothing and returns `True`.
+        The lock is advisory. It ends when the file is closed, or when the process ends or is killed. On a
+        file system without locks this method does nothing and returns `True`.
         """
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -249,10 +250,10 @@ class LineFile:
             raise self._refused(error) from error
 
     def require_not_deleted(self) -> None:
-        """Check that the file was not deleted meanwhile. Nobody could read further lines.
+        """Check that the file was not deleted meanwhile, because nobody could read further lines.
 
         Raises:
-            TraceError: It was deleted. Names its former path.
+            TraceError: The file was deleted. Names its former path.
         """
         if os.fstat(self._fd).st_nlink == 0:
             raise TraceError(f"The {self.what} {self.path} was deleted while it was being written.")
@@ -261,7 +262,7 @@ class LineFile:
         """Return the last line, with its newline if it has one.
 
         Raises:
-            TraceError: It is longer than a trace line can be. Names the path.
+            TraceError: The line is longer than a trace line can be. Names the path.
         """
         size = self.size
         start = self._line_start(size - 1)
@@ -311,7 +312,7 @@ class LineFile:
         """Flush the file to the disk (`fsync`).
 
         Raises:
-            TraceError: That failed. Names the path and the cause.
+            TraceError: The flush failed. Names the path and the cause.
         """
         try:
             os.fsync(self._fd)

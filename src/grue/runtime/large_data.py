@@ -1,14 +1,14 @@
 """Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
 A call into C keeps the interpreter until it returns. If a thread counts values or looks for secrets in
-megabytes in one call, the event loop is blocked for as long, although it runs in another thread. So these are
-loops of short calls. Encoding, decoding or copying a message is one call: it takes about a millisecond per
-megabyte, and what models and servers may send is at most 16 MiB long.
+megabytes in one call, the event loop is blocked for that time, although it runs in another thread. So
+counting and searching are loops of short calls. Encoding, decoding or copying a message stays one call: it
+takes about a millisecond per megabyte, and what models and servers may send is at most 16 MiB long.
 
 Short calls alone are not enough. A thread that wants the interpreter asks for it after 5 ms, and gets it
 when the running call ends, if no other thread is quicker. An event loop gives the interpreter away at each
-call to the system, several times between two callbacks. With two threads at work beside it, it would wait
-for 50 ms again. So the loops here call `let_others_run` after each step.
+call to the system, several times between two callbacks. With two threads at work beside it, an event loop
+would wait for 50 ms again and again. So the loops here call `let_others_run` after each step.
 
 A `LineBuffer` splits chunks of bytes into lines, in linear time and bounded memory. A line that is longer
 than the limit for messages is dropped except for its two ends, which show the id of the request that it
@@ -23,7 +23,8 @@ STEP = 2**18
 """Bytes or characters of one step."""
 
 JOINED_AT_ONCE = 2**20
-"""Bytes up to which parts are joined in one call. That takes half a millisecond, as a new thread does."""
+"""Bytes up to which parts are joined in one call. That takes half a millisecond, as long as starting a thread
+would take."""
 
 LONG = 131_072
 """A message whose JSON has at least this many bytes is handled in a thread."""
@@ -32,16 +33,16 @@ _ASIDE_S = 20e-6
 
 
 def let_others_run() -> None:
-    """Leave the interpreter to a thread that waits for it. Call it between two steps of long work.
+    """Leave the interpreter to a thread that waits for it. Call this between two steps of long work.
 
-    It sleeps for less than a tenth of a millisecond. `sleep(0)` would not help: this thread would have the
-    interpreter back before the other one is awake.
+    The call sleeps for less than a tenth of a millisecond. `sleep(0)` would not help, because this thread
+    would have the interpreter back before the other thread is awake.
     """
     sleep(_ASIDE_S)
 
 
 def steps(start: int, end: int, step: int = 0) -> Iterator[int]:
-    """Yield the positions at which a step begins: from `start` to before `end`, `step` (or `STEP`) apart.
+    """Yield the positions at which steps begin: from `start` to before `end`, `step` apart (0: `STEP`).
 
     Other threads can run between two steps.
     """
@@ -76,9 +77,9 @@ class CutLineError(Exception):
     """A line is longer than the limit for messages. Reading continues after it.
 
     Attributes:
-        head: Its first bytes.
-        tail: Its last bytes.
-        size: Its whole length in bytes, without the newline.
+        head: The line's first bytes.
+        tail: The line's last bytes.
+        size: The line's whole length in bytes, without the newline.
     """
 
     def __init__(self, head: bytes, tail: bytes, size: int) -> None:
@@ -109,7 +110,7 @@ class LineBuffer:
         self._received += chunk
 
     def take(self) -> bytes | None:
-        """Return the next complete line without its newline; `None` if there is none yet.
+        """Return the next complete line without its newline; `None`: no complete line has arrived yet.
 
         Raises:
             CutLineError: The next line is longer than `max_message_bytes`. It is removed from the buffer.
@@ -126,7 +127,7 @@ class LineBuffer:
         return None
 
     def rest(self) -> bytes | None:
-        """Return the bytes after the last newline, or `None` if there are none; raises `CutLineError`."""
+        """Return the bytes after the last newline; `None`: no bytes follow it. Raises `CutLineError`."""
         if not self._received and self._head is None:
             return None
         return self._cut_off(len(self._received), skip=0)
@@ -163,13 +164,15 @@ class EventBuffer(LineBuffer):
     """A buffer that returns server-sent events, each without the empty line that ends it.
 
     Comments and empty lines before an event are dropped as they come. A server may send comments for ever, to
-    keep the connection open, and without an empty line they would all count as one event that gets too long.
+    keep the connection open. If they were kept, they would all count as the beginning of one event, which
+    would get too long.
     """
 
     def feed(self, chunk: bytes) -> None:
         """Add a chunk."""
         super().feed(chunk)
-        # Only a chunk with the end of a line can complete a comment. So a long comment is searched only once.
+        # Search only after a chunk with the end of a line, because only such a chunk can complete a comment.
+        # So a long comment is searched once, not once a chunk.
         if self._head is None and b"\n" in chunk:
             ignored = _IGNORED.match(self._received)
             if ignored is not None:

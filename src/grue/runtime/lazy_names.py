@@ -1,7 +1,6 @@
-"""Public names that are imported on first use. They are listed once: in the stub beside the module.
+"""Public names that are imported on first use. They are listed only in the stub beside the module.
 
-Type checkers and editors read the stub by themselves. A line of it is `from grue.a.module import Name as
-Name`.
+Type checkers and editors read the stub too. Each line of a stub is `from grue.a.module import Name as Name`.
 """
 
 import sys
@@ -12,23 +11,23 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
 
     Args:
         module: The module's `__name__`.
-        file: Its `__file__`; the stub has the same name and ends in `.pyi`.
+        file: The module's `__file__`; the stub has the same name and ends in `.pyi`.
     """
     with open(f"{file}i", encoding="utf-8") as stub:  # noqa: PTH123 - importing pathlib would take longer than the rest
         lines = [line.split() for line in stub if line.startswith("from ")]
     homes = {words[3]: words[1] for words in lines}
 
     def find(name: str) -> object:
-        # Here, because a Ctrl-C during `import grue` cannot be handled: each import at the top makes that
-        # time longer.
+        # Imported here, because a Ctrl-C during `import grue` cannot be handled, and each import at the top
+        # makes that time longer.
         import importlib
 
         if name not in homes:
             elsewhere = _public_home(name) if name[:1].isupper() else None
             where = f"; it is in {elsewhere}: from {elsewhere} import {name}" if elsewhere else ""
             text = f"module {module!r} has no attribute {name!r}{where}"
-            # `from grue import ...` replaces the text of an AttributeError, but not that of an ImportError.
-            # `hasattr` needs the former.
+            # `from grue import ...` would replace the text of an AttributeError, so raise an ImportError
+            # there. Everywhere else raise an AttributeError, which `hasattr` needs.
             importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"  # noqa: SLF001 - the only way to tell
             raise ImportError(text, name=module) if importing and elsewhere else AttributeError(text)
         home = importlib.import_module(homes[name])
@@ -40,7 +39,7 @@ def lazy_names(module: str, file: str) -> tuple[object, object, list[str]]:
 
 
 def _public_home(name: str) -> str | None:
-    """Return the public module that has this name, which was looked for in another module."""
+    """Return the public module that has a name which the program has looked for in the wrong module."""
     import importlib
 
     for home in ("grue", "grue.errors", "grue.messages", "grue.hosting"):

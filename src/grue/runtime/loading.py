@@ -1,8 +1,8 @@
 """Import modules that import many others.
 
-A fork waits for the imports that grue has under way in other threads, and for its calls of pydantic and
-OpenSSL. Otherwise the child would have half of a module, or a lock that nobody ever frees: its first turn
-would fail, or wait for ever, whatever its time limit.
+A fork waits for the imports that grue has under way in other threads, and for grue's calls of pydantic and
+OpenSSL there. Otherwise the child would have half of a module, or a lock that nobody ever frees: its first
+turn would fail, or wait for ever, whatever the turn's time limit.
 """
 
 import concurrent.futures.thread  # noqa: F401 - see register_at_fork
@@ -24,7 +24,7 @@ def importing() -> Iterator[None]:
     """Translate the errors of the imports in the block.
 
     Raises:
-        MCPError: A file of ours could not be read, for instance because too many are open.
+        MCPError: A module's file could not be read, for instance because too many files are open.
     """
     try:
         yield
@@ -42,13 +42,13 @@ def is_loaded(*names: str) -> bool:
 
 
 def load_all(*names: str) -> None:
-    """Import modules, for a thread beside an event loop.
+    """Import modules. Meant for a thread beside an event loop.
 
     Only one thread imports at a time. Two threads that import modules which import each other could each find
     the other's module only half loaded.
 
     Raises:
-        ImportError: As any import.
+        ImportError: A module cannot be imported.
         MCPError: A file could not be read.
     """
     with _one_at_a_time:
@@ -65,8 +65,8 @@ def load(name: str) -> ModuleType:
     """Import a module by its whole name.
 
     Raises:
-        ImportError: As any import.
-        MCPError: A file could not be read, for instance because too many are open.
+        ImportError: The module cannot be imported.
+        MCPError: A file could not be read, for instance because too many files are open.
     """
     with importing():
         return importlib.import_module(name)
@@ -76,7 +76,8 @@ _OURS_WITHIN_S = 60.0
 """How long a fork waits for imports that grue needs. On a busy machine they take many seconds."""
 
 _OTHERS_WITHIN_S = 5.0
-"""How long a fork waits for imports of other code: a program may run its main loop within one."""
+"""How long a fork waits for imports of other code. It is short, because a program may run its main loop
+within an import."""
 
 _outlasted: set[int] = set()
 """Threads whose imports took longer than `_OTHERS_WITHIN_S`. Later forks do not wait for them again."""
@@ -86,21 +87,21 @@ _SWITCH_S = 0.2
 """How long Python lets the thread that forks go on before another thread gets its turn; usually 5 ms."""
 
 _usual_switch_s: float | None = None
-"""What that time was; `None`: no fork has changed it."""
+"""The program's own switch interval while a fork has changed it; `None`: no fork has."""
 
 
 def _wait_for_others() -> None:
     global _usual_switch_s
     if not _work_elsewhere():
         return
-    # Between the last look at the other threads and the fork, none of them may begin anything. On a busy
-    # machine the usual time passes even within these few lines.
+    # Between the last look at the other threads and the fork, none of them may begin anything. So make the
+    # switch interval longer: on a busy machine the usual 5 ms pass even within these few lines.
     if _usual_switch_s is None:
         _usual_switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
     began = time.monotonic()
     while True:
-        time.sleep(0.001)  # whoever waits for a turn under the usual time gets it now
+        time.sleep(0.001)  # a thread that already waits under the usual interval gets its turn now
         work = {thread: whose for thread, whose in _work_elsewhere().items() if whose != "idle"}
         if not work:
             return
@@ -133,14 +134,14 @@ def _work_elsewhere() -> dict[int, str]:
 def _work_in(frame: FrameType | None) -> str:
     """Return for whose work in a thread a fork has to wait: "ours" or "others".
 
-    "idle": the thread runs grue, and nothing that a fork waits for. "": it does not run grue either.
+    "idle": the thread runs grue, but nothing that a fork waits for. "": the thread does not run grue.
 
-    "ours" is an import of a module of grue, and each one that began within a call of grue: also those that
-    httpx and anyio put off until they are used. A thread that looks up a host for an event loop imports a
-    codec and has no frame of grue, so it is one of the "others".
+    "ours" is an import of a module of grue, and each import that began within a call of grue, such as an
+    import that httpx or anyio makes at the first use. A thread that looks up a host for an event loop imports
+    a codec and has no frame of grue, so its import counts as one of "others".
 
-    A call of pydantic or OpenSSL by grue counts as one of "ours". Their compiled parts set themselves up at
-    their first use, and hold locks of their own meanwhile; OpenSSL lets other threads run then.
+    A call of pydantic or OpenSSL by grue counts as "ours" too. Their compiled parts set themselves up at
+    their first use, and hold locks of their own meanwhile; OpenSSL lets other threads run at that time.
     """
     inner, importing, runs_grue = "", False, False
     compiled = frame is not None and _package(frame) in ("pydantic", "ssl")

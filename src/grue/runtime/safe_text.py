@@ -2,7 +2,7 @@ r"""Make untrusted text safe to print in a terminal or a log.
 
 Text from a model, a tool or a game can contain newlines that fake a log line, escape sequences that move the
 cursor, and marks that reverse the writing direction. `printable` and `written_out` replace such characters by
-their escapes (`\n`, `\u001b`). They drop nothing, so that a reader sees what was sent.
+their escapes (`\n`, `\u001b`). They drop no character, so that a reader sees what was sent.
 
 Backslashes are not escaped. The functions can therefore be applied twice, and JSON text stays valid JSON
 text.
@@ -25,7 +25,7 @@ _ESCAPE_SEQUENCE = re.compile(
 _ESCAPES = re.compile(
     r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
-"""An escaped backslash, a pair of surrogates, or one without the other."""
+"""In a JSON text: an escaped backslash, the escapes of a pair of surrogates, or (the group) of a lone one."""
 
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -121,9 +121,9 @@ _BLANK = re.compile(
 def shown_whole(value: object) -> list[str] | None:
     r"""Return a JSON value in rows that show all of it, for a person who has to approve it.
 
-    Whatever cannot be seen is escaped, a space that is not the usual one too. A character that is repeated
-    often is shown once, with its count: `\(3000 spaces)`. A row that goes on in the next one ends in a
-    backslash. No JSON text has these two, so that nothing can be taken for something else.
+    Whatever cannot be seen is escaped, and so is a space that is not the usual one. A character that is
+    repeated often is shown once, with its count: `\(3000 spaces)`. A row that goes on in the next row ends in
+    a backslash. JSON has neither of these forms, so they cannot be taken for a part of the value.
 
     Returns:
         The rows; `None` if there would be too many to read.

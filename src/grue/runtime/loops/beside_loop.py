@@ -1,4 +1,4 @@
-"""Work that must not block the event loop: which way for what.
+"""Ways to run work that must not block the event loop, and which way to choose.
 
 | the work                                            | the way                           |
 |-----------------------------------------------------|-----------------------------------|
@@ -10,8 +10,8 @@
 | a short blocking call of our own                    | `anyio.to_thread`                 |
 
 The interpreter waits at its exit for every thread that is not a daemon. anyio's worker threads are not
-daemons if the event loop runs in the main thread, so a function that hangs would keep the program alive
-after its turn has timed out, and after Ctrl-C, for as long as it hangs. Hence the daemon threads.
+daemons if the event loop runs in the main thread. A function that hangs there would keep the program alive
+after its turn has timed out, and after Ctrl-C. So the host's code runs in daemon threads.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
     exit cuts it off.
 
     Args:
-        call: A `StopIteration` that it raises becomes a `RuntimeError`, because a coroutine cannot raise it.
+        call: The function. A `StopIteration` that it raises becomes a `RuntimeError`, because a coroutine
+            cannot raise it.
         limiter: Limits how many calls run at once; `None`: anyio's limiter of this event loop.
 
     Raises:
@@ -76,7 +77,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
         try:
             loop.call_soon_threadsafe(settle, value, raised)
         except RuntimeError:
-            # The loop has ended, and nobody waits any more.
+            # If the loop has ended, nobody waits for the result any more.
             if not loop.is_closed():
                 raise
 
@@ -110,7 +111,7 @@ def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def context_of(library: str | None) -> Context:
-    """Return a copy of the caller's context, in which sniffio names another async library, or none.
+    """Return a copy of the caller's context, in which sniffio's variable names `library`.
 
     anyio and httpx ask sniffio, where it is installed, which async library is running, and sniffio reads a
     context variable. A plain copy would have the caller's value, and `anyio.run` would refuse to start a loop
@@ -162,8 +163,8 @@ class Pace:
     async def pause_shielded(self) -> None:
         """Do the same as `pause`, but raise no cancellation.
 
-        Once the caller is cancelled there is no pause: the tasks that were cancelled with it would end during
-        the pause, and would not receive what the caller still has to send them.
+        If the caller is cancelled already, do not pause: the tasks that were cancelled with it would end
+        during the pause, and would not receive what the caller still has to send them.
         """
         if time.monotonic() >= self._due and anyio.current_effective_deadline() != -math.inf:
             await anyio.lowlevel.cancel_shielded_checkpoint()
@@ -182,7 +183,7 @@ def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
 class BackgroundTasks:
     """Tasks that are cancelled when a block ends.
 
-    Unlike a task group, it lets the block's own exception pass unchanged instead of wrapping it in an
+    Unlike a task group, this class lets the block's own exception pass unchanged and does not wrap it in an
     ExceptionGroup.
     """
 

@@ -10,8 +10,9 @@ import anyio
 class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never reaches a caller
     """Carries a callback's exception past code that would handle it as one of its own.
 
-    For example, a callback may raise `TimeoutError` during a request, where that means a slow model. A
-    `KeyboardInterrupt` of a callback would stop the whole event loop at once. The supervisor unwraps it.
+    For example, if a callback raises `TimeoutError` during a request, that must not be taken for a slow
+    model. And a `KeyboardInterrupt` of a callback would stop the whole event loop at once. The supervisor
+    unwraps the exception.
 
     Attributes:
         error: The callback's exception.
@@ -42,14 +43,14 @@ def host_code(whose: str = "a callback of the host") -> Iterator[None]:
 def blame(error: BaseException, whose: str) -> None:
     """Note whose code has raised an exception, unless that is known already."""
     if whose and not raised_by(error):
-        # a class of the host's own may not allow attributes
+        # An exception class of the host's own may not allow attributes.
         with contextlib.suppress(AttributeError, TypeError):
             error._raised_by = whose  # type: ignore[attr-defined]  # noqa: SLF001 - a mark of ours
 
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, note that the exception comes from `called`, unless that is code of grue."""
+    """If the block raises, note on the exception that `called` has raised it, unless that is code of grue."""
     try:
         yield
     except BaseException as error:
@@ -65,10 +66,11 @@ def raised_by(error: BaseException) -> str:
 
 
 def ends_the_task(error: BaseException) -> bool:
-    """Return whether the current task must end with this: it was cancelled, or its coroutine is being closed.
+    """Return whether the current task must end with `error`: it was cancelled, or its coroutine is closed.
 
     The host's code may raise `CancelledError` although our task was not cancelled, for instance because it
-    awaited a task of its own that was. If we treated that as a cancellation, our task would end silently.
+    awaited a task of its own that was cancelled. If we treated that as a cancellation, our task would end
+    silently.
     """
     if not isinstance(error, asyncio.CancelledError | GeneratorExit):
         return False

@@ -44,8 +44,8 @@ Ctrl-C twice within a second, so this would be the common case. Here the second 
 that the clean-up waits for, so the clean-up ends by itself. Only the third press can strike an arbitrary
 line; it is the way out if the clean-up itself hangs.
 
-`cli/__init__.py` has the first row in code of its own. It must run before anything else is imported, this
-module included.
+The first row of the table is implemented in `cli/__init__.py`, because that code must run before anything
+else is imported, this module included.
 
 `refuse_reentry` refuses to wait in a signal handler that has interrupted grue itself, or an import. Python
 runs a signal handler in the main thread, between two instructions of the code that runs there. The
@@ -54,8 +54,8 @@ that the handler starts needs the same locks, in other threads. The locks are re
 has returned, so the turn would wait forever. No time limit would end it, because the event loop itself is
 blocked. So such a call raises at once. A handler that interrupts any other code may run turns.
 
-How a handler is recognised: Python calls it with the interrupted frame as an argument, and that frame is also
-the caller of the handler's own frame.
+A signal handler is recognised by its frame: Python calls a handler with the interrupted frame as an argument,
+and that frame is also the caller of the handler's own frame.
 """
 
 import asyncio
@@ -84,13 +84,14 @@ _NOTICE_S = 0.05
 
 
 class WorkInterrupted(KeyboardInterrupt):
-    """The work was interrupted from outside. A `KeyboardInterrupt` that the work raises is not this one."""
+    """The work was interrupted from outside. A `KeyboardInterrupt` of the work itself is another class."""
 
 
 def block_signals() -> None:
     """Block all signals in the current thread, which is a background thread.
 
-    A signal that is delivered to a thread that waits does not wake the main thread, which is to handle it.
+    If the system delivered a signal to a background thread that waits, it would not wake the main thread,
+    which has to handle the signal.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
@@ -105,8 +106,9 @@ def ignore_interrupts() -> None:
 def born_without_interrupts() -> Iterator[None]:
     """Start processes that a Ctrl-C cannot reach until they call `ignore_interrupts`.
 
-    A Ctrl-C at a terminal goes to all processes of the command. One that is still importing would print a
-    traceback and end. A process inherits the signals that are blocked in the thread that starts it.
+    A Ctrl-C at a terminal goes to all processes of the command. A process that is still importing would print
+    a traceback and end. So SIGINT is blocked within the block: a process inherits the signals that are
+    blocked in the thread that starts it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -154,9 +156,9 @@ class MainThreadWork(Generic[T]):
     def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:
         """Run the work in the loop that `run_loop` runs, and return its result.
 
-        The handler is set before the loop starts and restored after its end. asyncio then sets none of its
-        own, whose first press would cancel the main task, also while the loop starts and ends. A press after
-        the work is over is raised when the loop has ended.
+        Our SIGINT handler is set before the loop starts, and the former one is restored after the loop's end.
+        asyncio then sets no handler, which at the first press would cancel the main task, even while the loop
+        starts or ends. A press after the end of the work is raised when the loop has ended.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
@@ -229,7 +231,7 @@ class Interruptible:
 
 
 class _PressCounter:
-    """A SIGINT handler that counts. Only from the third press on it raises.
+    """A SIGINT handler that counts the presses, and raises only from the third press on.
 
     Attributes:
         deferred: Presses that nothing has raised as `KeyboardInterrupt` yet.
@@ -252,11 +254,11 @@ def defer_interrupts() -> Iterator[None]:
 
     Python's default handler raises at an arbitrary line of the main thread. That line may be between taking a
     lock and the `try` that releases it. The loop's thread needs the same locks, so it would hang, and with it
-    the clean-up that the interrupt asks for. Inside this block the handler therefore only counts, and
+    the clean-up that the interrupt asks for. Inside this block the handler therefore only counts presses, and
     `wait_for`, which holds no lock, raises.
 
-    Nestable: the outermost block counts. No-op off the main thread, or if the host has its own SIGINT
-    handler.
+    Blocks can be nested; then the outermost one has the count. Does nothing outside the main thread, or if
+    the host has its own SIGINT handler.
 
     Raises:
         KeyboardInterrupt: At the end of the block, if a press was counted and nothing has raised it.
@@ -289,7 +291,7 @@ def raise_deferred() -> None:
 
 
 def _take_deferred() -> bool:
-    """Take one deferred Ctrl-C off the count. Return whether there was one."""
+    """Take one deferred Ctrl-C off the count. Return whether one was deferred."""
     handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not (in_main_thread and isinstance(handler, _PressCounter) and handler.deferred):
@@ -328,7 +330,7 @@ class InterruptWatch:
         self._cancelled_before = task.cancelling() if task else 0
 
     def struck(self) -> bool:
-        """Return whether a Ctrl-C came since the last call. Always false outside the task that made this."""
+        """Return whether a Ctrl-C came since the last call; `False` outside the task that made the watch."""
         task = _current_task()
         if task is None or self._task is None or task is not self._task():
             return False
@@ -381,7 +383,8 @@ def refuse_reentry() -> None:
     while frame is not None and is_ours(frame):
         frame = frame.f_back  # skip the frames of this function and its callers in grue
     begun = frame
-    # Reading a frame's locals keeps their values alive, so first look for a frame that may be interrupted.
+    # `_is_handler` reads a frame's locals, which keeps their values alive. So first look for a frame that a
+    # handler must not interrupt: without one, no locals are read.
     while frame is not None and not (is_ours(frame) or _is_import(frame)):
         frame = frame.f_back
     while begun is not None and begun is not frame and frame is not None:

@@ -2,15 +2,15 @@
 
 `run_blocking` starts and ends a loop with each call. The loop here stays alive between calls: connections
 stay open in it, and background work goes on while the host does something else. The thread is a daemon. Come
-here for what happens at close, at exit, after a fork, or when several threads submit calls. The module must
-not know what it runs.
+here for what happens at close, at exit, after a fork, or when several threads submit calls. This module must
+not know anything about the work that it runs.
 
 The loop ends in one of three ways. The owner calls `close`, which waits. The interpreter exits, and the
 `atexit` hook calls `close`. Or the owner is garbage collected, and its finalizer calls `end`, which does not
 wait. In each case the running calls are cancelled and get a limited time to clean up.
 
-`submit`, `interrupt` and `end` never wait for an answer of the loop's thread. The loop may be busy or about
-to end, or the caller may be the loop's own thread. Waiting could then be a deadlock.
+`submit`, `interrupt` and `end` never wait for an answer of the loop's thread, because the loop may be busy or
+about to end, or the caller may be the loop's own thread. A wait could then be a deadlock.
 
 Ctrl-C reaches the main thread while it waits for a call. `Call.wait` then cancels the call, waits for its
 clean-up for at most `INTERRUPT_GRACE_S`, and raises `KeyboardInterrupt`. The loop and the other calls go on.
@@ -60,7 +60,7 @@ CLOSE_GRACE_S = 1.5
 """How long the clean-up may take when the loop ends. A cancelled session needs at most one second."""
 
 CLOSE_WITHIN_S = 10.0
-"""How long `close` waits after the grace, when all processes have been killed."""
+"""How long `close` waits after `CLOSE_GRACE_S`, when all processes have been killed."""
 
 
 class ErrorTexts(Struct, frozen=True):
@@ -134,7 +134,7 @@ _current_loop_thread: "contextvars.ContextVar[threading.Thread | None]" = contex
 
 
 def _refuse_in_shared_loop() -> None:
-    """Raise if the caller is a task of gevent's shared loop, because what it would wait for runs there."""
+    """Raise if the caller is a task of gevent's shared loop, because the awaited call runs in it too."""
     if in_shared_loop():
         raise MCPError(WAITS_FOR_ITSELF.format(instead="a greenlet of its own: gevent.spawn"))
 
@@ -145,9 +145,9 @@ class Call(Future[T]):
     After `interrupt` its result is a `WorkInterrupted`.
 
     Attributes:
-        loop_thread: The thread of its loop.
-        submitted_at: When it was submitted, on the monotonic clock.
-        ended_at: When it ended, on the same clock; `None` until it is done.
+        loop_thread: The thread of the loop that the call runs in.
+        submitted_at: When the call was submitted, on the monotonic clock.
+        ended_at: When the call ended, on the same clock; `None` until it is done.
     """
 
     def __init__(self, loop_thread: LoopThread) -> None:
@@ -189,8 +189,8 @@ class Call(Future[T]):
     def wait(self, force_kill: Callable[[], object] = lambda: None) -> T:
         """Wait for the result and return it.
 
-        If anything interrupts the wait, the call is cancelled, and its clean-up gets `INTERRUPT_GRACE_S`.
-        Without that wait the caller would go on, or exit, while server processes are still alive.
+        If anything interrupts the wait, the call is cancelled, and this waits up to `INTERRUPT_GRACE_S` for
+        its clean-up. Without that, the caller would go on, or exit, while server processes are still alive.
 
         Args:
             force_kill: Called at the second Ctrl-C. Makes the running clean-up end at once.
@@ -223,8 +223,8 @@ class Call(Future[T]):
         try:
             result = await self._work.run(function)
         except anyio.get_cancelled_exc_class():
-            # The loop is ending. The exception need not be raised again, because the task has nothing else to
-            # do.
+            # The loop is ending. The cancellation need not be raised again, because the task has nothing else
+            # to do.
             self.fail(None)
         except BaseException as error:  # noqa: BLE001 - the thread that waits for the call raises it
             self.set_exception(error)
@@ -246,9 +246,9 @@ class EpisodeLoop:
         context: Entered when the loop starts, left when it ends.
         on_exit: Called in the loop's thread after the loop has ended, for whatever reason. Must be
             synchronous and quick.
-        force_kill: Called if the loop takes too long to end. Kills the processes that it waits for. Must not
-            wait.
-        error_texts: Error texts for a loop that cannot be used; `None`: those of an episode.
+        force_kill: Called if the loop takes too long to end. Kills the processes that the loop waits for.
+            Must not wait.
+        error_texts: Error texts for a loop that cannot be used; `None`: the texts for an episode's loop.
 
     Raises:
         Exception: `context` raised it, and the loop could not start.
@@ -328,8 +328,8 @@ class EpisodeLoop:
     def close(self) -> None:
         """Cancel all calls, wait for their clean-up, and end the loop. A second call does nothing.
 
-        In the loop's own thread it does not wait. A Ctrl-C kills the processes, so that the clean-up ends at
-        once.
+        In the loop's own thread this call does not wait. A Ctrl-C kills the processes, so that the clean-up
+        ends at once.
         """
         if self.loop_thread.is_forked or self.loop_thread.is_here:
             self.end()
@@ -342,7 +342,7 @@ class EpisodeLoop:
                 if not self._ended.done():
                     self._force_kill()
                     wait_for(self._ended, CLOSE_WITHIN_S)
-        # Join only now, when the thread is about to end. If a Ctrl-C interrupts `Thread.join`, CPython 3.11
+        # Join only now, when the thread is about to end: if a Ctrl-C interrupts `Thread.join`, CPython 3.11
         # marks the thread as finished although it still runs.
         if self._ended.done():
             self.loop_thread.thread.join()
@@ -385,7 +385,7 @@ class EpisodeLoop:
                     self._start_submitted(group)
             finally:
                 self._ending = True  # `_run` fails the calls that were submitted but not started
-                # A server that was given its normal time to exit gets no more than this from now on.
+                # A server that was given its normal time to exit gets at most `CLOSE_GRACE_S` from now on.
                 self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
     def _start_submitted(self, group: TaskGroup) -> None:
@@ -396,7 +396,7 @@ class EpisodeLoop:
 
 
 _running_loops: set[EpisodeLoop] = set()
-"""The running loops of this process. In a forked child these are its parent's."""
+"""The running loops of this process. In a forked child these are its parent's, which do not run there."""
 
 
 def _close_all() -> None:

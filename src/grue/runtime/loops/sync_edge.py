@@ -1,7 +1,7 @@
 """Run a coroutine from synchronous code with exactly one `anyio.run`.
 
-What Ctrl-C does meanwhile is in `interrupts.py`. The module must not know what it runs: it has no notion of
-turns, sessions or models.
+What Ctrl-C does meanwhile is in `interrupts.py`. This module must not know what it runs: nothing in it may be
+about turns, sessions or models.
 
 If no event loop runs in the calling thread, the new loop runs in that thread. If one does (a notebook, an
 async web view), the new loop runs in a separate thread while the caller waits, and a warning, given once,
@@ -45,7 +45,8 @@ T = TypeVar("T")
 
 
 WAITS_FOR_ITSELF = "Under gevent this call would wait for itself: an event loop runs it. Use {instead}."
-"""All greenlets share one event loop, so a task in it that blocks also stops what it waits for."""
+"""The error's text. All greenlets share one event loop: a task in it that blocks also stops the work that it
+waits for."""
 
 
 class BlockingInsideEventLoopWarning(UserWarning):
@@ -97,7 +98,7 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
 
     Raises:
         MCPError: The system has no descriptors or no memory left for a loop, or other code has closed the
-            loop's own. Its error is the cause.
+            loop's own. The system's error is the `__cause__`.
     """
     begun = False
     run = run_in_shared_loop if threads_are_greenlets() else anyio.run
@@ -125,7 +126,7 @@ def start_thread(thread: threading.Thread) -> None:
     """Start a thread.
 
     Raises:
-        MCPError: The system has no threads or no memory left. Its error is the cause.
+        MCPError: The system has no threads or no memory left. The system's error is the `__cause__`.
     """
     try:
         thread.start()
@@ -226,7 +227,7 @@ class _SharedLoop:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function` as a task, and return its result. A caller that is killed cancels it."""
+        """Run `function` as a task, and return its result. If the caller is killed, the task is cancelled."""
         loop = self._started.result()
         done: Future[T] = Future()
         context = context_of("asyncio")
@@ -253,7 +254,7 @@ class _SharedLoop:
                 wait([done], _CLEAN_UP_S)
 
     def end(self) -> None:
-        """End the loop, which has no task any more. A later call gets a new loop, when this one is over."""
+        """End the loop, which has no task any more. Later calls get a new loop, once this loop has ended."""
         if self._started.exception() is None:
             self._started.result().call_soon_threadsafe(self._over.set)
             self.thread.join()

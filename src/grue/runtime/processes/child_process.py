@@ -1,13 +1,13 @@
 """A child process: start it, write to it, and end it in every case.
 
-A `ServerProcess` is sent lines and answers with lines; what a line says is none of its business. A `Command`
-runs to its end by itself, and its output is captured. Whatever the process does, these hold:
+A `ServerProcess` is sent lines and answers with lines, whose content is not looked at here. A `Command` runs
+to its end by itself, and its output is captured. Whatever the process does, these rules hold:
 
 - Sending never blocks, even if the process has stopped reading.
 - An exit is seen at once, even if a grandchild still holds the pipes open.
 - Leaving takes bounded time, and afterwards no process of the group is alive.
 - A server's line is read in linear time, up to a limit.
-- A server's standard error is always drained, and its end is kept.
+- A server's standard error is always drained, and the last part of it is kept.
 
 Of each stream of a command the beginning and the end are kept, up to a limit. A command that writes without
 end is reported by `finish`, so that its owner can end it. Reading yields to other tasks, however fast the
@@ -52,12 +52,12 @@ class Program(Protocol):
 
     @property
     def args(self) -> Sequence[str]:
-        """Its arguments."""
+        """The command's arguments."""
         ...
 
     @property
     def cwd(self) -> str | None:
-        """Its working directory; `None`: the host's."""
+        """The working directory; `None`: the host's."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class Program(Protocol):
         ...
 
     def environment(self) -> dict[str, str]:
-        """Return its whole environment."""
+        """Return the program's whole environment."""
         ...
 
 
@@ -85,7 +85,7 @@ class ChildProcess:
     2. The cancellation arrives while the process is being closed. The wait that it interrupts raises. Closing
        then starts again under a shield, with the shorter graces, from the step that it had reached: `_ending`
        and `_asked_to_exit` remember the progress. If it started from the beginning instead, it would wait for
-       a polite exit of a server that has had its SIGTERM, and the user would wait for one grace more.
+       a voluntary exit of a server that was already sent SIGTERM, and the user would wait for one grace more.
     3. The event loop itself is torn down, as by a second Ctrl-C or a `SystemExit`. No shield stops that and
        nothing can be awaited any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
        Skipping this would leave the server running after the program has ended.
@@ -93,8 +93,8 @@ class ChildProcess:
     Args:
         program: What to start.
         registry: Holds the process until it is reaped. Its owner kills leftovers outside the event loop.
-        limits: Time limits for closing, and size limits. If it is entered under a deadline, each grace is cut
-            to a part of the time left, so that SIGTERM and SIGKILL still fit in.
+        limits: Time limits for closing, and size limits. If the process is started under a deadline, each
+            grace is cut to a part of the time left, so that SIGTERM and SIGKILL still fit in.
 
     Raises:
         SpawnError: On entering, if the command or the directory is not found, or the system refuses.
@@ -169,7 +169,7 @@ class ChildProcess:
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each thing that its box has refused, as far as it can be told."""
+        """Return a sentence for each access that the process's box has refused, as far as that is known."""
         return self._group.refusals(text, died=died)
 
     async def wait_exit(self) -> ServerExit:
@@ -178,7 +178,7 @@ class ChildProcess:
         return self._group.exit or ServerExit()
 
     def send(self, data: bytes) -> None:
-        """Write to its standard input; queue what the pipe does not take at once. Keeps the order.
+        """Write to the process's standard input; queue what the pipe does not take at once, in order.
 
         Raises:
             anyio.BrokenResourceError: The process has exited, or has closed its input.
@@ -195,32 +195,32 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """End its input before the block is left, so that it exits while other things are closed.
+        """End the process's input before the block is left, so that it exits while other things are closed.
 
-        From now on its exit counts as polite, and not as a death.
+        From now on an exit counts as asked for, and not as a death.
         """
         self._note_death()
         self.end_input()
 
     def end_input(self) -> None:
-        """Close its standard input, once everything that is queued has been written."""
+        """Close the process's standard input, once everything that is queued has been written."""
         self._input_ended = True
         if not self._flushing:
             self._stop_sending()
 
     def _readers(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return the tasks that read its output while it runs."""
+        """Return the tasks that read the process's output while it runs."""
         raise NotImplementedError
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return the tasks that keep its pipes empty while it is being ended, after the readers."""
+        """Return the tasks that, after the readers, keep the pipes empty while the process is being ended."""
         raise NotImplementedError
 
     def _on_exit(self) -> None:
-        """React to its exit. Its group is killed by then."""
+        """React to the process's exit. Its group has been killed before."""
 
     def _read_rest(self) -> None:
-        """Read what is left in its pipes, just before they are closed. Must not block."""
+        """Read what is left in the process's pipes, just before they are closed. Must not block."""
 
     def _write(self) -> bool:
         """Write what the pipe takes; return `False` if its other end is closed."""
@@ -280,7 +280,7 @@ class ChildProcess:
             raise
 
     def _note_death(self) -> bool:
-        """Return whether it had exited before it was asked to."""
+        """Return whether the process had exited before it was asked to."""
         if self._died is None:
             self._died = self._group.watch.exited_within(0)
         return self._died
@@ -325,7 +325,7 @@ class ChildProcess:
     def _close_descriptors(self) -> None:
         group = self._group
         self._read_rest()
-        # the event loop is closed, so nothing waits on the descriptors
+        # A RuntimeError says that the event loop is closed; then nothing waits on the descriptors.
         with contextlib.suppress(RuntimeError):
             for fd in (group.stdin, group.stdout, group.stderr, group.watch.descriptor()):
                 if fd is not None and fd >= 0:
@@ -334,7 +334,7 @@ class ChildProcess:
 
 
 def read_available(fd: int) -> bytes | None:
-    """Read what is available: `None` if there is nothing yet, empty bytes at the end."""
+    """Read the bytes that are available; `None`: no bytes have arrived yet; `b""`: the pipe's end."""
     try:
         return os.read(fd, CHUNK_BYTES) if fd >= 0 else b""
     except BlockingIOError:
@@ -347,7 +347,7 @@ _STDERR_READS_AT_ONCE = 64
 
 
 class ServerProcess(ChildProcess):
-    """A running server process. One task at a time may receive; everything else is as in `ChildProcess`."""
+    """A running server process, which exchanges lines. Only one task at a time may receive."""
 
     def __init__(
         self, program: Program, registry: ProcessRegistry, limits: ProcessLimits | None = None
@@ -399,8 +399,8 @@ class ServerProcess(ChildProcess):
         """Return the end of the server's standard error, made safe to print.
 
         Args:
-            redacted: Removes secrets. It is called before the text is cut: half a secret would no longer be
-                recognised, and would be shown.
+            redacted: Removes secrets. It is called before the text is cut, because half a secret would not be
+                recognised any more, and would be shown.
         """
         self._read_stderr()
         limit = self._limits.stderr_tail_bytes
@@ -438,7 +438,7 @@ class ServerProcess(ChildProcess):
         if chunk:
             self._lines.feed(chunk)
         # After the process has exited, an empty pipe counts as the end of the output. A grandchild may hold
-        # the pipe open for ever, and waiting for a real end would hang; its output is not the server's.
+        # the pipe open for ever, so waiting for the real end could hang. A grandchild's output is not needed.
         return bool(chunk) or (chunk is None and self.exited is None)
 
     async def _drain_stderr(self) -> None:
@@ -460,7 +460,7 @@ class ServerProcess(ChildProcess):
         return True
 
     async def _discard_stdout(self) -> None:
-        # Otherwise a server that still writes would block on a full pipe and not get to its exit.
+        # Without this, a server that still writes would block on a full pipe and never exit.
         try:
             while read_available(self._group.stdout) != b"":
                 await anyio.wait_readable(self._group.stdout)
@@ -479,7 +479,7 @@ class Capture:
         max_bytes: How much is kept, half of it from each end.
 
     Attributes:
-        size: How many bytes there were.
+        size: How many bytes the stream had so far.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -514,13 +514,13 @@ class Command(ChildProcess):
     Args:
         program: What to start.
         registry: Holds the process until it is reaped.
-        limits: Time limits for ending it.
+        limits: Time limits for ending the command.
         max_output_bytes: How much of each stream is kept.
-        max_written_bytes: How much it may write to both together before `finish` gives up.
+        max_written_bytes: How much the command may write to both streams together before `finish` gives up.
 
     Attributes:
-        stdout: What it has written to standard output.
-        stderr: What it has written to standard error.
+        stdout: What the command has written to standard output.
+        stderr: What the command has written to standard error.
     """
 
     def __init__(
@@ -541,20 +541,20 @@ class Command(ChildProcess):
 
     @property
     def wrote_too_much(self) -> bool:
-        """Whether it has written more than `max_written_bytes`."""
+        """Whether the command has written more than `max_written_bytes`."""
         return self.stdout.size + self.stderr.size > self._max_written_bytes
 
     async def finish(self, stdin: bytes = b"") -> bool:
         """Send `stdin` and wait for the exit. Safe to cancel; leaving then ends the command.
 
         Returns:
-            Whether it has exited. If not, it has written too much.
+            Whether the command has exited. `False`: it has written too much and still runs.
         """
         # The command's input ends here, so ending it later would not ask the command to exit: leaving begins
         # with SIGTERM.
         self._asked_to_exit = True
         if stdin:
-            # the command does not read its input, which is fine
+            # An error says that the command does not read its input, which is fine.
             with contextlib.suppress(anyio.BrokenResourceError):
                 self.send(stdin)
         self.end_input()

@@ -11,11 +11,12 @@ This works only on Linux, and only where `prlimit` and pidfds work. Elsewhere no
 process loses the mark if it lowers its hard limit, or raises it as root. A process that another program
 starts on behalf of a server (systemd, Docker, cron) does not have it.
 
-A process is killed through a pidfd that was opened before its mark was checked. With a plain process id, the
-process could exit after the check, and the kill could hit an unrelated process that was given the same id.
+A process is killed through a pidfd that was opened before its mark was checked. If it were killed by its id,
+it could exit after the check, and the kill could hit an unrelated process that was given the same id.
 
 `all_processes` lists the system's processes with their parents and groups: from /proc on Linux, from `ps`
-elsewhere. `process_group.py` uses it to wait until a killed group is empty, tests to name what is left.
+elsewhere. `process_group.py` uses it to wait until a killed group is empty, and tests use it to name the
+processes that are left.
 """
 
 import itertools
@@ -35,15 +36,15 @@ if sys.platform == "linux":
     import resource
 
 _BASE = 4 * 10**18
-"""Marks are `4`, nine digits of the host and nine of the server."""
+"""The smallest mark. A mark has the digit 4, then nine digits for the host and nine for the server."""
 
 _FEWEST_MARKS = 10**6
 """A host that is part of a server takes marks below its own, and none if fewer than these are left."""
 
 _FEW_IDS = 64
 _IDS_PER_S = 20_000
-"""No system assigns more process and thread ids a second. So the age of a process tells whether ids may have
-wrapped around."""
+"""No system assigns more process and thread ids than this a second. So the age of a process tells whether the
+ids may have wrapped around since its start."""
 
 
 class HostMark:
@@ -84,9 +85,9 @@ class Descendants:
             self._mark = None
 
     def kill(self, within_s: float) -> int:
-        """Kill every live descendant and wait until they are gone; return how many there were.
+        """Kill every live descendant and wait until all are gone; return how many were killed.
 
-        Processes that they start in the meantime are killed too.
+        Processes that descendants start in the meantime are killed too.
 
         Args:
             within_s: Time limit in seconds.
@@ -164,7 +165,7 @@ def _set_mark(pid: int, mark: int) -> bool:
 
 
 def _mark_of(pid: int) -> int:
-    """Return the process's hard limit; -1 if it is unlimited, or the process is gone or not ours."""
+    """Return the process's hard RLIMIT_RTTIME; -1: it is unlimited, or the process is gone or not ours."""
     if sys.platform == "linux":
         with suppress(OSError):
             return resource.prlimit(pid, resource.RLIMIT_RTTIME)[1]

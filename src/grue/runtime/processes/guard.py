@@ -10,11 +10,11 @@ PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and d
 
 Two orders matter:
 
-- A group is added before its server runs, and removed before its leader is reaped. Added later, a server
-  could outlive a host that is killed in between. Removed later, the guard could kill an unrelated group that
-  has been given the same id.
-- No other process may hold the writing end. It is close-on-exec, and a forked child closes its copy at once.
-  With a copy in a process that outlives the host, the guard would never see the end of the pipe.
+- A group is added before its server runs, and removed before its leader is reaped. If it were added later, a
+  server could outlive a host that is killed in between. If it were removed later, the guard could kill an
+  unrelated group that has been given the same id.
+- No process but the host may hold the writing end of the pipe. It is close-on-exec, and a forked child closes
+  its copy at once. If a process that outlives the host had a copy, the guard would never see the pipe's end.
 """
 
 import atexit
@@ -81,7 +81,7 @@ class HostGuard:
 
     @property
     def pid(self) -> int | None:
-        """The guard's process id, or `None` while there is none."""
+        """The guard's process id; `None`: no guard runs."""
         return self._shell.pid if self._shell else None
 
     def start(self) -> None:
@@ -96,7 +96,7 @@ class HostGuard:
             self._send(f"+{pgid}")
 
     def release(self, pgid: int) -> None:
-        """Remove a group from the list. Call it before the leader is reaped, since that frees the id."""
+        """Remove a group from the list. Call this before the leader is reaped, because that frees the id."""
         with self._lock:
             self._groups.discard(pgid)
             if self._shell is not None:
@@ -165,8 +165,8 @@ class HostGuard:
         shell, self._shell = self._shell, None
         if shell is None or shell.stdin is None:
             return
-        # Kill it before closing its pipe. At the end of the pipe it would kill every group on its list, and
-        # those servers still run, under the new guard.
+        # Kill the old guard before closing its pipe. At the end of the pipe it would kill every group on its
+        # list, although these servers go on, watched by the new guard.
         shell.kill()
         shell.wait()
         shell.stdin.close()

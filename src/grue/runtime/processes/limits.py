@@ -12,15 +12,15 @@ class ProcessLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """Time limits for ending a server, and size limits for its output.
 
     Attributes:
-        exit_grace_s: Time from closing its standard input until SIGTERM.
+        exit_grace_s: Time from closing the server's standard input until SIGTERM.
         term_grace_s: Time from SIGTERM until SIGKILL.
         cancelled_grace_s: Upper limit of both graces when a cancellation closes the server, since the user
             who pressed Ctrl-C is waiting.
-        max_line_bytes: Longest line in either direction, and the most output queued for a server that does
-            not read. Exceeding it breaks the connection.
+        max_line_bytes: Longest line in either direction, and most bytes queued for a server that does not
+            read. Exceeding this limit breaks the connection.
         max_message_bytes: Longest message that is read. A longer answer fails its request; the session
             continues.
-        stderr_tail_bytes: How much of the end of its standard error is kept.
+        stderr_tail_bytes: How much of the end of the server's standard error is kept.
     """
 
     exit_grace_s: float = 2.0

@@ -2,7 +2,7 @@
 
 `ProcessGroup.end` does these steps, and their order is what makes them safe:
 
-1. Kill the group, even if the leader has exited politely, since its children may still run.
+1. Kill the group, even if the leader has exited by itself, since its children may still run.
 2. Wait for the leader's exit without reaping it.
 3. Kill the processes that have left the group (`descendants.py`).
 4. Tell the guard (`guard.py`) to forget the group.
@@ -18,8 +18,8 @@ exit without reaping it.
 Everything here is blocking code that needs no event loop and works from any thread. A `finally` outside
 `anyio.run` calls it after a second Ctrl-C has torn the loop down.
 
-Linux has pidfds for this, macOS has kqueue. On a Linux without pidfds, polling `waitid` with `WNOWAIT` does
-not reap either.
+On Linux an `ExitWatch` uses a pidfd, on macOS a kqueue. On a Linux without pidfds it polls `waitid` with
+`WNOWAIT`, which does not reap either.
 """
 
 import atexit
@@ -94,7 +94,7 @@ class ExitWatch:
         return self._seen
 
     def descriptor(self) -> int | None:
-        """Return the descriptor that `wait` waits on in the event loop; `None` if there is none."""
+        """Return the descriptor that `wait` waits on in the event loop; `None`: `wait` polls instead."""
         return None if self._source is None or self._source.closed else self._source.fileno()
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ the server. If the host dies first, `read` meets the end of the pipe and the she
 """
 
 _DEATH_S = 5.0
-"""How long to wait for a killed process. It takes milliseconds unless the process is stuck in the kernel."""
+"""How long to wait for a killed process to end. That takes milliseconds unless it is stuck in the kernel."""
 
 _DESCENDANTS_S = 1.0
 """How long to search for processes that left the group. A process that keeps forking could go on for ever."""
@@ -153,7 +153,7 @@ class SpawnError(MCPError):
 
     Attributes:
         missing: The command that was not found, or `None` if something else was wrong.
-        remedy: What the user can do, if the cause says it.
+        remedy: What the user can do; `None`: not known.
     """
 
     def __init__(self, message: str, *, missing: str | None = None, remedy: str | None = None) -> None:
@@ -189,16 +189,16 @@ class ProcessGroup:
 
     @property
     def stdout(self) -> int:
-        """Our end of its standard output; -1 once closed."""
+        """Our end of the leader's standard output; -1 once closed."""
         return _fileno(self._leader.stdout)
 
     @property
     def stderr(self) -> int:
-        """Our end of its standard error; -1 once closed."""
+        """Our end of the leader's standard error; -1 once closed."""
         return _fileno(self._leader.stderr)
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each thing that the leader's box has refused, as far as it can be told."""
+        """Return a sentence for each access that the leader's box has refused, as far as that is known."""
         return () if self._boxed is None else self._boxed.refusals(text, died=died)
 
     def signal(self, number: int) -> None:
@@ -207,7 +207,7 @@ class ProcessGroup:
             self._signal(number)
 
     def end(self, patience_s: float = _DEATH_S) -> ServerExit | None:
-        """Kill the group and what has left it, reap the leader, and wait until all are gone.
+        """Kill the group and the processes that left it, reap the leader, and wait until all are gone.
 
         Blocks. Safe to repeat, from any thread.
 
@@ -282,10 +282,10 @@ class ProcessRegistry:
         Args:
             command: A path, relative to `cwd` or absolute, or a name to look for on `env`'s PATH, or
                 on the host's if `env` has none.
-            args: Its arguments.
+            args: The command's arguments.
             env: The whole environment of the process.
-            cwd: Its working directory; `None`: the host's.
-            sandbox: What it may do; `None`: what the host may.
+            cwd: The working directory of the process; `None`: the host's.
+            sandbox: What the process may do; `None`: whatever the host may do.
 
         Raises:
             SpawnError: The command or the directory does not exist, the system refuses, or the box cannot
@@ -330,11 +330,11 @@ class ProcessRegistry:
             group.signal(signal.SIGKILL)
 
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
-        """Kill and reap every group still registered, and return how many there were.
+        """Kill and reap every group still registered, and return how many were registered.
 
         Args:
-            loop_running: Whether the event loop that opened them may still run in another thread. If so,
-                their descriptors stay open, since the loop may be waiting on them.
+            loop_running: Whether the event loop that opened the groups may still run in another thread. If
+                so, their descriptors stay open, because the loop may be waiting on them.
         """
         groups = list(self._groups.values())
         self.kill_now()
@@ -370,7 +370,7 @@ class ProcessRegistry:
 _all_groups: dict[int, ProcessGroup] = {}
 """The groups of all registries: killed when the interpreter exits, dropped in forked children.
 
-It is the last resort. Each registry's owner kills its leftovers before that.
+Killing them at exit is the last resort: the owner of each registry kills its leftover groups before that.
 """
 
 
@@ -403,7 +403,7 @@ def _await_empty(pgid: int) -> None:
 def _has_members(pgid: int) -> bool:
     try:
         os.killpg(pgid, 0)
-    # On Darwin the second error means that only zombies are left.
+    # On Darwin a PermissionError means that only zombies are left.
     except (ProcessLookupError, PermissionError):
         return False
     # Orphaned zombies count as members until init reaps them. Some containers have no init that does, so on
@@ -425,7 +425,7 @@ def _exit_of(returncode: int) -> ServerExit:
 
 
 def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
-    """Return the program's absolute path. Checked before the spawn, for a clear error."""
+    """Return the program's absolute path. Looking for it before the spawn gives a clearer error."""
     base = cwd or "."
     # Texts and not `Path`s, which take ten times as long: the server starts after this.
     if not os.path.isdir(base):  # noqa: PTH112
@@ -459,7 +459,7 @@ def _not_found(command: str, base: Path) -> SpawnError:
 def _in_box(
     sandbox: Sandbox, program: str, args: Sequence[str], env: Mapping[str, str], cwd: str | None
 ) -> "Boxed":
-    # Imported here: ctypes takes a while, and most programs run without a box.
+    # Imported here, because this imports ctypes, which takes a while, and most programs run without a box.
     from grue.sandbox.launch import boxed
 
     try:

@@ -1,9 +1,9 @@
 """The gate that each start of an MCP server process passes, if this process has one.
 
 A program that shares a machine between processes, such as a fleet, sets a gate for each process. `McpClient`
-then asks it before it starts a server, waits for a place, and gives the place back when no process of the
-server is left. The wait does not count against the server's start-up limit. Without a gate nothing is asked.
-`grue.transports.llm.exchange` is the same for requests to a model.
+then asks the gate before it starts a server, waits for a place, and gives the place back when no process of
+the server is left. The wait does not count against the server's start-up limit. Without a gate, servers start
+at once. `grue.transports.llm.exchange` has the gate for requests to a model.
 """
 
 from typing import Protocol
@@ -20,7 +20,7 @@ class ServerGate(Protocol):
     """Decides when a server process may be started. Used from any event loop and thread."""
 
     async def admit(self) -> "ServerPlace | str":
-        """Wait for a place. Return it, or a sentence that says why there is none.
+        """Wait for a place. Return the place, or a sentence that says why no server may start.
 
         A cancellation gives up the wait.
         """
@@ -46,7 +46,7 @@ class HeldPlace:
         self._place: ServerPlace | None = None
 
     async def take(self) -> str:
-        """Wait for a place. Return an empty text, or a sentence that says why there is none."""
+        """Wait for a place. Return an empty text, or a sentence that says why the server may not start."""
         gate = server_gate()
         place = None if gate is None else await gate.admit()
         if isinstance(place, str):

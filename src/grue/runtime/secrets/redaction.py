@@ -16,8 +16,8 @@ escape such as `\n`. A secret that is part of a number can only be replaced if t
 string.
 
 In a text that arrives in pieces, a secret may be split over several pieces, none of which contains it. So the
-end of a piece that may be the beginning of a secret is held back. It is shown with the next piece, or when
-the text has ended.
+end of a piece that may be the beginning of a secret is held back. That end is shown with the next piece, or
+when the text has ended.
 """
 
 import heapq
@@ -41,7 +41,7 @@ class Found(NamedTuple):
         start: Position of the first byte.
         end: Position after the last byte.
         shown: The replacement.
-        rank: If spans overlap, the replacement of the one with the lower rank is used.
+        rank: If spans overlap, the replacement of the span with the lower rank is used.
         is_number: The span is a whole number, not a part of a string.
     """
 
@@ -255,7 +255,7 @@ class Redaction:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` from now on.
 
-        An empty value is ignored, and so is one that is not Unicode, which cannot be in a message.
+        An empty value is ignored, and so is a value that is not Unicode, because no message can contain it.
         """
         secrets = self._index.secrets
         if not value or not _is_unicode(value) or any(value == secret.value for secret in secrets):
@@ -263,7 +263,7 @@ class Redaction:
         self._index = _SecretIndex.of((*secrets, _Secret(value, f"[redacted:{name}]", forms_of(value))))
 
     def may_contain_secrets(self, written: bytes) -> bool:
-        """Return whether there may be a secret. Cheap; it has false positives but no false negatives."""
+        """Return whether a text may contain a secret. A quick test: only its `False` is certain."""
         if len(written) <= _PIECE:
             # As for each piece below, but written out, because every small message takes this path.
             if self._index.secrets and self._index.may_match(written):
@@ -303,8 +303,8 @@ class Redaction:
     def redact_message(self, written: bytes, body: Any) -> tuple[bytes, Any]:
         """Return a message's JSON without secrets, and the message decoded from it.
 
-        A message's class may name fields that say the same in another form (`also_hidden`), such as the ids
-        of a text's tokens. If a secret is replaced, they are emptied.
+        A message's class may name fields that hold a text in another form (`also_hidden`), such as the ids of
+        its tokens. If a secret is replaced, these fields are emptied.
 
         Args:
             written: The message's JSON.
@@ -334,8 +334,8 @@ class Redaction:
     def _spans(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
         """Yield the spans to replace, in order. Spans that overlap are merged.
 
-        They are never collected in a list. With thousands of them alive at once, the interpreter would look
-        for garbage again and again, in all that the process has imported, and hold every thread meanwhile.
+        The spans are never collected in a list. With thousands of them alive at once, the garbage collector
+        would run again and again, over all objects of the process, and stop every thread meanwhile.
         """
         last: Found | None = None
         count = 0
@@ -478,7 +478,7 @@ MAX_HEADER_BYTES = 512
 
 
 def may_contain_credentials(written: bytes) -> bool:
-    """Return whether there may be a credential. Cheap; it has false positives but no false negatives."""
+    """Return whether a text may contain a credential. A quick test: only its `False` is certain."""
     lowered = written.lower()
     return b"authorization" in lowered or b"api-key" in lowered or b"bearer " in lowered
 
@@ -486,14 +486,14 @@ def may_contain_credentials(written: bytes) -> bool:
 def authorisations(
     written: bytes, start: int, end: int, *, in_json: bool
 ) -> tuple[Iterator[tuple[int, int]], ...]:
-    """Return start and end of each value, in order: an iterator for each way to write credentials.
+    """Return start and end of each credential's value: one iterator, in order, for each way to write one.
 
-    Its header begins at a position from `start` to before `end`.
+    Only credentials whose header begins from `start` to before `end` are returned.
 
     Args:
         written: UTF-8 text.
         start: First position of a header.
-        end: The position after the last one.
+        end: The position after the last position of a header.
         in_json: `written` is JSON. A value then ends at the end of its JSON string.
     """
     headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
@@ -610,7 +610,7 @@ class TextPieces:
 
 
 class _BeginningMatcher:
-    """Finds the longest end of a text that is the beginning of a form, but not all of it."""
+    """Finds the longest end of a text that is the beginning of a secret's form, but not the whole form."""
 
     def __init__(self, spellings: Iterable[Spelling]) -> None:
         self._spellings = tuple(spellings)
@@ -639,7 +639,7 @@ class _BeginningMatcher:
             self._states = states
 
     def _advance(self, states: "dict[_State, int]", state: "_State", length: int) -> None:
-        """Add to `states` those that follow after one more character; none at the end of a form."""
+        """Add to `states` the states that follow `state` after one more character; none at a form's end."""
         form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:

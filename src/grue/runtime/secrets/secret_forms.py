@@ -25,7 +25,7 @@ import msgspec
 
 SHORTEST_ENCODED = 8
 """Length in bytes of the shortest secret that is searched for in base64 and hexadecimal. The encoding of a
-shorter one may occur by chance."""
+shorter secret may occur in a text by chance."""
 
 
 class SecretPattern(NamedTuple):
@@ -131,8 +131,8 @@ def _escaped(secret: str) -> bytes:
             parts.append(re.escape(part.encode()))
         else:
             # A pattern that begins with any number of backslashes takes quadratic time on a text full of
-            # them, so the first part matches at most one. After a part that ends with backslashes, that part
-            # has already matched those of this one.
+            # them, so the first part matches at most one. A part after one that ends with backslashes matches
+            # none, because the part before has matched them already.
             escape = rb"\\" if first else b"" if after_backslashes else rb"\\+"
             may_escape = b"" if first or after_backslashes else rb"\\*"
             parts.append(_char(part, escape, may_escape))
@@ -171,7 +171,7 @@ def _numbered(char: str) -> bytes:
 
 
 def _by_bytes(char: str) -> bytes:
-    r"""Return a regular expression for `\x` escapes of its bytes, without the first backslash."""
+    r"""Return a regular expression for `\x` escapes of a character's bytes, without the first backslash."""
     return rb"\\+".join(b"x(?i:%02x)" % byte for byte in char.encode())
 
 
@@ -256,7 +256,7 @@ MIN_PASSWORD_CHARS = 8
 """Shortest password to redact. A shorter one would also match parts of ordinary words."""
 
 _MOST_NAMES = 1024
-"""How many results `looks_secret` keeps. It keeps names only, no values."""
+"""How many results `looks_secret` caches. The cache holds names only, no values."""
 
 _URL_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:([^/\s@]+)@")
 _BASIC = re.compile(r"(?i)basic +([A-Za-z0-9+/_-]+=*)")

@@ -12,8 +12,8 @@ outside the process depends on them. If the disk does not answer within `flush_w
 incomplete trace is better than a program that hangs. From then on `record()` waits only 50 ms per envelope,
 until a flush succeeds in time again.
 
-A file belongs to one episode and one process. The format itself is in `trace_format`; reading is in
-`trace_reader`. Secrets are removed before an envelope gets here (`redaction`).
+A file belongs to one episode and one process. The format itself is in `format.py`; reading is in `reader.py`.
+Secrets are removed before an envelope gets here (`runtime/secrets/redaction.py`).
 
 `LineQueue.put` only queues a line. The thread collects lines for a few milliseconds and writes them in one
 system call. `flush` waits until the lines so far are written.
@@ -184,7 +184,7 @@ class LineQueue:
 
 
 _Entry: TypeAlias = bytes | threading.Event | None
-"""What is in the queue: a line, the event of a waiting `flush`, or the end."""
+"""An entry of the queue: a line, the event of a waiting `flush`, or `None` from `close`."""
 
 _OPEN: "weakref.WeakSet[LineQueue]" = weakref.WeakSet()
 
@@ -210,9 +210,9 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
             separate file, named by its hash, in `payloads` next to the trace.
         outside: The host's name as sender and receiver. An envelope from or to it is flushed before `record`
             returns.
-        flush_within_s: How long `record` waits for that flush at most. After a flush that was late it waits
-            50 ms only, until one is in time again. A late line is still written.
-        version: Version of the program that writes, for the header.
+        flush_within_s: How long `record` waits for a flush at most. After a flush that was late, `record`
+            waits 50 ms only, until a flush is in time again. A late line is still written.
+        version: Version of the program that writes the file, for the header.
     """
 
     fsync: bool = False
@@ -232,18 +232,18 @@ class TraceWriter(Closing):
         path: The file.
         episode: Id of the episode, for the file's first line.
         started_at: Seconds since the epoch; `None`: now.
-        options: How it is written.
+        options: How the file is written.
         resume: Continue an existing file. An incomplete last line is removed.
 
     Raises:
-        TraceError: The file cannot be created, or it is not empty. With `resume`: it is not this episode's
-            trace, or has another format. In both cases: another process is writing it.
-            When an envelope is recorded, on `flush` and on `close`: writing failed. The lines before it stay
-            readable.
+        TraceError: The file cannot be created, or it is not empty. With `resume`: the file is not this
+            episode's trace, or has another format. In both cases: another process is writing the file.
+            When an envelope is recorded, on `flush` and on `close`: writing failed. The lines written before
+            stay readable.
 
     Attributes:
-        last_seq: Number of the last envelope that a resumed file holds; 0 in a new one.
-        last_t: Its time.
+        last_seq: Number of the last envelope that a resumed file holds; 0: the file is new.
+        last_t: The time of that envelope, in seconds as in `Envelope.t`.
     """
 
     def __init__(
@@ -288,8 +288,8 @@ class TraceWriter(Closing):
         """Append one envelope. Return when it is queued, or flushed if the host sends or receives it.
 
         Raises:
-            TraceError: Its number is not greater than the last one, and readers would reject the file. Or
-                writing failed.
+            TraceError: The envelope's number is not greater than the last one, so that readers would reject
+                the file. Or writing failed.
         """
         if envelope.seq <= self._written_seq:
             raise TraceError(
@@ -318,7 +318,8 @@ class TraceWriter(Closing):
         """Write all that was recorded, without a time limit, and close the file. A second call does nothing.
 
         A recorder works on long messages in a thread, and inside an event loop `record` does not wait for
-        that. Without the wait here, a program that closes its trace in a notebook would lose them.
+        that thread. So `close` waits for it, or a program that closes its trace in a notebook would lose
+        these messages.
 
         Raises:
             TraceError: Writing failed, and no earlier call has raised that.
@@ -347,7 +348,7 @@ class TraceWriter(Closing):
             self.last_seq, self.last_t = last.seq, last.t
 
     def _last_whole_line(self, after: int) -> TraceLine | None:
-        """Repair the end of the file and return the last line after the header; `None` if there is none."""
+        """Repair the end of the file and return the last line after the header; `None`: none follows it."""
         written = self._file.last_line()
         if not written.endswith(b"\n"):
             line = _line(written)

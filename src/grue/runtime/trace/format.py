@@ -10,7 +10,7 @@ An image that a tool returned occurs in several messages: the result, the reques
 the end of the turn. Its base64 is cut out of each of them and written once, as a JSON string, to a file of
 the same kind. The body has `""` instead, and the line has an `Extract` with the position.
 
-A line is checked before it is used. This module opens no files.
+The functions here check a line before it is used. This module opens no files.
 """
 
 import re
@@ -26,7 +26,7 @@ from grue.errors import MCPConfigError, TraceError
 from grue.runtime.large_data import STEP, count_of
 
 FORMAT = 2
-"""Version of the format. Readers accept this one and all older ones. Format 1 had no payloads."""
+"""Version of the format. Readers accept this version and all older ones. Format 1 had no payloads."""
 
 PAYLOADS = "payloads"
 """Name of the folder for payload files, beside the trace file."""
@@ -104,7 +104,7 @@ _TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')
 def tag_at_start(body: bytes | msgspec.Raw) -> str:
     """Return the tag of a message's JSON if it comes first, where the writers of grue put it; else `""`.
 
-    It looks at the first bytes only, and does not check the rest.
+    Only the first bytes are looked at; the rest of the JSON is not checked.
     """
     found = _TAG_AT_START.match(body)
     return found[1].decode() if found else ""
@@ -126,7 +126,8 @@ the quotes would have backslashes before them."""
 def long_strings(written: bytes) -> list[tuple[int, int]]:
     """Return start and end of each long base64 string in a body's JSON, quotes included.
 
-    It looks at members that can hold base64 only, and skips their content: a line may have megabytes.
+    Only members that can hold base64 are looked at, and their content is skipped, because a line may have
+    megabytes.
     """
     found: list[tuple[int, int]] = []
     for member in _BASE64_MEMBERS:
@@ -242,7 +243,7 @@ def check_depth(path: Path, number: int, body: bytes) -> None:
     """Check that a body is nested at most `MAX_DEPTH` levels deep.
 
     Raises:
-        TraceError: It is nested more deeply.
+        TraceError: The body is nested more deeply.
     """
     if len(body) <= STEP:
         # The usual message. This runs for each line of a trace, so it makes no call of ours.

@@ -1,10 +1,10 @@
 """Read a trace file: a line at a time, whole, or while it is being written.
 
 A trace can come from anywhere and may be damaged. Whatever the file contains, a reader returns envelopes or
-raises `TraceError`. The checks of a line are in `trace_checks`.
+raises `TraceError`. The checks of a line are in `format.py`.
 
-Most of a trace is the bodies of its messages, and many readers need few of them. `TraceReader.lines` yields
-lines whose bodies are decoded when the reader asks for them.
+Most bytes of a trace are the bodies of its messages, and many callers need few bodies. So `TraceReader.lines`
+yields lines whose bodies are decoded only when the caller asks for them.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class Trace(Struct, Generic[B], frozen=True):
     """A trace file that was read into memory.
 
     Attributes:
-        header: Its first line.
+        header: The file's first line.
         envelopes: All complete envelopes, in order.
         cut_short: The last line was incomplete: the host was killed while it was written.
     """
@@ -147,8 +147,8 @@ class TraceReader(Generic[B]):
     def lines(self) -> Iterator[RecordedLine[B]]:
         """Yield the lines that are in the file now, without their bodies.
 
-        It is for readers that need the bodies of some messages only. The JSON of a body that is never decoded
-        is checked, its content is not.
+        For callers that need the bodies of some messages only. A body that is never decoded is checked to be
+        JSON, but not to be a message.
         """
         for _, number, _, line in self._placed():
             yield RecordedLine(line, number, self)
@@ -182,9 +182,10 @@ class TraceReader(Generic[B]):
         """Yield the envelopes that are in the file, then those that are appended.
 
         Args:
-            stop: Called whenever there is nothing more to read; true ends the iteration.
+            stop: Called whenever the end of the file is reached; `True` ends the iteration.
             poll_s: Seconds between two reads at the end of the file.
-            over: Returns whether the file ends with the given envelope, if none comes after it.
+            over: Returns whether no envelope is expected after the given one. If it is the last one in the
+                file, the iteration ends.
         """
         with _opened(self.path) as file:
             _next_line(self.path, 1, file)
@@ -211,7 +212,7 @@ class TraceReader(Generic[B]):
         """Return the envelope of a line.
 
         Raises:
-            TraceError: Its body is damaged, or is a message that this version does not know.
+            TraceError: The line's body is damaged, or is a message that this version does not know.
         """
         written = bytes(line.body)
         if written.startswith(REFERENCE_START):
@@ -302,7 +303,7 @@ _REFERENCES = msgspec.json.Decoder(PayloadReference)
 
 
 def _decoded(path: Path, number: int, text: bytes) -> TraceLine | None:
-    """Return the decoded line; `None` if it is the last one and incomplete."""
+    """Return the decoded line; `None`: the line is the last one and incomplete."""
     try:
         return _LINES.decode(text)
     except UNDECODABLE as error:

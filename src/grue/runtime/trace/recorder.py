@@ -1,7 +1,7 @@
 """The recorder of the trace: numbers all envelopes, removes secrets, and passes them to the observers.
 
-Each envelope is passed to the observers once, in the order of the numbers. One observer, `trace_file`, writes
-the file, and `trace_reader` reads it back.
+Each envelope is passed to the observers once, in the order of the numbers. One observer, the `TraceWriter` in
+`file.py`, writes the trace file, and `reader.py` reads it.
 
 No secret gets past the recorder. Observers and the file get a placeholder instead, and the envelope is marked
 as redacted. The actors receive the original message.
@@ -38,11 +38,11 @@ from grue.runtime.trace.format import TraceLine
 class Backlog:
     """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
-    The thread starts with the first call and ends when the queue is empty. The interpreter waits for that at
-    exit. In a forked child the queue is empty: the calls belong to the parent.
+    The thread starts with the first call and ends when the queue is empty. At its exit the interpreter waits
+    for the thread. In a forked child the queue is empty, because the calls belong to the parent.
 
     Attributes:
-        calls: Pending calls, and finished ones whose result `check` has not looked at yet.
+        calls: Pending calls, and finished calls whose result `check` has not looked at yet.
     """
 
     def __init__(self) -> None:
@@ -95,9 +95,9 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         t: Seconds since the recorder was made, monotonic.
         at: Seconds since the epoch, wall clock.
         turn: One-based number of the turn; 0 outside turns.
-        sender: Name of the actor that sent it.
-        receiver: Name of the mailbox it was put into; `trace` for a note.
-        cause: Number of the envelope that made the sender send it; `None` for a first cause.
+        sender: Name of the actor that sent the message.
+        receiver: Name of the mailbox that the message was put into; `trace` for a note.
+        cause: Number of the envelope that made the sender send this message; `None`: no envelope did.
         body: The message.
         redacted: A secret in the body was replaced by a placeholder.
         is_long: The body's JSON is so long that work on it belongs in a thread. Not part of a trace.
@@ -165,7 +165,7 @@ class Recorder:
         self.around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
 
     def for_another_trace(self) -> "Recorder":
-        """Return a recorder that hides the same secrets. It has no observers, and numbers of its own."""
+        """Return a new recorder that hides the same secrets. It has no observers, and counts from 1."""
         other = Recorder(clock=self._clock, wall_clock=self._wall_clock)
         other._redaction = self._redaction
         return other
@@ -173,8 +173,8 @@ class Recorder:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 
-        An empty value is not a secret, and one that is not Unicode cannot be in a message. Authorisation
-        headers and bearer tokens need not be named here: they are replaced wherever they stand.
+        An empty value is ignored, and so is a value that is not Unicode, because no message can contain it.
+        Authorisation headers and bearer tokens need not be registered; they are always replaced.
         """
         self._redaction.hide(name, value)
 
@@ -200,8 +200,8 @@ class Recorder:
         """Find secrets that are split over several messages of this type.
 
         The messages are pieces of texts. Each has a field `text`; its other fields identify the text. An end
-        of a piece that may be the beginning of a secret is held back. It is recorded with the next piece, or
-        before the sender's next message of another type.
+        of a piece that may be the beginning of a secret is held back. That end is recorded with the next
+        piece, or before the sender's next message of another type.
         """
         self._piece = piece
 
@@ -254,7 +254,8 @@ class Recorder:
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
         """Call a function with each message of its kind, secrets included, after the message is recorded.
 
-        Unlike an observer, it costs nothing for messages of other kinds, which need not be encoded for it.
+        Unlike an observer, such a function costs nothing for messages of other kinds, which need not be
+        encoded for it.
         """
         self._watched = watched
 
@@ -270,8 +271,8 @@ class Recorder:
     ) -> Envelope[B]:
         """Record `body` and return its envelope, with secrets.
 
-        Outside event loops the observers have seen it when this returns. If part of a text is held back,
-        that part is recorded later.
+        Outside event loops the observers have seen the envelope when this returns. If part of a text is held
+        back, that part is recorded later.
         """
         # A piece without text marks a restart of the reply, and is recorded like any other message.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
@@ -309,7 +310,7 @@ class Recorder:
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
-        """Show the part of a piece that cannot belong to a secret. If it is empty, its number is not used."""
+        """Show the part of a piece that cannot belong to a secret. If the part is empty, free its number."""
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")
         text = texts.get(key)
@@ -335,7 +336,7 @@ class Recorder:
     def _encoded(self, body: Any) -> tuple[Any, bytes]:
         """Return a message as observers get it, and its JSON, with U+FFFD in place of lone surrogates.
 
-        Hosts and models produce such texts, for example from a file's name or from half a character.
+        Lone surrogates come from hosts and models, for example from a file's name or half a character.
         """
         try:
             return body, self._encoder.encode(body)
@@ -348,8 +349,8 @@ class Recorder:
 
     def _show(self, envelope: Envelope[Any], written: bytes) -> None:
         if len(written) >= LONG or self._late:
-            # `_pass_on` takes it out of the list, and is then the only one that refers to it. So it can free
-            # megabytes as soon as they are not needed any more.
+            # Pass the JSON in a list. `_pass_on` takes it out and is then the only one that refers to it, so
+            # that megabytes are freed as soon as they are not needed any more.
             left = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
             return
@@ -366,7 +367,8 @@ class Recorder:
             shown, body = self._redaction.redact_message(written, envelope.body)
             envelope = replace(envelope, body=body, redacted=shown != written)
         del written
-        # The body is the last member of a line.
+        # Encode the line with the body `0` and replace that `0`, which is possible because the body is the
+        # last member of a line. So megabytes of JSON are not encoded again.
         line = b"".join((self._encoder.encode(_line(envelope, b"0"))[:-2], shown, b"}"))
         del shown
         self._tell(envelope, line)
@@ -413,7 +415,7 @@ class _Text:
 
 
 class _NoPiece(Struct):
-    """The type of pieces until `hold_back` is called: no message has it."""
+    """Stands for the type of pieces until `hold_back` is called. No message has this type."""
 
 
 def _in_event_loop() -> bool:
