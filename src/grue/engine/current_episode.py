@@ -345,7 +345,7 @@ class CurrentEpisode:
         return await working
 
     def _running(self, users: int = 0) -> Episode:
-        """Return the loop. If there is none, or it has failed, a new one is started."""
+        """Return the loop. If no loop runs, or the loop has failed, a new one is started."""
         refuse_reentry()
         with self._lock:
             episode = self._episode

@@ -177,7 +177,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # The end of a parked turn counts its part before the parking too, so do not count that part here.
+            # Count nothing for the part of the turn before the parking: the turn's end will count it too.
             case m.TurnParked() as parked:
                 self.parked = parked
                 return Spent()

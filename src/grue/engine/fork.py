@@ -274,7 +274,7 @@ class ForkedRun(HostTurn[T]):
 
 
 def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int | None:
-    """Return the message before which to fork; by default the first result that is to be replaced."""
+    """Return the number of the message to fork before; by default, of the first result to be replaced."""
     unknown = [name for name in asked.tool_results if settled.call(name) is None]
     if unknown:
         known = ", ".join(settled.call_ids) or "none"

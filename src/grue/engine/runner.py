@@ -454,7 +454,7 @@ class Runner(AsyncToolAccess, Closing):
         Raises:
             ForkMissed: The fork made a call that the record has no result of.
             TraceError: The trace cannot be read, or a secret was removed from the turn before the fork.
-            MCPError: As `run_turn`; or there is no such turn, message or call.
+            MCPError: As `run_turn`; or the trace has no such turn, message or call.
         """
         from grue.engine.fork import ForkedRun, ForkRequest  # imported here, because few programs need it
 

@@ -173,7 +173,7 @@ def drafted(
     """Open a file that must not exist yet for writing; if the block fails, remove the file.
 
     Raises:
-        OSError: It cannot be created or written.
+        OSError: The file cannot be created or written.
     """
     descriptor = os.open(path, _FLAGS, mode, dir_fd=dir_fd)
     try:
@@ -288,7 +288,7 @@ class LineFile:
             self.cut(start)
 
     def _line_start(self, end: int) -> int:
-        """Return the position after the last newline before `end`; 0 if there is none."""
+        """Return the position after the last newline before `end`; 0: no newline is before it."""
         while end > 0:
             start = max(0, end - _LOOK_BACK)
             found = os.pread(self._fd, end - start, start).rfind(b"\n")

@@ -80,7 +80,7 @@ _OTHERS_WITHIN_S = 5.0
 within an import."""
 
 _outlasted: set[int] = set()
-"""Threads whose imports took longer than `_OTHERS_WITHIN_S`. Later forks do not wait for them again."""
+"""Threads whose imports took longer than `_OTHERS_WITHIN_S`. Later forks do not wait for these threads."""
 
 
 _SWITCH_S = 0.2

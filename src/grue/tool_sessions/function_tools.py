@@ -217,7 +217,7 @@ def _is_context(annotation: Any) -> bool:
 
 
 def _own_text(annotation: Any) -> str:
-    """Return the text in `Annotated[T, "text"]`; empty if there is none."""
+    """Return the text in `Annotated[T, "text"]`; empty: the annotation has no text."""
     if typing.get_origin(annotation) is not Annotated:
         return ""
     return next((part for part in annotation.__metadata__ if isinstance(part, str)), "")

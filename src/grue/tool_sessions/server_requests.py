@@ -16,7 +16,7 @@ class SamplingRequest(Struct, frozen=True):
     """A server asks for a completion of the host's model.
 
     Attributes:
-        system: Instructions; empty if there are none.
+        system: Instructions; empty: the server gives none.
         messages: The conversation, oldest first; untrusted text.
     """
 

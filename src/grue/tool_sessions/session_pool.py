@@ -292,7 +292,7 @@ class SessionPool:
             self.leave(owned)
 
     async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
-        """Return a server's kept session for a call outside turns, open. If there is none, one is opened.
+        """Return a server's kept session for a call outside turns, open. If the pool has none, one is opened.
 
         A turn that runs meanwhile uses the same session; hold `alone` while using it. Later turns lease it.
 

@@ -73,7 +73,7 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
 
 
 class Dropped(Struct, frozen=True, tag="dropped"):
-    """The reply in the line before is not part of the conversation: its turn had ended when it arrived."""
+    """The reply in the line before is no part of the conversation, because it came after its turn's end."""
 
 
 class Undone(Struct, frozen=True, tag="undone"):

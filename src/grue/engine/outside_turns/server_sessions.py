@@ -157,7 +157,7 @@ class ServerSessions:
         """Return the definition of a tool, or `None` if the server does not list it.
 
         Raises:
-            MCPError: There is no such server.
+            MCPError: The server is not configured.
             MCPServerStartupError: The server could not be started.
         """
         server, _ = self._split(name)
@@ -187,7 +187,7 @@ class ServerSessions:
 
         Raises:
             MCPToolCallError: The call failed; the subclass says why. The error has the result for the caller.
-            MCPError: There is no such server, or its session crashed.
+            MCPError: The server is not configured, or its session crashed.
             MCPServerStartupError: The server could not be started.
         """
         server, tool = self._split(name)
@@ -236,7 +236,7 @@ class ServerSessions:
 
         Raises:
             MCPRequestError: The server refused the request, did not answer in time, or has died.
-            MCPError: There is no such server, or this request cannot be sent.
+            MCPError: The server is not configured, or this request cannot be sent.
             MCPServerStartupError: The server could not be started.
         """
         name = self._known(server)
@@ -520,7 +520,7 @@ class ToolAccess(ABC):
             name: `SERVER.TOOL`.
 
         Raises:
-            MCPError: There is no such server. Or the caller is inside a turn of this runner.
+            MCPError: The server is not configured. Or the caller is inside a turn of this runner.
             MCPServerStartupError: The server could not be started.
         """
         return self._outside_turns(lambda sessions: sessions.tool(name))
@@ -555,7 +555,7 @@ class ToolAccess(ABC):
             MCPToolCallError: With `check`: the tool reported an error. `ToolCallTimedOut`, `ToolCallDenied`,
                 `ToolChanged`, `ToolNotFound` and `ToolServerDied` are subclasses.
             MCPServerStartupError: The server could not be started.
-            MCPError: There is no such server. Or the caller is inside a turn of this runner.
+            MCPError: The server is not configured. Or the caller is inside a turn of this runner.
 
         Source: R6.4, R6.5
         """
@@ -588,7 +588,7 @@ class ToolAccess(ABC):
         Raises:
             MCPRequestError: The server refused the request, or has died. `MCPRequestTimedOut` is a subclass.
             MCPServerStartupError: The server could not be started.
-            MCPError: There is no such server, or it is not an MCP server. Or the request cannot be sent this
+            MCPError: The server is not configured, or is no MCP server. Or the request cannot be sent this
                 way. Or the caller is inside a turn of this runner.
         """
         return self._outside_turns(self._requesting(server, method, params, timeout_s))

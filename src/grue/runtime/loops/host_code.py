@@ -60,7 +60,7 @@ def calling(called: object, what: str) -> Iterator[None]:
 
 
 def raised_by(error: BaseException) -> str:
-    """Return whose code has raised an exception; empty: not known, or ours."""
+    """Return whose code has raised an exception, as `blame` has noted it; empty: nothing was noted."""
     whose = getattr(error, "_raised_by", "")
     return whose if isinstance(whose, str) else ""
 

@@ -320,7 +320,7 @@ class ProcessRegistry:
         return self._admit(leader, boxed, released=not shim)
 
     def kill_now(self) -> None:
-        """Send SIGKILL to every group and return at once. The tasks that wait for their exit reap them.
+        """Send SIGKILL to every group and return at once. Tasks that wait for the exits reap the processes.
 
         May be called from a signal handler, and is used there for a second Ctrl-C. Raising an exception in
         the handler instead would not be safe: it can strike inside the event loop's own code and lose the

@@ -60,7 +60,7 @@ Spelling = tuple[tuple[str, ...], ...]
 
 @lru_cache(maxsize=256)
 def spellings_of(secret: str) -> tuple[Spelling, ...]:
-    """Return the forms of a secret character by character; the encoders of the characters may differ."""
+    """Return the forms of a secret, character by character. Each character may be written in its own way."""
     escaped = tuple(_spelled(char) for char in secret)
     data = secret.encode()
     if len(data) < SHORTEST_ENCODED:

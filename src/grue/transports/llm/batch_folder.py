@@ -157,7 +157,7 @@ class BatchFolder(Closing):
         return f"{self.manifest.run}-{turn}-{request}-{digest}-{attempt}"
 
     def set_aside(self, turn: int) -> None:
-        """Move the trace of a failed turn aside. Its failed requests are asked anew."""
+        """Move the trace of a failed turn aside, so that the turn is run again from its beginning."""
         self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 
     def turn_of(self, item: str) -> str:

@@ -139,7 +139,7 @@ def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
 
 
 def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
-    """Return a sentence about where the key was looked for, for an error about a refused key."""
+    """Return a sentence that says where grue looked for the key, for an error about a refused key."""
     names = key_names(base_url)
     used = next((name for name in names if environ.get(name, "").strip()), None)
     if used is not None:
