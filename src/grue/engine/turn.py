@@ -97,7 +97,7 @@ _FINAL_REQUEST = m.FINAL_REQUEST.replace("action", "answer")
 
 
 class _UserText(Struct, frozen=True):
-    """The one field of a request that may be given by position."""
+    """The base of `TurnRequest`, with the one field that may be given by position."""
 
     user: str
 

@@ -84,7 +84,7 @@ _NOTICE_S = 0.05
 
 
 class WorkInterrupted(KeyboardInterrupt):
-    """The work was interrupted from outside. A `KeyboardInterrupt` of the work itself is another class."""
+    """The work was interrupted from outside. Not raised for a `KeyboardInterrupt` that the work raises."""
 
 
 def block_signals() -> None:

@@ -160,7 +160,7 @@ class Call(Future[T]):
         self._watch = InterruptWatch()
 
     def set_result(self, result: T) -> None:
-        """Set `ended_at`, then the result. In this order, because waiting threads read `ended_at` at once."""
+        """Set `ended_at` before the result, because waiting threads read `ended_at` as soon as they wake."""
         self.ended_at = time.monotonic()
         super().set_result(result)
 

@@ -428,7 +428,7 @@ class ServerProcess(ChildProcess):
         self._read_stderr()
 
     async def _receive_more(self) -> bool:
-        """Wait for output and add it to the buffer; return `False` at its end."""
+        """Wait for output and add it to the buffer; return `False` at the end of the output."""
         if self.exited is None:
             with anyio.CancelScope() as self._receiving:
                 await anyio.wait_readable(self._group.stdout)

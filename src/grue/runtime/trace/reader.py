@@ -261,7 +261,7 @@ class TraceReader(Generic[B]):
             end = extract.at + 2
             size += len(pieces[-1])
             if size > MAX_LINE_BYTES:
-                # A line may refer to the same large file many times.
+                # Refused, because a hostile line may refer to the same large file many times.
                 raise damaged(self.path, number, "its body is too large with what was taken out of it")
         return b"".join([*pieces, body[end:]])
 

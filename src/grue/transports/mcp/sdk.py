@@ -151,7 +151,7 @@ class Link:
         self._notify("noise", record.getMessage())
 
     def _callbacks(self) -> dict[str, Any]:
-        """Return a callback for each ability that is offered. The SDK announces an ability that has one."""
+        """Return a callback for each ability that is offered. The SDK announces abilities with a callback."""
         offered = self._abilities
         return {
             "sampling_callback": None if offered.sample is None else self._sample,
