@@ -16,10 +16,10 @@ The functions are pure; `turn/asking.py` turns what they return into commands. T
     down to `low_water` is cleared, and the newest results are cut.
 7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
 
-They decide by the ledger of the conversation: the size in tokens of each of its parts, oldest first. A size
-is an estimate until the endpoint has counted it: with each reply it reports the tokens of the whole prompt,
-and the difference to the sum is spread over the parts that it had not counted before. So the sum is exact
-after each reply, and only the newest parts are estimates.
+The functions decide by the ledger of the conversation, which holds the size in tokens of each of its parts,
+oldest first. A size is an estimate until the endpoint has counted it: each reply reports the tokens of the
+whole prompt, and the difference to the sum is spread over the parts that were not counted before. So the sum
+is exact after each reply, and only the newest parts are estimates.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ Tools: TypeAlias = Mapping[str, str]
 """The canonical names of tools by the ids of calls."""
 
 TEXT_BYTES_PER_TOKEN = ContextPolicy().bytes_per_token
-"""How many bytes of text count as a token where no policy says it."""
+"""How many bytes of text count as a token where no policy sets a number."""
 
 _PER_MESSAGE = 8
 """Tokens of the frame of one message: its role, its separators, a call's id."""
@@ -48,17 +48,17 @@ _PER_IMAGE = 1600
 """Most tokens that an image takes, at the providers that document it."""
 
 _BYTES_PER_TOKEN = {"audio": 500, "file": 40}
-"""Rough size of a recording or a document in tokens. Providers do not publish it by bytes."""
+"""Bytes that count as a token, in a recording and in a document. Rough: providers publish no such number."""
 
 _TELLING = 500
-"""Fewest tokens from which the estimate learns; a handful of short messages says little about texts."""
+"""Fewest tokens from which the estimate of bytes per token learns; a few short messages would mislead it."""
 
 _SMALL = 48
 """A result of at most this many tokens is about as long as its stub, so it is never cleared."""
 
 _SLACK = 8
-"""If a count and an estimate differ by a larger factor, the earlier counts of parts are taken to be wrong,
-too."""
+"""If a count and the estimates differ by a larger factor, the earlier counts of parts are taken to be wrong
+too, and all sizes are corrected."""
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
@@ -67,9 +67,9 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
     Attributes:
         head: The first entry of the conversation: the system's text and what came with it. Never cleared.
         tools: The definitions of the tools on offer.
-        items: The rest, oldest first. Neighbours that cannot be cleared are merged when they have been
+        items: All other parts, oldest first. Neighbours that cannot be cleared are merged when they have been
             counted.
-        current: Where the last reply begins in `items`; it and what follows it are never cleared.
+        current: The position of the last reply in `items`. It and the items after it are never cleared.
         bytes_per_token: How many bytes of text count as a token.
     """
 
@@ -104,7 +104,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(self, head=ContextItem(tokens=sum(item.tokens for item in items)))
 
     def reply(self, content: str | None, calls: Iterable[m.ToolCall], output_tokens: int) -> "ContextLedger":
-        """Add a reply; what came before it may be cleared from now on."""
+        """Add a reply. The items before it may be cleared from now on."""
         item = self.reply_item(content, calls)
         if output_tokens > 0:
             item = replace(item, tokens=output_tokens)
@@ -127,7 +127,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
                 return ContextItem(tokens=tokens)
 
     def counted(self, prompt_tokens: int) -> "ContextLedger":
-        """Correct the sizes by the endpoint's count of a prompt that has all parts so far; 0: it has none."""
+        """Correct the sizes by the endpoint's count of a prompt with all parts so far; 0: no count."""
         if prompt_tokens <= 0:
             return self
         parts = (self.head, self.tools, *self.items)
@@ -242,7 +242,7 @@ StubFor: TypeAlias = Callable[[ContextItem], str]
 
 
 class Room(Struct, frozen=True):
-    """How many tokens of a window requests may fill: above `high` something is cleared, down to `low`."""
+    """How many tokens of a window requests may fill: above `high`, parts are cleared down to `low`."""
 
     high: int
     low: int
@@ -254,8 +254,8 @@ class Fit(Struct, frozen=True, kw_only=True):
     Attributes:
         ledger: The sizes, without the new entries.
         new: The new entries, with results cut where they have to be.
-        cleared: The change of the history; `None`: it stays as it is.
-        summarise: A summary is needed before the request is sent.
+        cleared: The change of the history; `None`: the history is not changed.
+        summarise: Whether a summary is needed before the request is sent.
     """
 
     ledger: ContextLedger
@@ -282,10 +282,10 @@ def stub_of(
 
     Args:
         tool: Canonical name of the tool.
-        policy: Says of which tools the model is told to call them again.
+        policy: Names the tools that the model is told to call again.
         offered: The tools by name.
         plain: Whether results are given as text (`RunTurn.plain_results`).
-        handle: The model can read the result again with this handle; empty: it cannot.
+        handle: The handle with which the model can read the result again; empty: it has none.
     """
     if handle:
         return READ_AGAIN.format(handle=handle)
@@ -315,7 +315,7 @@ def fit(
 
     Args:
         ledger: The sizes of the conversation so far.
-        new: What the request adds.
+        new: The items that the request adds.
         room: How many tokens there are for prompts.
         stub_for: Returns the stub of a tool's result.
         named: The tools' names, by the ids of the calls that `new` answers.
@@ -400,11 +400,11 @@ def cut_last(
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
     """Return the ledger without the oldest exchanges, and the share of the removable parts that stays.
 
-    All parts after the first entry count as removable. `None`: none of them is before the last reply.
+    All parts after the first entry count as removable. `None`: no part is before the last reply.
 
     Args:
-        ledger: The sizes.
-        most: Most tokens that the whole conversation may have then.
+        ledger: The sizes of the conversation's parts.
+        most: Most tokens that the whole conversation may have afterwards.
     """
     rest = sum(item.tokens for item in ledger.items)
     if not rest or not any(item.tokens for item in ledger.items[: ledger.current]):

@@ -5,12 +5,14 @@ the runner's conversation saves it, and the reader of a trace builds it again fr
 three use the same four steps:
 
 - `say` adds the texts and results that a request sends to the model.
-- `keep` takes the reply. It becomes an entry when the turn has read it, with the next `say` or `close`.
+- `keep` takes the reply. The reply becomes an entry when the turn has read it, with the next `say` or
+  `close`.
 - `close` ends a turn. Every tool call of the last reply has an answer then, because providers refuse a
   conversation with an unanswered call.
-- `rewrite` replaces entries; `change` does it for a `ContextPolicy`.
+- `rewrite` replaces entries; `change` replaces them as a `ContextPolicy` requires.
 
-A conversation that outlives its turn has a `Ledger`. It counts the entries and digests their JSON, so that a
+A conversation that outlives its turn has a `Ledger`, which counts the entries and digests their JSON, so that
+a
 turn can refer to earlier history without repeating it, at a cost that does not grow with the history.
 
 `take_step` takes the step that a recorded message stands for. All readers of traces use it: the conversation
@@ -75,8 +77,8 @@ class Ledger:
             self._early = None
         else:
             if early is not None:
-                # The change comes before the reply, also in the file. So take the reply back, and save it
-                # again after it.
+                # The change precedes the reply in the conversation, so it has to in the file. Take the reply
+                # back, and save it again after the change.
                 self._saved(b"")
             self._saved(line)
             if early is not None:
@@ -99,16 +101,16 @@ class History:
     """The entries of a conversation, in order.
 
     Args:
-        ledger: Counts and digests them; `None`: the conversation ends with its turn.
-        call_ids: Ids that are in use elsewhere; the conversation adds its own to them.
+        ledger: Counts and digests the entries; `None`: the conversation ends with its turn.
+        call_ids: Call ids that are in use elsewhere; the conversation adds its own to this set.
 
     Attributes:
-        entries: The entries. Rewritten ones are not among them any more.
+        entries: The entries. Entries that were replaced are not among them any more.
         unread: A reply that the turn may not have read yet.
         asked: The schema that the model was asked for last; `None`: none yet.
-        call_ids: The ids of all tool calls so far; a new call gets another one.
+        call_ids: The ids of all tool calls so far; a new call gets another id.
         replies: How many replies there were, empty ones included.
-        plain: The turn under way tells the results of tools plainly (`RunTurn.plain_results`).
+        plain: Whether the turn under way tells the results of tools plainly (`RunTurn.plain_results`).
     """
 
     def __init__(self, ledger: Ledger | None = None, call_ids: set[m.CallId] | None = None) -> None:
@@ -134,7 +136,7 @@ class History:
         Args:
             new: The texts and results.
             answer: The schema that the request asks for.
-            beside_tools: Whether it offers tools too.
+            beside_tools: Whether the request offers tools too.
 
         Raises:
             ValueError: A tool message does not belong to a call of the last reply.
@@ -173,9 +175,9 @@ class History:
         """End a turn, and return the entries that this adds.
 
         Args:
-            end: How it ended; `TurnParked`: it was parked, and is given up. `None`: that is not known,
-                because the turn crashed or its process was killed. Then every call without an answer may have
-                taken effect.
+            end: How the turn ended; `TurnParked`: it was parked, and is given up now. `None`: that is not
+                known, because the turn crashed or its process was killed. Then every call without an answer
+                may have taken effect.
         """
         if isinstance(end, m.TurnFailed) and end.unread:
             self.forget()
@@ -231,7 +233,7 @@ class History:
     def clear(self, cleared: m.Cleared) -> None:
         """Put shorter texts in the place of tool results and of user texts.
 
-        Results that the conversation does not have are ignored. The texts of its first entry are never
+        Results whose call is not in the conversation are ignored. The texts of the first entry are never
         replaced.
         """
         shorter = {result.call_id: result for result in cleared.results}
@@ -250,11 +252,11 @@ class History:
     def shorten(self, share: float) -> None:
         """Put a line of text in the place of the oldest exchanges after the first entry.
 
-        What stays begins with a user's text, so that no tool result loses its call.
+        The rest begins with a user's text, so that no tool result loses its call.
 
         Args:
-            share: How much of what follows the first entry may stay, by its size. The last user text and what
-                follows it stay in any case.
+            share: How much of the entries after the first one may stay, by their size. The last user text and
+                the entries after it stay in any case.
         """
         begins = [
             at
@@ -276,7 +278,7 @@ class History:
         self.rewrite(m.Rewritten(1, len(self.entries), (m.Said(summarised.items),)))
 
     def branch(self) -> "History":
-        """Return a copy that shares the entries; what is added to one of them does not change the other.
+        """Return a copy. Entries that are added to the copy or to the original do not change the other.
 
         A ledger of the copy saves nothing.
         """
@@ -362,7 +364,7 @@ def take_step(history: History, step: SaidStep) -> None:
     """Repeat the step that the recording process took with a message.
 
     Raises:
-        ValueError: It does not fit the history before it.
+        ValueError: The message does not fit the history before it.
     """
     match step:
         case m.RunTurn(plain_results=plain):
@@ -387,10 +389,10 @@ def items_said(
     """Return the entries of a turn, without its system text, as `TurnRequest.history` takes them.
 
     Args:
-        steps: Its requests and replies, in order.
-        end: How it ended.
-        plain: It told the results of tools plainly (`RunTurn.plain_results`).
-        begun: The turn's history before `steps`, if it was resumed; this function adds to it.
+        steps: The turn's requests and replies, in order.
+        end: How the turn ended.
+        plain: Whether the turn told the results of tools plainly (`RunTurn.plain_results`).
+        begun: The turn's history before `steps`, if the turn was resumed; this function adds to it.
     """
     history = History() if begun is None else begun
     history.plain = plain

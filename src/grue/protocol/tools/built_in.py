@@ -1,12 +1,13 @@
 """The tools that grue itself offers to a model, beside those of the servers.
 
-They are served under one name, `SERVER`, by an actor of the turn (`actors/built_in.py`). That server needs no
-session: it is never opened, listed or closed, so the machine only adds its tools to those that it offers.
-A built-in tool has no effect outside the turn. So no policy judges it, and no person is asked about it.
+Calls of these tools go to one server, `SERVER`, which is an actor of the turn (`actors/built_in.py`). That
+server needs no session: it is never opened, listed or closed, so the machine only adds its tools to the tools
+on offer. A built-in tool has no effect outside the turn. So no policy judges it, and no person is asked about
+it.
 
 With `ToolSearch` the model is offered `find_tools` and `call_tool` in place of the servers' tools. A call of
 `call_tool` that names a tool becomes a call of that tool before anything else is decided (`named_call`).
-Policies, approvals, argument checks, records and readers of traces see the tool that is meant. Only the
+Policies, approvals, argument checks, records and readers of traces see the call of the named tool. Only the
 conversation keeps the call as the model wrote it.
 
 To add a tool: its definition here, its answer in `tool_sessions/`, and its row in `engine/turn_actors.py`.
@@ -60,7 +61,7 @@ READ_RESULT = m.ToolDefinition(
     annotations=ToolAnnotations(read_only=True),
     trusted=True,
 )
-"""Reads a result that is too long for the conversation, or that was cleared from it."""
+"""The tool that reads a result which is too long for the conversation, or was cleared from it."""
 
 CALL_TOOL = m.ToolDefinition(
     server=SERVER,
@@ -81,7 +82,7 @@ CALL_TOOL = m.ToolDefinition(
     annotations=ToolAnnotations(read_only=True),
     trusted=True,
 )
-"""Calls a tool by its name."""
+"""The tool that calls another tool by name, for a model that is offered only a search."""
 
 _FIND_TOOLS = m.ToolDefinition(
     server=SERVER,
@@ -109,8 +110,8 @@ _FIND_TOOLS = m.ToolDefinition(
 def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
     """Return `find_tools`, which names the servers that a turn may call.
 
-    These are known from the configuration. So the definition stays the same whichever of them start, and
-    whatever they list.
+    The names are known from the configuration. So the definition stays the same whichever servers start, and
+    whatever tools they list.
     """
     names = list(servers)
     named = ", ".join(names[:_MOST_SERVERS])
@@ -129,10 +130,10 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 
 
 def named_call(call: m.ToolCall) -> m.ToolCall:
-    """Return the call that a call of `call_tool` asks for; any other call, or one without a name, as it is.
+    """Return the call that a call of `call_tool` asks for; any other call, or one without a name, unchanged.
 
-    Whether there is such a tool is not asked here. Arguments that are not JSON are passed on as they are, and
-    are refused like those of any other call.
+    Whether the named tool exists is not checked here. Arguments that are not JSON are passed on unchanged,
+    and are refused like those of any other call.
     """
     if call.name != CALL_TOOL.name:
         return call
@@ -141,6 +142,6 @@ def named_call(call: m.ToolCall) -> m.ToolCall:
     if not isinstance(wrapped, dict) or not isinstance(name, str) or not name:
         return call
     arguments = wrapped.get("arguments", {})
-    # Small models write an object as a text.
+    # Small models write the object of arguments as a text, which is taken as its JSON.
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return replace(call, name=name, arguments=text)

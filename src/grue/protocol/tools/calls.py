@@ -54,10 +54,10 @@ class Rejected(Struct, frozen=True):
 
 
 class ValidCall(Struct, frozen=True):
-    """A call that its server can take: it serves the tool, and the arguments are an object.
+    """A call that its server can take: the server serves the tool, and the arguments are an object.
 
     Attributes:
-        task: The server has the call already, as this task.
+        task: Set if the server has the call already, as this task.
     """
 
     call: m.ToolCall
@@ -70,8 +70,8 @@ class Run(Struct, frozen=True):
     """Consecutive calls to one server, sent to its session as one batch.
 
     Attributes:
-        parallel: May be under way together with other such runs, of other servers. It has one call only, so
-            that the turn can still skip the next one after a timeout.
+        parallel: Whether the run may be under way together with other such runs, of other servers. Such a run
+            has one call only, so that the turn can still skip the next call after a timeout.
     """
 
     server: m.ServerName
@@ -105,7 +105,8 @@ def tool_of(
 ) -> m.ToolDefinition | None:
     """Return the tool that a call names; `None` if no server serves it.
 
-    Nothing is known of a tool that its server does not list, so it gets a definition without annotations.
+    grue knows only the name of a tool that the server does not list, so it gets a definition without
+    annotations.
     """
     tool = listed.get(name)
     found = split_unlisted(name, serving_unlisted) if tool is None else None
@@ -129,9 +130,9 @@ def is_as_decided(
     Args:
         call: The call. If an earlier process has sent it and it has become a task, it is not sent again, so
             the result is `True`.
-        server: The server that gets it.
+        server: The server that gets the call.
         listed: The tools that the server lists now, without those that the tool lock refuses.
-        serves_unlisted: The server serves tools that it does not list.
+        serves_unlisted: Whether the server serves tools that it does not list.
     """
     if not call.definition or call.task is not None:
         return True
@@ -146,7 +147,7 @@ def definitions_of(
     tools: Iterable[m.ToolDefinition],
     serving_unlisted: tuple[m.ServerName, ...] = (),
 ) -> dict[str, str]:
-    """Return digests of the definitions that calls were made for, by name; empty for an unknown tool."""
+    """Return digests of the definitions of the called tools, by name; empty for an unknown tool."""
     listed = {tool.name: tool for tool in tools}
     found = {call.name: tool_of(call.name, listed, serving_unlisted) for call in calls}
     return {name: "" if tool is None else definition_digest(tool) for name, tool in found.items()}
@@ -173,14 +174,14 @@ def read_calls(
     offered: Iterable[m.ToolDefinition] | None = None,
     missing: Mapping[m.ServerName, str] = _NONE_MISSING,
 ) -> tuple[tuple[ValidCall, ...], tuple[Rejected, ...]]:
-    """Return the valid calls in order, and those that name an unknown tool or have unreadable arguments.
+    """Return the valid calls in order, and the calls with an unknown tool or with unreadable arguments.
 
     Args:
         calls: The calls of one reply.
         tools: The tools of all open sessions.
         serving_unlisted: The servers whose tools need not be listed.
-        offered: The tools that the model was offered; `None`: all.
-        missing: Servers that could not be used, with the reason.
+        offered: The tools that the model was offered; `None`: all tools.
+        missing: Servers that could not be used, with the reason for each.
 
     Source: R5.3, R6.4, R8.3
     """
@@ -206,7 +207,7 @@ def read_calls(
 
 
 def _meant(name: str, listed: Mapping[str, m.ToolDefinition]) -> str:
-    """Return a question that names the tools that a wrong name may stand for; empty: there are none."""
+    """Return a question that names the tools that a wrong name may stand for; empty: no tool is similar."""
     name = name[:_LONGEST_NAME].lower()
     bare = tool_results.NAME_SEPARATORS.split(name)[-1]
     near = [each for each, tool in listed.items() if bare and bare in (tool.tool.lower(), each.lower())]
@@ -277,8 +278,8 @@ def record_settlement(
 
     Args:
         call: The call as the model made it.
-        iteration: Number of the reply that asked for it.
-        event: How it ended.
+        iteration: Number of the reply that asked for the call.
+        event: How the call ended.
         changed: The arguments that were sent instead of the model's.
     """
     settled = _record_settlement(call, iteration, event)
@@ -351,8 +352,8 @@ def tool_messages(
         records: The settled calls.
         max_result_chars: Longest text of one message.
         room: Collects the attachments; `None` attaches nothing.
-        plain: Whether a text is told as it is, and not within JSON.
-        refers: A result that is too long gets a handle for `read_result`. Only with `plain`.
+        plain: Whether a tool's text is told as plain text, and not within JSON.
+        refers: Whether a result that is too long gets a handle for `read_result`. Only with `plain`.
 
     Source: R5.4, P44
     """
@@ -362,7 +363,7 @@ def tool_messages(
             m.ToolMessage(item.call_id, *told(item.result, max_result_chars, room, _note_on(item)))
             for item in records
         )
-    # A result of `read_result` gets no handle of its own, because it is part of a result that has one.
+    # A result of `read_result` gets no handle, because it is part of a result that has one.
     handles = {item.call_id: item.call_id for item in records if refers and item.name != READ_RESULT.name}
     return tuple(
         m.ToolMessage(
@@ -391,7 +392,7 @@ class Calling(Struct, frozen=True):
 
     Attributes:
         batch: The batch that is under way.
-        position: Which of its calls has been made last, from 0.
+        position: Position in the batch of the call that was made last, from 0.
     """
 
     batch: m.CallTools
@@ -409,7 +410,7 @@ class BatchArrived(Struct, frozen=True):
 
 
 CallSettled: TypeAlias = m.ToolReturned | m.ToolTimedOut | m.ServerDied | m.ToolSkipped
-"""The event that follows `MakeCall`. It is `ToolSkipped` if the call is refused before it is sent."""
+"""The event that follows `MakeCall`: `ToolSkipped` if the call is refused before it is sent."""
 
 BatchEvent: TypeAlias = BatchArrived | CallSettled
 
@@ -421,8 +422,8 @@ class ReadChangedTools(Struct, frozen=True):
 class MakeCall(Struct, frozen=True):
     """Record this message, and make the call; its settlement is the next event.
 
-    If the call would be refused before it is sent, or if the tool is not the one that `call` was decided for,
-    do neither; `ToolSkipped` is the next event.
+    If the call would be refused before it is sent, or if the tool has changed since the call was decided on,
+    the message is not recorded and the call not made; `ToolSkipped` is the next event.
     """
 
     called: m.ToolCalled
@@ -444,7 +445,7 @@ class IllegalBatchEvent(Exception):  # noqa: N818 - a bug in the caller, named f
 
 
 def batch_step(state: BatchState, event: BatchEvent) -> BatchTransition:
-    """Return the next state, and the commands to carry out, in order; `MakeCall` is only ever the last.
+    """Return the next state, and the commands to carry out, in order, with `MakeCall` last if at all.
 
     Raises:
         IllegalBatchEvent: The event cannot happen in this state; the text names both.
@@ -495,7 +496,7 @@ def _next_call(batch: m.CallTools, position: int, *before: ReportSettlement) -> 
 
 
 def not_as_decided(called: m.ToolCalled) -> m.ToolSkipped:
-    """Return the settlement of a call whose tool is not the one that it was decided for."""
+    """Return the settlement of a call whose tool has changed since the call was decided on."""
     return m.ToolSkipped(
         batch=called.batch, call_id=called.call_id, reason=tool_results.NOT_AS_DECIDED, refused=True
     )

@@ -3,8 +3,8 @@
 `jsonschema-rs` compares. It keeps the GIL, cannot be stopped, and exhausts the stack on a long chain of
 references. So each schema is measured before it is used: how many of its parts can apply to one place of
 a value. This number times the number of values limits the time of a check. References are resolved only
-within the schema; nothing is fetched. Regular expressions run in linear time; one that cannot, because
-it looks around or back, is ignored.
+within the schema; nothing is fetched. Regular expressions run in linear time; an expression that cannot,
+because it looks around or back, is ignored.
 
 Loading `jsonschema-rs` takes 6 MB and 10 ms. Most schemas of tools have only types, properties and required
 names. A value that fits such a schema is accepted without the library; it checks everything else.
@@ -35,11 +35,11 @@ _MOST_PARTS = 2_000
 """Most parts of a schema that apply to one place of a value."""
 
 _DEEPEST = 60
-"""Deepest nesting of the parts that apply to one place. The validator's stack grows with it."""
+"""Deepest nesting of the parts that apply to one place. The validator's stack grows with this nesting."""
 
 _MOST_TOLD = 2_000
-"""Most values (of a result, say) for which the validator says what is wrong if the schema has branches: it
-copies all of them for each branch."""
+"""Most values (in a result, for example) for which the validator says what is wrong, if the schema has
+branches: it copies all of them for each branch."""
 
 _MOST_WORK = 200_000
 """The most steps that the measuring of a schema may take."""
@@ -50,7 +50,8 @@ _TOO_MUCH = "it is nested too deeply, or too many of its parts apply to one valu
 _FAULT_CHARS = 300
 _QUOTED_CHARS = 100
 _VALUE = "\0"
-"""Stands for the value in the validator's messages. They escape control characters."""
+"""Stands for the value in the validator's messages. No other part of them contains this character, because
+the messages escape control characters."""
 
 Check: TypeAlias = Callable[[object], str | None]
 """Return why a schema refuses a value; `None` if it accepts the value or cannot be used."""
@@ -100,13 +101,14 @@ class NotCheckedError(Exception):
 
 
 def check_of(schema: m.JsonObject) -> Check:
-    """Compile a schema. Cached, because each turn has a new session with the same tools.
+    """Compile a schema. Compiled schemas are cached, because each turn has a new session with the same tools.
 
-    A property with a default may be left out, also where `required` names it: libraries write such schemas
+    A property with a default may be left out, even if `required` names it: libraries write such schemas
     for parameters with a default, and models leave these out.
 
     Raises:
-        Exception: The schema is too large, too deep or not valid. `reason` has the words for it.
+        Exception: The schema is too large, too deep or not valid. `reason` returns the text for the
+            exception.
     """
     written = msgspec.json.encode(schema)
     if len(written) > MAX_SCHEMA_BYTES:
@@ -115,7 +117,7 @@ def check_of(schema: m.JsonObject) -> Check:
 
 
 def fault_of(schema: m.JsonObject, value: object) -> str | None:
-    """Return why a schema refuses a value; `None` if it takes it or cannot be used."""
+    """Return why a schema refuses a value; `None` if it accepts the value or cannot be used."""
     try:
         return check_of(schema)(value)
     except Exception:  # noqa: BLE001 - an untrusted schema may make the validator raise anything
@@ -126,7 +128,7 @@ def reason(error: Exception) -> str:
     """Return why a schema is not used, in at most 300 characters."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    # The validator's message without the parts of the schema that follow it.
+    # Take the validator's message without the parts of the schema that follow it.
     said = getattr(error, "message", None) or str(error)
     shown = said.replace(_VALUE, _shown(getattr(error, "instance", None)))
     return printable(shown.strip().partition("\n")[0] or type(error).__name__, _FAULT_CHARS)
@@ -222,7 +224,7 @@ def _fault_text(error: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a short value as JSON, or the size of a longer one, because a part of it would tell nothing."""
+    """Return a short value as JSON, or the size of a longer one, whose beginning would not help."""
     text = msgspec.json.encode(value).decode()
     if len(text) <= _QUOTED_CHARS:
         return text
@@ -241,12 +243,12 @@ def _shown(value: object) -> str:
 
 
 def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) -> Any:
-    """Return a schema without what cannot be checked.
+    """Return a schema without the keywords that cannot be checked.
 
     Args:
         part: A schema, a list of schemas, or any other value of a keyword.
-        whole_schema: The schema that it is part of, for references.
-        names: It is the value of a keyword of `_NAMED`, so its keys are no keywords.
+        whole_schema: The schema that `part` is part of, for references.
+        names: Whether `part` is the value of a keyword of `_NAMED`, so that its keys are names, not keywords.
     """
     if isinstance(part, list):
         return [_checkable(inner, whole_schema) for inner in part]
@@ -282,7 +284,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
 
 
 def _has_default(part: Any, whole_schema: m.JsonObject, steps: int = _MOST_STEPS_TO_DEFAULT) -> bool:
-    """Return whether a property has a default, in its schema or in one that this refers to or combines."""
+    """Return whether a property's schema has a default, or one that it refers to or combines has."""
     if not isinstance(part, dict) or not steps:
         return False
     if "default" in part:
@@ -304,7 +306,7 @@ def _referred(reference: Any, whole_schema: m.JsonObject) -> Any:
 
 
 def _is_linear(pattern: object) -> bool:
-    """Return whether a pattern runs in linear time; also if it is not valid, which the validator says."""
+    """Return whether a pattern runs in linear time, or is invalid, which the validator reports."""
     return _compiles(pattern, _linear()) or not _compiles(pattern, None)
 
 
@@ -325,7 +327,7 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
     """Return the parts that references name by an anchor.
 
     Raises:
-        NotCheckedError: A part refers to something outside, or is a schema of its own.
+        NotCheckedError: A part refers to something outside the schema, or is another whole schema.
     """
     found: dict[str, m.JsonObject] = {}
     for part in _objects(schema):
@@ -351,12 +353,12 @@ def _objects(value: object) -> Iterator[m.JsonObject]:
 def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
     """Return the most parts of the schema that can apply to one place of a value.
 
-    Follows the schema as the validator does, for every value at once: a state is the parts that apply to one
-    place, each as often as it applies. A recursive schema comes back to a state, unless its parts double with
-    each level.
+    The function follows the schema as the validator does, for every value at once. A state is the list of the
+    parts that apply to one place, each as often as it applies. A recursive schema comes back to a state,
+    unless its parts double with each level.
 
     Raises:
-        NotCheckedError: They are too many, or the schema refers to itself without end.
+        NotCheckedError: The parts are too many, or the schema refers to itself without end.
     """
     states = [[root]]
     seen: set[tuple[int, ...]] = set()
@@ -426,12 +428,12 @@ def _below(applied: list[m.JsonObject]) -> list[list[m.JsonObject]]:
 
 
 def _schemas(value: object) -> list[m.JsonObject]:
-    """Return the schemas in the value of a keyword that has one, or a list of them."""
+    """Return the schemas in a keyword's value, which may be a schema or a list of schemas."""
     return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
 
 
 def _members(value: object) -> dict[str, m.JsonObject]:
-    """Return the schemas in the value of a keyword that has one for each name."""
+    """Return the schemas in a keyword's value that has a schema for each name."""
     return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
 
 

@@ -1,8 +1,8 @@
 """Compare the tools that a server lists with the definitions that the user has approved; pure.
 
-A definition is pinned by four digests, one for each part that a server can change without the user's
-knowledge: the description, which the model reads as instructions, the schemas of arguments and result, and
-the annotations, which a `ToolPolicy` matches. Order does not matter, neither that of tools nor that of keys.
+Four digests pin a definition, one for each part that a server can change without the user's knowledge: the
+description, which the model reads as instructions, the schemas of arguments and result, and the annotations,
+which a `ToolPolicy` matches. The order of tools and of keys does not matter.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,10 +25,10 @@ class ToolPin(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         summary: First line of the description, for people; it is compared with nothing.
-        description: Digest, as are the others.
-        output_schema: `None`: the tool declares none.
-        annotations: `None`: the lock was written by a grue that did not pin them. They are then neither
-            compared nor trusted.
+        description: The digest of the description; the other fields are digests too.
+        output_schema: `None`: the tool declares no such schema.
+        annotations: `None`: the lock was written by a grue that did not pin annotations. They are then
+            neither compared nor trusted.
     """
 
     summary: str
@@ -59,13 +59,13 @@ class ToolLock(Struct, frozen=True):
         return self.servers.get(server, {})
 
     def listing(self, server: str) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools that a server listed when it was approved; `None`: that is not known."""
+        """Return the tools that a server listed when it was approved; `None`: they are not known."""
         tools = self.listings.get(server)
         return None if tools is None or drift(self.pins(server), tools) else tools
 
 
 class ToolDrift(Struct, frozen=True):
-    """A tool that is not as it was approved; `parts` names the parts of it that have changed."""
+    """A tool that differs from its approved definition; `parts` names the parts that have changed."""
 
     tool: str
     change: ToolChange
@@ -94,7 +94,7 @@ def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrif
 def screen(
     pins: ServerPins, server: m.ServerName, tools: tuple[m.ToolDefinition, ...], on_drift: OnToolDrift
 ) -> tuple[tuple[m.ToolDefinition, ...], tuple[m.ToolDrifted, ...]]:
-    """Return the tools that the policy allows, in order, and a note for each that has drifted.
+    """Return the tools that the policy allows, in order, and a note for each tool that has drifted.
 
     The annotations of a tool that has not drifted are marked as trusted: the user has approved them.
     """

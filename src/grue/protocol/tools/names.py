@@ -1,4 +1,4 @@
-"""Tools as a model names them: their names, their definitions, and the arguments that it writes.
+"""Tools as a model names them: their names, their definitions, and the arguments that the model writes.
 
 The canonical name, used everywhere inside grue, is `{server}.{tool}`. MCP allows dots and up to 128
 characters in a tool's name. Most LLM endpoints allow only letters, digits, `_` and `-`, and at most 64
@@ -150,7 +150,8 @@ class WireNames:
         readable = name if is_wire_name(name) else _readable(name)
         wire, attempt = readable[:MAX_WIRE_NAME], 0
         while wire in self._canonical or (attempt == 0 and len(readable) > MAX_WIRE_NAME):
-            # The attempt is hashed too, so that names with the same digest get different ones the next time.
+            # The attempt is hashed too, so that a name whose digest is taken gets another digest the next
+            # time.
             digest = hashlib.sha256(f"{attempt}:{name}".encode("utf-8", "surrogatepass")).hexdigest()[:10]
             wire = f"{readable[: MAX_WIRE_NAME - len(digest) - 1]}_{digest}"
             attempt += 1
@@ -193,13 +194,14 @@ def _parameters(schema: m.JsonObject) -> m.JsonObject:
 
 
 class ToolRoutes(Struct, frozen=True):
-    """The names of tools.
+    """The names by which tools are shown and called.
 
     Attributes:
         listed: Each tool by the name to show it with: its bare name, or its full name if another tool has
-            the bare one. In the order of the tools.
+            that bare name. In the order of the tools.
         called: Each tool by every name that it can be called by.
-        shadowed: Pairs of tools with one bare name: the tool that has it, and the one that had it before.
+        shadowed: Pairs of tools with the same bare name: the tool that has it now, and the one that had it
+            before.
     """
 
     listed: dict[str, m.ToolDefinition]
@@ -253,7 +255,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
     try:
         value = _strict(text)
     except RecursionError:
-        # Do not use the error's own text: it depends on the stack, which is different in a replay.
+        # Do not use the error's text: it depends on the stack, which is different in a replay.
         return _DEEP
     except ValueError as error:
         if str(error).startswith("Extra data") and text.lstrip().startswith("{"):

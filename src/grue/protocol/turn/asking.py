@@ -1,7 +1,7 @@
 """The part of the turn's machine that asks the model: the next request, the forced one, a summary.
 
 It also keeps the conversation within the context window: `context/fit.py` decides what is cleared and when,
-these functions make commands of it. The other parts of the machine call them; they are pure.
+and these functions make commands of that. The other parts of the machine call them; they are pure.
 """
 
 from collections.abc import Collection, Mapping
@@ -159,7 +159,7 @@ def force(
 SUMMARY = "Summary of the conversation so far, which takes its place:\n{summary}"
 
 _SUMMARY_SHARE = 10
-"""A summary may have a tenth of the window."""
+"""A summary may fill a tenth of the window."""
 
 _WORDS_PER_TOKEN = 0.7
 _MOST_WORDS = 2000
@@ -169,7 +169,7 @@ _WINDOW = 128_000
 
 
 class Fitted(Struct, frozen=True, kw_only=True):
-    """A turn whose next request fits into the window, and what has to change; see `context.fit.Fit`."""
+    """A turn whose next request fits into the window, and the changes for that; see `context.fit.Fit`."""
 
     turn: Turn
     new: tuple[m.ConversationItem, ...]
@@ -192,7 +192,7 @@ def begun(run: m.RunTurn) -> Turn:
 
 
 def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
-    """Add a reply to the turn: its cost, its size, and the size of the prompt that it answers."""
+    """Add a reply to the turn: its cost and its size, and the size of the prompt that it answers."""
     turn = turn.count(reply.usage)
     if turn.ledger is None:
         return turn
@@ -207,7 +207,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
 
 
 def searching(turn: Turn) -> Turn:
-    """Return the turn as it offers tools. If there are too many, it offers a search from now on."""
+    """Return the turn unchanged, or offering a search from now on if it has too many tools."""
     search = turn.run.tool_search
     if search is None or turn.searching or not _are_many(turn, search):
         return turn

@@ -10,16 +10,16 @@ The rules:
   once. A profile only loses features, so this happens a bounded number of times, and it uses up no retry.
 - A refusal with no known cause may be due to images or files. The newest are replaced by a line of text, and
   the request is sent again at once; this uses up no retry either.
-- A prompt that fits into the context window, but not with the limit of the reply beside it, is sent again
-  once, with the limit that does.
-- Any other request that is too long for the window is reported at once, if the agent clears what it can then.
-  A body that is too large (413) may be so by its images: those are left out first.
-- Any other failure is retried as `RetryPolicy` says. Each kind of failure has its own count, since a kind
-  that is tried only once more says nothing about another; `max_retries` limits all of them together.
+- If a prompt fits into the context window, but not together with the limit of the reply, it is sent again
+  once, with the limit that fits.
+- Any other request that is too long for the window is reported at once, if the agent then clears the history.
+  A body that is too large (413) may be so because of its images: those are left out first.
+- Any other failure is retried as `RetryPolicy` says. Each kind of failure has its own count: that one kind
+  has used up its retries does not stop those of another; `max_retries` limits all of them together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
-- A reply that does not end in the time of a request is requested once more only, and so is a streamed one
-  that stops in the middle: it is paid for, and the next one seldom comes to an end.
+- A reply that does not end in the time of a request is requested once more only, and so is a streamed reply
+  that stops in the middle: each is billed, and the next one seldom comes to an end.
 - Text that was streamed before a reply failed is taken back before the next request.
 
 ```
@@ -59,12 +59,12 @@ _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"}
 
 
 _MOST_ENDLESS = 2
-"""How many replies may run into their time limit before the request fails. A further one seldom ends in
+"""How many replies may run into their time limit before the request fails. A further reply seldom ends in
 time."""
 
 
 _LEAST_OF_LIMIT = 4
-"""The limit of a reply is lowered to a fourth of it at the least."""
+"""The limit of a reply is lowered to a fourth of its value at the least."""
 
 
 class Unsent(Struct, frozen=True, gc=False):
@@ -126,8 +126,8 @@ class ReplyRead(Struct, frozen=True):
 
     Attributes:
         reply: The completion.
-        profile: What the request followed.
-        shown: Whether any text of it was shown while it was streamed.
+        profile: The profile that the request followed.
+        shown: Whether any text of the reply was shown while it was streamed.
     """
 
     reply: Reply
@@ -139,9 +139,9 @@ class RequestFailed(Struct, frozen=True, kw_only=True):
     """The request gave no completion.
 
     Attributes:
-        fault: Why.
-        failure: The same, described for a person, without the number of attempts.
-        profile: What the request followed.
+        fault: Why the request gave none.
+        failure: The fault, described for a person, without the number of attempts.
+        profile: The profile that the request followed.
         attachments: Whether the conversation holds images or files that can be left out.
         shown: Whether any text of the reply was shown while it was streamed.
         jitter: A random number from 0 to 1.
@@ -256,9 +256,9 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
 
 
 def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPolicy) -> int | None:
-    """Return a larger token limit for a reply that was cut; `None` if there is none.
+    """Return a larger token limit for a reply that was cut; `None` if the limit may not be raised.
 
-    Only the profile's default is raised. A limit in the settings is the user's and is never exceeded.
+    Only the profile's default is raised. A limit in the settings was set by the user and is never exceeded.
     """
     limit = profile.limit(settings)
     if limit is None or settings.max_tokens is not None or _LIMITS & settings.extra_body.keys():
@@ -363,7 +363,7 @@ class Breaker(Struct, frozen=True):
 
     Attributes:
         failures: Failures since its last reply.
-        until_s: Until when, on the event loop's clock.
+        until_s: When the model may be asked again, on the event loop's clock.
     """
 
     failures: int = 0
@@ -393,11 +393,11 @@ def first_to_ask(breakers: Sequence[Breaker], now_s: float) -> int:
 def next_to_ask(
     breakers: Sequence[Breaker], now_s: float, tried: Collection[int], usable: Collection[int]
 ) -> int | None:
-    """Return the position of the model to ask after those that were tried; `None`: there is none.
+    """Return the position of the model to ask after those that were tried; `None`: no model is left.
 
     Args:
         breakers: The breakers of the whole chain.
-        now_s: The time.
+        now_s: The time, on the event loop's clock.
         tried: The models that this request has been sent to.
         usable: The models that take a request of this kind.
     """

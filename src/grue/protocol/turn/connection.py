@@ -47,10 +47,10 @@ class Disabled(Struct, frozen=True, tag=True):
     """The server is not used, for this `reason`.
 
     Attributes:
-        failures: How often it has been given up in a row.
-        until_s: When it may be tried again, by the clock of the events; `None`: never, because a host has
-            disabled it.
-        last_words: The last line that it wrote to stderr; empty: none.
+        failures: How often the server has been given up in a row.
+        until_s: When the server may be tried again, by the clock of the events; `None`: never, because a host
+            has disabled it.
+        last_words: The last line that the server wrote to stderr; empty: it wrote none.
     """
 
     reason: str
@@ -113,7 +113,7 @@ class ReportOpened(Struct, frozen=True, tag=True):
 
 
 class ReportDisabled(Struct, frozen=True, tag=True):
-    """Tell the agent that this server is disabled, as `McpDisabled` says it."""
+    """Tell the agent that this server is disabled; the fields are those of `McpDisabled`."""
 
     reason: str
     newly: bool

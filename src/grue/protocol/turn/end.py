@@ -37,7 +37,7 @@ _ASKED = (AwaitingCompletion, Presuming, AwaitingDrop)
 def fail(
     turn: Turn, failure: m.TurnFailure, notes: tuple[m.TurnNote, ...] = (), *, unread: bool = False
 ) -> Transition:
-    """End the turn without an answer. `unread`: a reply is on its way, and nobody will read it."""
+    """End the turn without an answer. `unread`: a reply is on its way, and the turn will not read it."""
     end = m.TurnFailed(
         turn=turn.run.turn,
         failure=failure,
@@ -152,8 +152,8 @@ _MOST_S = 0.5
 def kept_for_closing(limits: TurnLimits) -> float:
     """Return the seconds of a turn's time limit that are reserved for closing its sessions.
 
-    By default that is a tenth of the limit, but at most half a second. If the user has set `teardown_s`, it
-    is that, but at most half of the limit. It is 0 if the turn has no limit.
+    The default is a tenth of the limit, but at most half a second. If the user has set `teardown_s`, the
+    result is that value, but at most half of the limit. It is 0 if the turn has no limit.
 
     Args:
         limits: The limits of a turn that has sessions. Do not call this for a turn without sessions, which

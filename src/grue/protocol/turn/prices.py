@@ -65,8 +65,8 @@ def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.
     """Return the usage of a completion with its cost.
 
     Args:
-        usage: As the reply's body says it. A cost in it is kept.
-        reported: The cost that the reply's headers say.
+        usage: The usage that the reply's body reports. If it has a cost, that is kept.
+        reported: The cost that the reply's headers report.
         price: The user's price of the model.
     """
     if usage.cost_usd is not None:
@@ -85,7 +85,7 @@ def most_usage(
     """Estimate the cost of a request whose reply is not known.
 
     Args:
-        prompt_bytes: Size of its body.
+        prompt_bytes: Size of the request's body.
         bytes_per_token: How many bytes make a token.
         max_tokens: Most tokens of a reply; `None`: no limit is known, so the reply counts as nothing.
         price: The user's price of the model.
@@ -110,7 +110,7 @@ class Spent(Struct, frozen=True, kw_only=True):
         return Spent(requests=self.requests + requests, usage=self.usage + usage)
 
     def reached(self, episode: Budget) -> str:
-        """Return a sentence that names the limit that is reached, or an empty text if none is."""
+        """Return a sentence that names the limit that is reached; empty if no limit is."""
         for limit, spent, what in (
             (episode.requests, self.requests, "requests"),
             (episode.tokens, self.tokens, "tokens"),

@@ -20,16 +20,17 @@ from grue.protocol.turn.tools import parked_at_questions
 def cut_off(
     state: TurnState, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask] | None = None
 ) -> m.Resumption | None:
-    """Return where a killed turn goes on; `None`: it had ended, or cannot go on.
+    """Return the point at which a killed turn goes on; `None`: the turn had ended, or cannot go on.
 
-    A call that was sent and has no settlement may have taken effect. It is never sent again: its server is
-    asked for the result, if it has made a task of the call, and else the answer says what is known. Calls
-    that were not sent are judged again, and asked about again: their approval was for a process that is gone.
+    A call that was sent and has no settlement may have taken effect. It is never sent again. If its server
+    has made a task of it, the result is asked for; otherwise the model is told that the call was interrupted.
+    Calls that were not sent are judged again, and a person is asked again: the approval was for a process
+    that is gone.
 
     Args:
         state: The state after the last event that the trace holds.
-        called: The calls of which the trace says that they were sent.
-        tasks: Those that their servers have made tasks of.
+        called: The calls that were sent, by the trace.
+        tasks: The calls that their servers have made tasks of.
     """
     match state:
         case states.AwaitingClose(turn=turn, end=m.TurnParked() as parked):
@@ -58,7 +59,7 @@ def cut_off(
 
 
 def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
-    """Return the tasks of a turn that was resumed and parked again, if their results are not there yet."""
+    """Return the tasks of a turn that was resumed and parked again, whose results have not arrived yet."""
     resumed = run.resumed
     same_reply = resumed is not None and resumed.parked.batches == parked.batches
     return resumed.tasks if resumed is not None and same_reply else ()
@@ -131,9 +132,9 @@ def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCo
     """Return whether a turn can be forked at an event: only what follows from the event may be under way.
 
     Args:
-        before: The state that the event came in.
-        after: The state after it.
-        commands: What follows from it. A fork carries it out.
+        before: The state in which the event arrived.
+        after: The state after the event.
+        commands: The commands that follow from the event. A fork carries them out.
     """
     if isinstance(after, _NOT_ALL_REPORTED):
         return False

@@ -8,10 +8,12 @@ Sessions are opened when the turn starts and after a reconnect. The rules for a 
   server that fails to start ends the turn as without presuming, after the request's cost is counted.
 - The reply stands if each of its calls names the same definition among the presumed tools and among the
   listed ones. Otherwise it is dropped, and the request is sent again with the listed tools.
-- A failed request stands only if the lists are equal: the endpoint may have refused a presumed tool.
-- A request that is under way is cancelled if no tool that it offers is as it was presumed.
+- If the request fails, the failure stands only if the lists are equal: the endpoint may have refused a
+  presumed tool.
+- A request that is under way is cancelled if none of the tools that it offers is as it was presumed.
 
-`DropCompletion` is always answered by one `ReplyDropped`, and a reply that was on its way comes before that.
+`DropCompletion` is always answered by one `ReplyDropped`, and a reply that was on its way comes before that
+answer.
 So it does not matter which of the two messages was sent first. `tool_loop.step` calls these functions; they
 are pure.
 """
@@ -155,8 +157,8 @@ def when_all_reported(state: AwaitingSessions) -> Transition:
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     """Return a note for each pattern of the policy and of the request that matches no tool of the turn.
 
-    Nothing is known of the tools of a server that was given up, or that serves tools which it does not list.
-    In a turn that offers only some tools, the policy's other patterns may be about the others.
+    If a server was given up, or serves tools which it does not list, its tools are not known, so there are no
+    notes. In a turn that offers only some tools, the policy's other patterns may be about the other tools.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:
@@ -203,7 +205,7 @@ _NAMED = 3
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
     """Send the first request with the presumed tools, or keep them until the model has been checked.
 
-    A turn that waits for no session does not need them.
+    A turn that waits for no session ignores them.
     """
     match state:
         case AwaitingSessions():
@@ -262,7 +264,7 @@ def _may_ask(turn: Turn) -> bool:
 
 
 def step_early(state: Presuming | AwaitingDrop, event: m.TurnEvent) -> Transition | None:
-    """Step from one of this module's two states; `None`: this table does not list the pair."""
+    """Take a step from `Presuming` or `AwaitingDrop`; `None`: this table does not list the pair."""
     match state, event:
         case Presuming(pending=pending), m.SessionOpened() | m.McpDisabled() if event.server in pending:
             return _presumed_reported(state, event)
@@ -287,7 +289,7 @@ def step_early(state: Presuming | AwaitingDrop, event: m.TurnEvent) -> Transitio
 
 
 def _presumed_reported(state: Presuming, event: m.SessionOpened | m.McpDisabled) -> Transition:
-    """Note that a server has reported; the last one verifies what was presumed."""
+    """Note that a server has reported; after the last one, compare the presumed tools with the listed."""
     if isinstance(event, m.SessionOpened):
         turn = with_tools_of(state.turn, event)
     else:
@@ -304,7 +306,7 @@ def _replied(state: Presuming, event: m.CompletionReceived | m.CompletionFailed)
 
 
 def _not_started(state: Presuming, event: m.StartupFailed) -> Transition:
-    """End the turn, because a server did not start; what the request has cost is counted first."""
+    """End the turn, because a server did not start. The cost of the request is counted first."""
     others = without(state.pending, event.server)
     turn = replace(state.turn, open=(*state.turn.open, *others))
     if state.reply is not None:
@@ -314,7 +316,7 @@ def _not_started(state: Presuming, event: m.StartupFailed) -> Transition:
 
 
 def _dropped(state: AwaitingDrop, event: m.ReplyDropped) -> Transition:
-    """Count what the dropped request has cost; ask again with the listed tools, or end the turn."""
+    """Count the cost of the dropped request; ask again with the listed tools, or end the turn."""
     turn = state.turn.count(event.usage)
     if state.failure is not None:
         return fail(turn, state.failure, unread=True)

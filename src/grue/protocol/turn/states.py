@@ -154,9 +154,10 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """The work that a resumed turn still has to do; `None`: none.
+        """The work that a resumed turn still has to do; `None`: it has none.
 
-        Its sessions may open a second time, after a reconnect. By then it has sent a batch of its own.
+        The sessions may open a second time, after a reconnect. By then the turn has sent a batch after
+        resuming.
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
@@ -198,7 +199,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         """The tools as a request offers them.
 
         Servers may list their tools in another order each time, and a prompt is read from a cache only as far
-        as its bytes are the same. So they are sorted by name.
+        as its bytes are the same. So the tools are sorted by name.
         """
         search = self.run.tool_search if self.searching else None
         shown = self.tools
@@ -212,13 +213,14 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def callable(self) -> tuple[m.ToolDefinition, ...]:
-        """The tools that a call may name, offered or to be found."""
+        """The tools that a call may name, whether they are offered or found by a search."""
         return (find_tools(self.run.servers), CALL_TOOL, *self.tools) if self.searching else self.tools
 
     def meant(self, call: m.ToolCall) -> m.ToolCall:
-        """Return the call that is to be made: `call_tool` names a tool, and that one is called.
+        """Return the call that is to be made: for a call of `call_tool`, the call of the tool that it names.
 
-        If there is no such tool, the call stays as it is, and `call_tool` itself says so.
+        If that tool does not exist, the call is returned unchanged, and `call_tool` itself tells the model
+        so.
         """
         named = named_call(call) if self.searching else call
         if named is call:
@@ -228,7 +230,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def lists(self) -> bool:
-        """Whether a server has listed a tool; built-in ones do not count."""
+        """Whether a server has listed a tool; built-in tools do not count."""
         return not all(map(is_built_in, self.tools))
 
     def relist(self, server: m.ServerName, listed: tuple[m.ToolDefinition, ...]) -> "Turn":
@@ -307,7 +309,7 @@ class AwaitingSupport(Struct, frozen=True):
     """Waits for the check that the model can call tools; no session has been opened yet.
 
     Attributes:
-        presumed: What the first request may offer before the sessions have opened.
+        presumed: The tools that the first request may offer before the sessions have opened.
     """
 
     turn: Turn
@@ -321,7 +323,7 @@ class AwaitingSessions(Struct, frozen=True, gc=False):
         pending: Servers that have not reported yet.
         new: Conversation items for the next request.
         asking: Whether the check that the model can call tools is still under way.
-        presumed: What the first request may offer before the sessions have opened.
+        presumed: The tools that the first request may offer before the sessions have opened.
     """
 
     turn: Turn
@@ -335,7 +337,7 @@ class Presuming(Struct, frozen=True, kw_only=True):
     """Waits for the reply to a request that offers presumed tools, and for the sessions.
 
     Attributes:
-        turn: Its `tools` are those that the sessions have listed so far.
+        turn: The turn. Its `tools` are those that the sessions have listed so far.
         pending: Servers that have not reported yet.
         offered: The tools that the request offers.
         ledger: The turn's ledger without the reply.
@@ -353,7 +355,7 @@ class AwaitingDrop(Struct, frozen=True):
     """Waits until the LLM actor has dropped the reply to presumed tools.
 
     Attributes:
-        failure: The turn fails with it then; `None`: it asks again, with the tools that the servers list.
+        failure: The failure with which the turn then ends; `None`: it asks again, with the listed tools.
     """
 
     turn: Turn
@@ -403,10 +405,10 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
 
     Attributes:
         calls: All tool calls of the reply by id, in order.
-        open: Those that are to be made, in order, some of them only if a person approves.
-        earlier: Records of those that were sent before the turn was resumed.
-        settled: Records of all that are answered already.
-        used_before: `Turn.used` without these calls.
+        open: The calls that are to be made, in order, some of them only if a person approves.
+        earlier: Records of the calls that were sent before the turn was resumed.
+        settled: Records of all calls that are answered already.
+        used_before: `Turn.used` without the calls of this reply.
         noted: Notes about the calls that are not made, each to be recorded in its place among the others.
             Only with `RunTurn.binds_calls`; otherwise they were recorded when the reply was judged.
     """
@@ -437,8 +439,8 @@ class Batch(Struct, frozen=True):
     """A run of calls that has been sent.
 
     Attributes:
-        pending: Its calls that are not settled yet.
-        parallel: Other batches may be under way at the same time.
+        pending: The calls of the run that are not settled yet.
+        parallel: Whether other batches may be under way at the same time.
     """
 
     number: m.BatchId
@@ -489,7 +491,7 @@ class AwaitingReconnect(Struct, frozen=True):
 
 
 class AwaitingVerdict(Struct, frozen=True):
-    """Waits for the host's check of the final text; `cut`: it was cut at the length limit."""
+    """Waits for the host's check of the final text; `cut` says whether that was cut at the length limit."""
 
     turn: Turn
     phase: Phase

@@ -10,21 +10,21 @@ A reply without calls is an answer, a refusal, or nothing usable. The rules for 
 - A denied call is answered with the reason. The other calls of the reply are made all the same.
 - Changed arguments are read as strictly as those that a model writes, and a text tells the model of the
   change.
-- A call that an earlier process has sent, and that its server works on as a task, was judged then. It is
-  neither asked about nor counted again.
+- A call that an earlier process has sent, and that its server works on as a task, was judged before it was
+  sent. It is neither asked about nor counted again.
 - If nobody answers now, the turn is parked: its sessions close, and it ends with `TurnParked`. A resumed turn
   judges the reply again, with the definitions that the servers list then. If the definition of a tool has
   changed, its question is asked again; a call that nobody is asked about is not made.
 
-`RunTurn.when_called` names the servers that start when they are called, and the tools that the model is
-offered of them until then. The rules for these:
+`RunTurn.when_called` names the servers that start when they are called, with the tools of theirs that the
+model is offered until then. The rules for these servers:
 
 - Such a server is started by the first reply that has calls for it, after the policy and a person have
   decided on all calls of that reply. The servers of one reply start at the same time, `starts_at_once` of
   them; a run of calls is sent when its server has started.
-- What the server lists then takes the place of what the model was offered. If it is the same, the next
-  request offers the same list, in the same order. If a tool has changed, the session does not send the calls
-  of it (`actors/mcp_session.py`), the model reads that, and the next request offers the new list.
+- The tools that the server lists then replace those that the model was offered. If they are the same, the
+  next request offers the same list, in the same order. If a tool has changed, the session does not send the
+  calls of it (`actors/mcp_session.py`), the model is told so, and the next request offers the new list.
 - If the server does not start, its calls are answered with the reason, and the turn goes on without its
   tools; or the turn fails, if the server is required.
 
@@ -91,11 +91,11 @@ def start_calls(
         turn: The turn.
         reply: The judged reply; all its open calls are to be made.
         changed: The arguments of calls that a person has changed.
-        notes: Recorded before.
+        notes: Notes to record before the calls.
     """
     runs = runs_of([(each.valid, each.terms) for each in reply.open], bind=turn.run.binds_calls)
     if not runs:
-        # The notes use this number, so two replies must not have the same.
+        # The notes of this reply have the number of a batch. Raise it, so that no two replies have the same.
         turn = replace(turn, batches=turn.batches + 1)
     state = AwaitingTools(
         turn,
@@ -144,7 +144,7 @@ def _send_runs(state: AwaitingTools, notes: tuple[CallNote, ...] = ()) -> Transi
 
 
 def _due(state: AwaitingTools) -> tuple[AwaitingTools, tuple[CallNote, ...]]:
-    """Take out the notes that are due: as many calls are settled as come before them."""
+    """Take out the notes that are due, because all calls before them in the reply are settled."""
     noted, due = state.noted, list[CallNote]()
     while noted and noted.first.settled <= len(state.settled):
         due.append(noted.first.note)
@@ -222,8 +222,8 @@ def settle(
 ) -> Transition:
     """Record how a call ended; after the last of its run, send the next run or ask the model.
 
-    After a timeout or a death the calls that are not sent yet are skipped. Those that are under way at other
-    servers are waited for.
+    After a timeout or a death, the calls that are not sent yet are skipped. The turn waits for the calls that
+    are under way at other servers.
     """
     call_id = event.call_id
     settled = record_settlement(
@@ -247,7 +247,7 @@ def settle(
 def _without_call(
     under_way: tuple[Batch, ...], event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
 ) -> tuple[Batch, ...]:
-    """Return the batches without a call that is settled, and without a batch that this completes."""
+    """Return the batches without the settled call; a batch that has no other call left is removed."""
     left = (
         replace(batch, pending=batch.pending.without(event.call_id)) if batch.number == event.batch else batch
         for batch in under_way
@@ -319,12 +319,12 @@ def call(
     Args:
         turn: The turn.
         calls: All calls of the reply.
-        settled: Those that are answered already, in a resumed turn.
+        settled: The calls that are answered already, in a resumed turn.
         decisions: The answers to earlier questions about these calls.
         definitions: Digests of the tools' definitions that the calls were made for, in a resumed turn.
     """
     done = {record.call_id for record in settled}
-    # If a turn offers only some tools, those that no server lists are not among them.
+    # If a turn offers only some tools, tools that no server lists are not among them.
     unlisted = turn.unlisted
     tasks = turn.open_tasks
     left = tuple(call for call in calls if call.call_id not in done and call.call_id not in tasks)
@@ -340,7 +340,7 @@ def call(
     answered = (*settled, *rejected_records)
     every = {call.call_id: call for call in calls}
     if not (turn.run.tool_policy.rules or decisions):
-        # Most turns have no policy, and should not pay the cost of one.
+        # Most turns have no policy, so they skip the work that a policy takes.
         reply = JudgedReply(calls=every, open=judged, settled=Growing[m.ToolCallRecord]().add(answered))
         reply, at_once = _noted(turn, reply, rejections)
         return start_calls(turn, reply, _changed_before(tasks), at_once)
