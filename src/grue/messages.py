@@ -953,7 +953,7 @@ class CostUncounted(Message, frozen=True, kw_only=True):
 
     Attributes:
         model: The model that is asked.
-        endpoint: The kind of endpoint, as its profile is named.
+        endpoint: The kind of endpoint: the name of its profile.
         limit_usd: The limit that has no effect.
     """
 
@@ -967,7 +967,7 @@ class SchemaIgnored(LlmNote, frozen=True, kw_only=True):
 
     Attributes:
         request: The request whose reply has another shape.
-        endpoint: The kind of endpoint, as its profile is named.
+        endpoint: The kind of endpoint: the name of its profile.
         model: The model that replied.
     """
 
@@ -987,7 +987,7 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
         request: The request that offered the tools.
         tools: How many tools it offered.
         prompt_tokens: How many tokens the endpoint has counted for all of the prompt.
-        endpoint: The kind of endpoint, as its profile is named.
+        endpoint: The kind of endpoint: the name of its profile.
     """
 
     request: int
@@ -1003,7 +1003,7 @@ class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
     Attributes:
         request: The first request without them.
         settings: The names of the settings that are left out.
-        endpoint: The kind of endpoint, as its profile is named.
+        endpoint: The kind of endpoint: the name of its profile.
     """
 
     request: int

@@ -103,7 +103,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def is_presuming(self) -> bool:
-        """Whether the reply to come may still be dropped. As long as it may, the host sees nothing of it."""
+        """Whether the next reply may still be dropped. Until that is known, the host sees nothing of it."""
         return isinstance(self._state, Presuming | AwaitingDrop)
 
     @property

@@ -293,8 +293,8 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
                 "Its arguments, as in a shell (none: press Enter)", default="", show_default=False
             )
             arguments = shlex.split(typed)
-        # Make paths absolute, so that the server finds them wherever the agent is started, and its box opens
-        # them.
+        # Make paths absolute: the agent may be started in another folder, and the server's sandbox opens only
+        # what is named by an absolute path.
         absolute = [
             _absolute(each) if "/" in each and Path(each).exists() else each for each in arguments or ()
         ]

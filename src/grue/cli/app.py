@@ -45,9 +45,7 @@ def root(
 
 _Interpreter = Annotated[
     str | None,
-    typer.Option(
-        help="What runs a story file: dfrotz or fernz.", show_default="the first that prints all of it"
-    ),
+    typer.Option(help="What runs a story file: dfrotz or fernz.", show_default="the first installed"),
 ]
 _TurnTimeout = Annotated[float | None, typer.Option(min=0.1, help="Time limit of a turn, in seconds.")]
 _McpConfig = Annotated[
@@ -57,8 +55,8 @@ _McpConfig = Annotated[
 _Start = Annotated[
     Literal[StartWhen, StartAhead] | None,
     typer.Option(
-        help="When each turn's server starts: before the first request, beside it, or when called; "
-        "after_turn and beside_turn start the next turn's in advance.",
+        help="When each turn's server starts: before the first request; beside it (beside_if_locked: if the "
+        "tool lock has its tools); or when called. after_turn and beside_turn: the next turn's, in advance.",
         show_default="the project's",
     ),
 ]

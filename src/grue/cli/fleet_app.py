@@ -180,7 +180,7 @@ def compare(
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="For CI: exit with 1 if B has lost this much, with 2 if there are too few episodes to tell.",
+            help="For CI: exit with 1 if B has lost this much, with 2 if there are too few cases to tell.",
         ),
     ] = None,
     passing: Annotated[
@@ -192,7 +192,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="SETTING,...",
-            help="Cases with the same values are one group.",
+            help="Settings, such as a document's name, whose equal values make cases one group.",
             show_default="none",
         ),
     ] = None,
@@ -202,7 +202,7 @@ def compare(
     every: Annotated[bool, typer.Option("--all", help="Name every case that changed.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Say whether B is better than A, case by case, with an interval; or that it cannot be told.
+    """Say whether B is better than A, case by case, with a confidence interval; or that it cannot be told.
 
     With fewer than 15 cases, or without the extra `evaluate`, the sign test decides, without an interval.
     Fewer than 15 are too few for --fail-if-worse, which then exits with 2.

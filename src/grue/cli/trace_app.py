@@ -64,7 +64,7 @@ def trace_show(
         bool, typer.Option("--failures", help="Only messages that report a failure or a problem.")
     ] = False,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Print all that is in each message, not a line.")
+        bool, typer.Option("--whole", help="Print all that is in each message, instead of one line.")
     ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for new messages until the episode ends or Ctrl-C.")

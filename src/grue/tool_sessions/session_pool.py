@@ -281,7 +281,7 @@ class SessionPool:
         return LeasedConnection(self, waiting, LeaseRequest(server, connect, turn, deadline))
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """Take back a connection. Keep it if sessions are kept and it is usable, else close it."""
+        """Keep a connection if sessions are kept, it is usable and no other one waits; else close it."""
         owned.turn = 0
         if self._leased.get(owned.server) is owned:
             del self._leased[owned.server]

@@ -217,7 +217,10 @@ class _Rows:
         )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """Expect the end of the dropped request to name the message `seq`, which is `drop`, as its cause."""
+        """File the row of the dropped request under `seq`, the number of `drop`.
+
+        The message that ends this request names `drop` as its cause.
+        """
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)

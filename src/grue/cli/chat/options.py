@@ -88,7 +88,8 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
         endpoint: The model's endpoint.
         servers: The MCP servers, by name.
         notes: Sentences about settings that have no effect.
-        learned: Returns the box that the watched server needs, as text; `None` if no server is watched.
+        learned: Returns, as text, the sandbox that the server of `--learn` turned out to need; `None` without
+            `--learn`.
     """
 
     endpoint: LlmEndpoint

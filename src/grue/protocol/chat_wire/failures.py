@@ -408,7 +408,7 @@ def _wait_in_headers(error: object, now_s: float | None) -> float | None:
 
 
 def _codes(error: object) -> str:
-    """Return the names and numbers of an error object, its upstream provider's included, in one text."""
+    """Return the codes, types and statuses of an error object and of the errors inside it, in one text."""
     match error:
         case [first, *_]:
             return _codes(first)

@@ -524,10 +524,11 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
 def cut_middle(content: str, max_chars: int) -> str:
     """Return the text of a result, as `told` or `told_plainly` makes it, with its middle left out.
 
-    Of a JSON object the middle of its long members is left out, so that it stays one.
+    If the text is a JSON object, the middle of its long members is left out instead: what is left is still a
+    JSON object.
 
-    A beginning alone would lose the totals and the errors that many tools print last. Markers and braces are
-    not counted in `max_chars`.
+    The end is kept because many tools print totals and errors last. Markers and braces are not counted in
+    `max_chars`.
     """
     if len(content) <= max_chars:
         return content

@@ -197,7 +197,9 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     if turn.ledger is None:
         return turn
     ledger = turn.ledger.counted(reply.prompt_tokens)
-    # If a reply was cut short and requested again, the output tokens are those of two replies.
+    # `usage` counts all tries of a request, `prompt_tokens` the prompt of the last try. If they differ, an
+    # earlier try was cut short, and the output tokens are not of this reply alone. With 0 the ledger
+    # estimates the reply's size.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
         # The count may include thoughts, which are no part of the next prompt. If an item seemed too large,

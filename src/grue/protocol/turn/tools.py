@@ -95,7 +95,8 @@ def start_calls(
     """
     runs = runs_of([(each.valid, each.terms) for each in reply.open], bind=turn.run.binds_calls)
     if not runs:
-        # The notes of this reply have the number of a batch. Raise it, so that no two replies have the same.
+        # The notes of calls that were rejected or denied have the next batch's number. No batch is sent
+        # here, so count one; the notes of the next reply would have the same number otherwise.
         turn = replace(turn, batches=turn.batches + 1)
     state = AwaitingTools(
         turn,
