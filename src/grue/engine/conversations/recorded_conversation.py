@@ -306,20 +306,6 @@ def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
         talk.tools = talk.tools if body.mode.tools is None else body.mode.tools
 
 
-class _AskedAgain(Struct, frozen=True):
-    """Marks that the last request is sent again, so that an earlier reply to that request is dropped."""
-
-
-_Said: TypeAlias = (
-    m.RequestCompletion
-    | m.CompletionReceived
-    | m.ReplyDropped
-    | m.HistoryRewritten
-    | m.RewriteHistory
-    | _AskedAgain
-)
-
-
 class RecordedTurn:
     """A turn as the trace has it: the part from its last `RunTurn` on, and the entries before that.
 
@@ -333,7 +319,8 @@ class RecordedTurn:
         last_event: Number of the last envelope that went to the agent.
         redacted: A secret was removed from a message of the turn.
         forked: The turn is a fork, whose tools were answered from the record of another turn.
-        said: The messages that the turn's entries in a conversation are made from, earlier parts included.
+        said: The messages that the turn's entries in a conversation are made from, earlier parts included. A
+            `ReplyDropped` of request 0, which no trace has, stands before a request that is sent again.
         said_before: The requests and replies of earlier parts.
     """
 
@@ -354,10 +341,11 @@ class RecordedTurn:
         self._requests = 0
         self.forked: bool = before is not None and before.forked
         self.redacted: bool = begun.redacted or (before is not None and before.redacted)
-        self.said: list[_Said] = before.said if before else []
+        self.said: list[SaidStep] = before.said if before else []
         if run.resumed is not None:
             self._go_on(run.resumed)
-        self.said_before = self.steps
+        kinds = m.RequestCompletion | m.CompletionReceived | m.ReplyDropped
+        self.said_before = tuple(each for each in self.said if isinstance(each, kinds))
 
     def add(self, envelope: EpisodeEnvelope) -> None:
         """Read the next envelope of the turn."""
@@ -457,14 +445,6 @@ class RecordedTurn:
             return replace(where, new=asked.new)
         return where
 
-    @property
-    def steps(self) -> tuple[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped, ...]:
-        """The requests and replies of the turn, earlier parts included."""
-        forgotten = m.ReplyDropped(request=0)
-        steps = (forgotten if isinstance(each, _AskedAgain) else each for each in self.said)
-        kinds = (m.RequestCompletion, m.CompletionReceived, m.ReplyDropped)
-        return tuple(each for each in steps if isinstance(each, kinds))
-
     def waiting(self, path: str | PathLike[str]) -> "Waited | None":
         """Return what a turn that waits for a reply needs to go on; `None`: the turn waits for no reply.
 
@@ -485,8 +465,8 @@ class RecordedTurn:
             at = next((at for at, each in enumerate(said) if each is self.asked.body), None)
             said = said[:at]
         history = History()
-        take_step(history, self.run)
-        _take_steps(history, said)
+        for each in (self.run, *said):
+            take_step(history, each)
         return Waited(events=tuple(self._events), history=history, unrecorded=unrecorded)
 
     @property
@@ -507,8 +487,8 @@ class RecordedTurn:
         Raises:
             ValueError: The entries do not fit the history before the turn.
         """
-        take_step(history, self.run)
-        _take_steps(history, self.said)
+        for each in (self.run, *self.said):
+            take_step(history, each)
 
     def said_alone(self) -> History:
         """Return a history of this turn's entries alone.
@@ -516,9 +496,9 @@ class RecordedTurn:
         Rewrites are left out, because they may concern entries of earlier turns, which this history lacks.
         """
         history = History()
-        take_step(history, self.run)
-        cleared = (m.HistoryRewritten, m.RewriteHistory)
-        _take_steps(history, (step for step in self.said if not isinstance(step, cleared)))
+        for each in (self.run, *self.said):
+            if not isinstance(each, m.HistoryRewritten | m.RewriteHistory):
+                take_step(history, each)
         return history
 
     def _became_task(self, called: m.ToolCalled, task: m.ToolTask) -> None:
@@ -542,7 +522,7 @@ class RecordedTurn:
     def _go_on(self, resumed: m.Resumption) -> None:
         """Begin another part of the turn."""
         if asks_again(resumed):
-            self.said.append(_AskedAgain())
+            self.said.append(m.ReplyDropped(request=0))
         elif resumed.new:
             # Old versions recorded the messages of the last request a second time when they sent it again.
             at = len(self.said) - 1
@@ -551,14 +531,6 @@ class RecordedTurn:
             request = self.said[at] if at >= 0 else None
             if isinstance(request, m.RequestCompletion) and request.new == resumed.new:
                 del self.said[at:]
-
-
-def _take_steps(history: History, said: Iterable[_Said]) -> None:
-    for body in said:
-        if isinstance(body, _AskedAgain):
-            history.forget()
-        else:
-            take_step(history, body)
 
 
 class Waited(Struct, frozen=True, kw_only=True):
