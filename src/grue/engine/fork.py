@@ -20,7 +20,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.actors.llm import LentConversation
 from grue.engine.answers import AnswerSpec, recorded_spec, spec_of
 from grue.engine.conversations.kept_conversation import EarlierResults
 from grue.engine.conversations.recorded_conversation import RecordedTurn, said_before
@@ -31,7 +30,6 @@ from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.wiring import Wiring
 from grue.errors import ActorCrashed, ForkMissed, LLMError, MCPConfigError, MCPError, TraceError
 from grue.policies import Misses
-from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.context.history import History
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
 from grue.protocol.tools import results as tool_results
@@ -400,10 +398,7 @@ def _wiring(
     wiring = replace(wiring, servers=servers, approval=approval, presumed=None)
     if not history.entries:
         return wiring
-    lender = wiring.lender
-    encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
-    encoded.offer(offered)
-    return wiring.lending(LentConversation(_conversation(run), encoded))
+    return wiring.lending(wiring.lent(_conversation(run), history, offered))
 
 
 def _nothing(note: Note) -> ToolConnection:

@@ -24,11 +24,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.actors.llm import LentConversation
 from grue.engine.approval import Parking
 from grue.engine.batch import BatchItem, CompletedTurns, as_ours
 from grue.engine.conversations.recorded_conversation import RecordedTurn, Waited, read_turns
-from grue.engine.conversations.resume import ResumedRun, ResumeRequest, resumed_turn
+from grue.engine.conversations.resume import ResumeRequest, resumed_turn
 from grue.engine.current_episode import Episode
 from grue.engine.turn import (
     EpisodeMemory,
@@ -45,7 +44,6 @@ from grue.engine.turn_actors import GoesOn, TurnResources
 from grue.engine.wiring import TurnsUnderWay
 from grue.errors import BudgetSpent, MCPConfigError, MCPError, TraceError
 from grue.policies import Batching, Budget
-from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS, batch_form_of
 from grue.protocol.chat_wire.profile import shown_endpoint
@@ -154,29 +152,6 @@ class _Room:
         """Do nothing: the turn itself counts what the reply costs."""
 
 
-class _GoesOn(HostTurn[T]):
-    """A turn that waited for a reply and goes on. The turn's machine gets the recorded events again."""
-
-    waits = True
-
-    def __init__(
-        self, request: TurnRequest[T], part: RecordedTurn, record: GoesOn, settings: TurnSettings
-    ) -> None:
-        super().__init__(request, settings, EpisodeMemory())
-        self.record = record
-        if part.said_before:
-            self.begun = History()
-            self.begun.plain = part.run.plain_results
-            for step in part.said_before:
-                take_step(self.begun, step)
-        limits = replace(part.run.limits, turn_timeout_s=part.time_left_s)
-        self.started_by = replace(part.run, limits=limits)
-
-
-class _Fresh(HostTurn[T]):
-    waits = True
-
-
 _Known: TypeAlias = "TurnOutcome[Any] | MCPError | None"
 
 
@@ -279,19 +254,21 @@ class _Turns(Generic[T]):
         )
         settings = replace(self._settings, wiring=wiring)
         if trace is None:
-            return await _Fresh(request, settings, EpisodeMemory()).run(resources)
+            turn = HostTurn(request, settings, EpisodeMemory())
+            turn.waits = True
+            return await turn.run(resources)
         part = read_turns(trace)[request.turn or 0]
         waited = part.waiting(trace)
         if waited is not None:
             return await self._going_on(request, part, waited, settings).run(resources)
         asked = ResumeRequest(trace=trace, turn=request.turn, answer=request.answer)
-        with resumed_turn(asked, writer, settings) as resumed:
-            turn: ResumedRun[T] = ResumedRun(asked, resumed, None, settings, EpisodeMemory())
+        with resumed_turn(asked, writer, settings, EpisodeMemory()) as turn:
             return await turn.run(resources)
 
     def _going_on(
         self, request: TurnRequest[T], part: RecordedTurn, waited: Waited, settings: TurnSettings
     ) -> HostTurn[T]:
+        """Return a turn that waited for a reply and goes on. Its machine gets the recorded events again."""
         wiring = settings.wiring
         asked: Envelope[Any] | None = part.asked
         if waited.unrecorded is not None:
@@ -299,13 +276,17 @@ class _Turns(Generic[T]):
                 waited.unrecorded, sender="agent", receiver="llm", cause=part.last_event, turn=part.run.turn
             )
         assert asked is not None, "a turn that waits has asked"
-        lender = wiring.lender
-        encoded = EncodedConversation(lender.profile, model=lender.model, history=waited.history)
-        encoded.offer(part.tools)
-        lent = LentConversation(m.ConversationId(f"turn-{part.run.turn}"), encoded)
+        lent = wiring.lent(m.ConversationId(f"turn-{part.run.turn}"), waited.history, part.tools)
         wiring = replace(wiring, llm=wiring.asking_first(lent, asked))
-        record = GoesOn(begun=part.begun, events=waited.events, asked=asked)
-        return _GoesOn(request, part, record, replace(settings, wiring=wiring))
+        turn = HostTurn(request, replace(settings, wiring=wiring), EpisodeMemory())
+        turn.record = GoesOn(begun=part.begun, events=waited.events, asked=asked)
+        if part.said_before:
+            turn.begun = History()
+            for step in (part.run, *part.said_before):
+                take_step(turn.begun, step)
+        limits = replace(part.run.limits, turn_timeout_s=part.time_left_s)
+        turn.started_by = replace(part.run, limits=limits)
+        return turn
 
 
 def _flush(recorder: Recorder, writer: TraceWriter) -> None:

@@ -31,7 +31,9 @@ from grue.engine.tool_servers import (
 from grue.errors import ConversationError, MCPConfigError, NothingToResume, TraceError
 from grue.field_checks import shown
 from grue.policies import OnToolDrift
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import shown_endpoint
+from grue.protocol.context.history import History
 from grue.protocol.tools.lock import ToolLock
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
@@ -136,6 +138,19 @@ class Wiring(Struct, frozen=True, kw_only=True):
         if not isinstance(lender, EndpointActors):
             raise ConversationError("Only an endpoint's actors can go on with a request. Use LlmSettings.")
         return lender.asking_first(lent, first)
+
+    def lent(
+        self, name: m.ConversationId, history: History, tools: tuple[m.ToolDefinition, ...]
+    ) -> LentConversation:
+        """Return a conversation with this history for one turn; `tools`: those that were offered last.
+
+        Raises:
+            ConversationError: The actors of the runner's factory cannot continue a conversation.
+        """
+        lender = self.lender
+        encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
+        encoded.offer(tools)
+        return LentConversation(name, encoded)
 
     def lending(self, lent: LentConversation) -> "Wiring":
         """Return the parts of a turn whose LLM actor continues `lent`.

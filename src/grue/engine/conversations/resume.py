@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.actors.llm import LentConversation
 from grue.engine.answers import AnswerSpec, spec_of
 from grue.engine.approval import check_changes
 from grue.engine.conversations.kept_conversation import KeptConversation, with_sizes
@@ -36,7 +35,6 @@ from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnRequest, Tur
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationError, MCPError, TraceError
 from grue.policies import ApprovalDecision
-from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.context.history import History
 from grue.protocol.tools.policy import read_decisions
 from grue.runtime.trace.file import TraceWriter, writers_of
@@ -54,25 +52,6 @@ class ResumeRequest(Struct, frozen=True, kw_only=True):
     turn: int | None = None
     answer: AnswerSpec[Any] | type | None = None
     on_delta: Callable[[m.TextDelta], None] | None = None
-    conversation: KeptConversation | None = None
-
-
-class ResumedTurn(Struct, frozen=True, kw_only=True):
-    """A turn as a later process goes on with it.
-
-    Attributes:
-        command: The message that starts the resumed turn.
-        history: All that was said before the next request, in this turn and in earlier turns of its
-            conversation.
-        begun: The entries of this turn alone.
-        tools: The tools that were offered last.
-        conversation: The conversation that the turn continues; `None`: the turn belongs to none.
-    """
-
-    command: m.RunTurn
-    history: History
-    begun: History
-    tools: tuple[m.ToolDefinition, ...]
     conversation: KeptConversation | None = None
 
 
@@ -128,13 +107,22 @@ def _writer_of(place: Path, writers: Iterable[TraceWriter]) -> TraceWriter | Non
 
 
 @contextlib.contextmanager
-def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettings) -> Iterator[ResumedTurn]:
-    """Read what the resumed turn needs, and record `TurnResumed`. The turn counts as running in the block.
+def resumed_turn(
+    asked: ResumeRequest,
+    writer: TraceWriter,
+    settings: TurnSettings,
+    memory: EpisodeMemory,
+    *,
+    counted: bool = False,
+) -> Iterator[HostTurn[Any]]:
+    """Record `TurnResumed`, and yield the turn that goes on. It counts as running in the block.
 
     Args:
         asked: The request that names the turn.
         writer: Writes the turn's trace, and has locked it.
         settings: The settings of the runner that goes on.
+        memory: The episode that the turn belongs to.
+        counted: This process has counted already what the turn spent before it was parked.
 
     Raises:
         NothingToResume: The trace has no such turn, or the turn is running.
@@ -158,7 +146,9 @@ def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettin
             if settings.wiring.presumed is not None:
                 settings.wiring.presumed.recall(part.listings)
             expired = _note(where, part, writer, settings)
-            yield _going_on(asked, part, where, kept, settings, expired=expired)
+            rest = _Rest(settings.spending, where.parked if counted else None)
+            settings = replace(settings, spending=rest)
+            yield _going_on(asked, part, where, kept, settings, memory, expired=expired)
 
 
 def _note(where: m.Resumption, part: RecordedTurn, writer: TraceWriter, settings: TurnSettings) -> bool:
@@ -180,9 +170,10 @@ def _going_on(
     where: m.Resumption,
     kept: KeptConversation | None,
     settings: TurnSettings,
+    memory: EpisodeMemory,
     *,
     expired: bool,
-) -> ResumedTurn:
+) -> HostTurn[Any]:
     decisions = read_decisions(asked.decisions)
     if expired:
         decisions = tuple(question.deny(EXPIRED) for question in where.parked.questions)
@@ -203,8 +194,24 @@ def _going_on(
         binds_calls=True,
         resumed=replace(where, decisions=decisions),
     )
-    sized = with_sizes(command, history.entries)
-    return ResumedTurn(command=sized, history=history, begun=begun, tools=part.tools, conversation=kept)
+    request: TurnRequest[Any] = TurnRequest(
+        system=command.system,
+        user=command.user,
+        answer=asked.answer,
+        turn=command.turn,
+        on_delta=asked.on_delta,
+        json_results=not command.plain_results,
+        conversation=kept,
+    )
+    if kept is None:
+        # The turn belongs to no conversation, so nothing is saved to a file; its trace holds the entries.
+        lent = settings.wiring.lent(m.ConversationId(f"turn-{command.turn}"), history, part.tools)
+        settings = replace(settings, wiring=settings.wiring.lending(lent))
+    turn: HostTurn[Any] = HostTurn(request, settings, memory)
+    turn.is_resumed = True
+    turn.begun = begun
+    turn.started_by = with_sizes(command, history.entries)
+    return turn
 
 
 def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
@@ -224,52 +231,10 @@ def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSetting
         )
 
 
-T = TypeVar("T")
-
-
-class ResumedRun(HostTurn[T]):
-    """One resumed turn.
-
-    Args:
-        asked: What the host asked for.
-        resumed: What the turn goes on with.
-        counted: The end of the turn's earlier part, if this process has counted that part's cost already.
-        settings: The runner's settings.
-        memory: The episode that the turn belongs to.
-    """
-
-    is_resumed = True
-
-    def __init__(
-        self,
-        asked: ResumeRequest,
-        resumed: ResumedTurn,
-        counted: m.TurnParked | None,
-        settings: TurnSettings,
-        memory: EpisodeMemory,
-    ) -> None:
-        self.started_by = command = resumed.command
-        self.begun = resumed.begun
-        request: TurnRequest[T] = TurnRequest(
-            system=command.system,
-            user=command.user,
-            answer=asked.answer,
-            turn=command.turn,
-            on_delta=asked.on_delta,
-            json_results=not command.plain_results,
-            conversation=resumed.conversation,
-        )
-        wiring = settings.wiring
-        if resumed.conversation is None:
-            wiring = _remembering(wiring, resumed)
-        spending = _Rest(settings.spending, counted)
-        super().__init__(request, replace(settings, wiring=wiring, spending=spending), memory)
-
-
 @contextlib.contextmanager
 def resumed_run(
     asked: ResumeRequest, settings: TurnSettings, memory: EpisodeMemory, writers: list[TraceWriter]
-) -> Iterator[ResumedRun[Any]]:
+) -> Iterator[HostTurn[Any]]:
     """Yield the turn that goes on.
 
     Args:
@@ -286,20 +251,8 @@ def resumed_run(
     writer = writer_for(asked.trace, recorder)
     if not ours:
         writers.append(writer)
-    with resumed_turn(asked, writer, settings) as resumed:
-        where = resumed.command.resumed
-        counted = where.parked if ours and where is not None else None
-        yield ResumedRun(asked, resumed, counted, settings, memory)
-
-
-def _remembering(wiring: Wiring, resumed: ResumedTurn) -> Wiring:
-    """Return the parts of a turn whose LLM actor has the turn's history."""
-    lender = wiring.lender
-    encoded = EncodedConversation(lender.profile, model=lender.model, history=resumed.history)
-    encoded.offer(resumed.tools)
-    name = m.ConversationId(f"turn-{resumed.command.turn}")
-    # Not saved to a file: the turn belongs to no conversation, and its trace holds the entries.
-    return wiring.lending(LentConversation(name, encoded))
+    with resumed_turn(asked, writer, settings, memory, counted=ours) as turn:
+        yield turn
 
 
 class _Rest(Spending):
