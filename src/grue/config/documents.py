@@ -153,16 +153,17 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
         ) from exc
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write a whole file, so that a reader finds either the old text or the new one.
+
+    By default others may read the file, because it is meant to be shared; the umask still counts.
 
     Raises:
         MCPConfigError: The file cannot be written.
     """
     try:
         # A lone surrogate, as in a tool's name, is written as a JSON escape, because UTF-8 cannot hold it.
-        # The mode lets others read the file, which is meant to be shared.
-        write_whole(path, text.encode("utf-8", "backslashreplace"), mode=0o666)
+        write_whole(path, text.encode("utf-8", "backslashreplace"), mode=mode)
     except OSError as error:
         raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
 

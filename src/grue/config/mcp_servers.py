@@ -33,7 +33,14 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from grue.config.documents import Document, KeyPath, nearest, parse_json, read_config_text
+from grue.config.documents import (
+    Document,
+    KeyPath,
+    nearest,
+    parse_json,
+    read_config_text,
+    replace_file,
+)
 from grue.config.interpolation import Scope, expand, read_env_file
 from grue.config.server_auth import (
     AuthConfig,
@@ -44,7 +51,6 @@ from grue.config.server_auth import (
 )
 from grue.errors import MCPConfigError
 from grue.policies import StartWhen
-from grue.runtime.files import write_whole
 from grue.runtime.safe_text import fault_text
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.server_specs import (
@@ -526,9 +532,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
             MCPConfig.from_mapping(servers, source=path, place=lambda _: f"{path}: ")
             indent = re.search(r"\n([ \t]+)\"", text)
             new = json.dumps(document.value, indent=indent[1] if indent else 2, ensure_ascii=False)
-            mode = path.stat().st_mode & 0o777 if there else 0o666
-            # A lone surrogate is written as a JSON escape, because UTF-8 cannot hold it.
-            write_whole(path, f"{new}\n".encode("utf-8", "backslashreplace"), mode=mode)
+            replace_file(path, f"{new}\n", mode=path.stat().st_mode & 0o777 if there else 0o666)
     except OSError as error:
         raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
 
@@ -564,7 +568,9 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
         try:
             found[name] = to_tool_server(name, config.server(name))
         except MCPConfigError as error:
-            raise MCPConfigError(f"{place((name,))}{error}", path=error.path) from error
+            if not (before := place((name,))):
+                raise
+            raise MCPConfigError(f"{before}{error}", path=error.path) from error
     return found
 
 
@@ -683,42 +689,30 @@ def _disabled(entry: object) -> bool:
     return isinstance(entry, Mapping) and (entry.get("disabled") is True or entry.get("enabled") is False)
 
 
+_WITH_VARIABLES = ("command", "cwd", "envFile", "args", "env", "sandbox", "url", "headers")
+
+
 def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConfig:
-    def at(key: str, text: str | None) -> str | None:
-        return None if text is None else expand(text, scope, f"MCP server {name!r}: {key}")
+    def at(key: str, value: Any) -> Any:
+        """Return a value of the entry with every text in it expanded."""
+        match value:
+            case str():
+                return expand(value, scope, f"MCP server {name!r}: {key}")
+            case list() | tuple():
+                return [at(f"{key}[{index}]", each) for index, each in enumerate(value)]
+            case Mapping():
+                return {inner: at(f"{key}.{inner}", each) for inner, each in value.items()}
+        return value
 
-    def each(key: str, texts: Mapping[str, str] | None) -> dict[str, str | None] | None:
-        return None if texts is None else {k: at(f"{key}.{k}", text) for k, text in texts.items()}
-
-    command, cwd = at("command", config.command), at("cwd", config.cwd)
-    env_file = at("envFile", config.envFile)
+    values = {key: at(key, getattr(config, key)) for key in _WITH_VARIABLES}
     beside = Path(scope.source).parent if scope.source else scope.workspace_folder
-    if command is not None and not command.strip():
+    if config.command is not None and not values["command"].strip():
         raise MCPConfigError(f"MCP server {name!r}: command is empty after expansion.", path=scope.source)
-    return config.model_copy(
-        update={
-            "command": command,
-            "args": [at(f"args[{index}]", text) for index, text in enumerate(config.args)],
-            "env": each("env", config.env),
-            "envFile": None if env_file is None else str((beside / env_file).absolute()),
-            "cwd": None if cwd is None else str(scope.workspace_folder / cwd),
-            "sandbox": _expanded_box(config.sandbox, at),
-            "url": at("url", config.url),
-            "headers": each("headers", config.headers),
-            "auth": expanded_auth(config.auth, at, beside),
-        }
-    )
-
-
-def _expanded_box(value: Any, at: Callable[[str, str | None], str | None], key: str = "sandbox") -> Any:
-    match value:
-        case str():
-            return at(key, value)
-        case list() | tuple():
-            return [_expanded_box(each, at, f"{key}[{index}]") for index, each in enumerate(value)]
-        case Mapping():
-            return {name: _expanded_box(each, at, f"{key}.{name}") for name, each in value.items()}
-    return value
+    if config.envFile is not None:
+        values["envFile"] = str((beside / values["envFile"]).absolute())
+    if config.cwd is not None:
+        values["cwd"] = str(scope.workspace_folder / values["cwd"])
+    return config.model_copy(update={**values, "auth": expanded_auth(config.auth, at, beside)})
 
 
 def _entry_problem(error: ErrorDetails) -> str:

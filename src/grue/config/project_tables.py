@@ -143,35 +143,30 @@ def toml_kind(value: Any) -> str:
 
 _LLM, _SAMPLING, _RETRY, _MCP = "llm", "agent_sampling", "retry", "mcp"
 
-PLACES: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("model", "model_name", "agent_model"), (_LLM, "agent_model")),
-    **dict.fromkeys(
-        ("base_url", "api_base", "url", "endpoint", "client_base_url"), (_LLM, "client_base_url")
-    ),
-    **dict.fromkeys(("wire", "wire_format", "format"), (_LLM, "wire_format")),
-    **dict.fromkeys(("headers", "extra_headers"), (_LLM, "extra_headers")),
-    "extra_body": (_LLM, "extra_body"),
+_OTHER_NAMES = {
+    (_LLM, "agent_model"): "model model_name",
+    (_LLM, "client_base_url"): "base_url api_base url endpoint",
+    (_LLM, "wire_format"): "wire format",
+    (_LLM, "extra_headers"): "headers",
+    (_LLM, "extra_body"): "",
     **{
-        name: (_SAMPLING, name)
+        (_SAMPLING, name): ""
         for name in ("temperature", "top_p", "top_k", "min_p", "reasoning_effort", "reasoning_tokens")
     },
-    **dict.fromkeys(("max_tokens", "max_output_tokens"), (_SAMPLING, "max_tokens")),
-    **dict.fromkeys(("retries", "max_retries"), (_RETRY, "max_retries")),
-    **dict.fromkeys(("timeout", "timeout_s", "timeout_seconds"), (_RETRY, "timeout_seconds")),
-    **dict.fromkeys(("enabled", "mcp_enabled"), (_MCP, "enabled")),
-    **dict.fromkeys(("config_file", "mcp_config", "mcp_config_file"), (_MCP, "config_file")),
-    **dict.fromkeys(("max_tool_iterations", "max_iterations"), (_MCP, "max_tool_iterations")),
-    **dict.fromkeys(
-        ("tool_call_timeout_s", "tool_call_timeout_seconds", "tool_timeout"),
-        (_MCP, "tool_call_timeout_seconds"),
-    ),
-    **dict.fromkeys(
-        ("server_startup_timeout_s", "server_startup_timeout_seconds", "startup_timeout"),
-        (_MCP, "server_startup_timeout_seconds"),
-    ),
-    "tool_lock": (_MCP, "tool_lock"),
+    (_SAMPLING, "max_tokens"): "max_output_tokens",
+    (_RETRY, "max_retries"): "retries",
+    (_RETRY, "timeout_seconds"): "timeout timeout_s",
+    (_MCP, "enabled"): "mcp_enabled",
+    (_MCP, "config_file"): "mcp_config mcp_config_file",
+    (_MCP, "max_tool_iterations"): "max_iterations",
+    (_MCP, "tool_call_timeout_seconds"): "tool_call_timeout_s tool_timeout",
+    (_MCP, "server_startup_timeout_seconds"): "server_startup_timeout_s startup_timeout",
+    (_MCP, "tool_lock"): "",
 }
-"""The names that other places and other programs use for a setting, each with grue's table and key."""
+"""The names that people and other programs use for a setting, by grue's own table and key."""
+
+PLACES = {name: place for place, names in _OTHER_NAMES.items() for name in (place[1], *names.split())}
+"""grue's table and key of a setting, by each of its names."""
 
 _ELSEWHERE = {
     **dict.fromkeys(

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.config import tool_lock_file
 from grue.config.interpolation import Scope, expand
-from grue.config.mcp_servers import MCPConfig, to_tool_server
+from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.project_tables import ProjectTables, read_project_tables
-from grue.config.settings import GameConfiguration, NextModel, Unwritten
+from grue.config.settings import GameConfiguration, Unwritten
 from grue.errors import MCPConfigError
 from grue.policies import (
     Budget,
@@ -64,16 +64,14 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
     lock: ToolLock | None = None
     if servers and takes_servers(config, read_project_tables(Path(path))):
         lock = tool_lock(config)
-        found = _servers_of(MCPConfig.from_file(config.mcp_config_path))
-    policy = FailurePolicy(on_tool_drift=on_tool_drift(config))
-    budget = episode_budget(config)
+        found = tool_servers(MCPConfig.from_file(config.mcp_config_path))
     return Configured(
         llm=llm_settings(config),
         servers=found,
         limits=turn_limits(config),
-        policy=policy,
+        policy=FailurePolicy(on_tool_drift=on_tool_drift(config)),
         tool_lock=lock,
-        budget=budget,
+        budget=episode_budget(config),
         tool_policy=config.tool_policy,
         context=config.context,
         tool_search=config.tool_search,
@@ -101,11 +99,7 @@ def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, Mcp
     Raises:
         MCPConfigError: The file is missing or invalid, or a variable of a `${...}` is not set.
     """
-    return _servers_of(MCPConfig.from_file(path, named=True))
-
-
-def _servers_of(file: MCPConfig) -> dict[str, McpServer]:
-    return {name: to_tool_server(name, file.server(name)) for name in file.mcpServers}
+    return tool_servers(MCPConfig.from_file(path, named=True))
 
 
 def tool_lock(config: GameConfiguration) -> ToolLock | None:
@@ -143,18 +137,10 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
         name: expand(value, scope, f"The setting llm.extra_headers.{name}")
         for name, value in config.extra_headers.items()
     }
-    sampling = config.agent_sampling
     return LlmSettings(
         base_url=config.client_base_url,
         model=config.agent_model,
         api_key=api_key(config.client_base_url, os.environ),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        max_tokens=sampling.max_tokens,
-        reasoning_effort=sampling.reasoning_effort,
-        reasoning_tokens=sampling.reasoning_tokens,
         wire=config.wire_format,
         extra_headers=headers,
         extra_body=config.extra_body,
@@ -162,15 +148,12 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
         prices=config.budget.prices,
         force_tool_support=config.mcp_force_tool_support,
         retry=retry_policy(config),
-        then=tuple(_next_model(config, each) for each in config.then),
+        then=tuple(
+            llm_settings(dataclasses.replace(config, **dataclasses.asdict(model), then=[]))
+            for model in config.then
+        ),
+        **dataclasses.asdict(config.agent_sampling),
     )
-
-
-def _next_model(config: GameConfiguration, model: NextModel) -> LlmSettings:
-    """Return the settings of a model that is asked if the first one cannot be."""
-    names = (field.name for field in dataclasses.fields(NextModel))
-    changes = {name: getattr(model, name) for name in names}
-    return llm_settings(dataclasses.replace(config, **changes, then=[]))
 
 
 def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSettings:
