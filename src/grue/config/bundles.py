@@ -14,7 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -96,7 +96,7 @@ class Bundle:
                     if most < 0:
                         raise MCPConfigError("It is too large when it is unpacked.")
                     yield piece
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, struct.error) as error:
             raise MCPConfigError("It is damaged, encrypted, or packed in an unusual way.") from error
 
 
@@ -112,20 +112,21 @@ def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
         MCPConfigError: The file cannot be read, is not a bundle, has another digest, or lists what is
             refused.
     """
-    try:
-        with path.open("rb") as file:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("rb"))
             found = _digest(file)
             if sha256 is not None and found != sha256.lower():
                 raise MCPConfigError(f"It is not the file that was promised: its sha256 is {found}.")
             _check_list(file)
             is_signed = _ends_with_signature(file)
-            with zipfile.ZipFile(file) as archive:
-                bundle = Bundle(path, archive, found, is_signed)
-                yield bundle
-    except OSError as error:
-        raise MCPConfigError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (zipfile.BadZipFile, ValueError, struct.error) as error:
-        raise MCPConfigError(f"{path} is not a zip file.") from error
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            bundle = Bundle(path, archive, found, is_signed)
+        except OSError as error:
+            raise MCPConfigError(f"Cannot read {path}: {error.strerror or error}.") from error
+        except (zipfile.BadZipFile, ValueError, struct.error) as error:
+            raise MCPConfigError(f"{path} is not a zip file.") from error
+        yield bundle  # outside of the `try`: an error of the caller's block says nothing about the bundle
 
 
 def _digest(file: BufferedReader) -> str:
@@ -175,6 +176,9 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
             raise MCPConfigError(f"It has a file with the name '{printable(name, 200)}'.")
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise MCPConfigError(f"'{printable(name, 200)}' is a link or a device, and not a file.")
+        # The other ways of packing are rare here, and zipfile unpacks them without a limit for each piece.
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise MCPConfigError("It is damaged, encrypted, or packed in an unusual way.")
         if name.endswith("/"):
             continue
         # On some file systems upper and lower case are the same, so two such files would be one.

@@ -181,6 +181,24 @@ def test_damaged_and_encrypted_files_are_refused(tmp_path: Path) -> None:
     assert "encrypted" in refusal(path)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_only_the_usual_ways_of_packing_are_read(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "it.mcpb"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("manifest.json", MANIFEST * 100)
+    content = bytearray(path.read_bytes())
+    content[60:80] = b"x" * 20  # its compressed text
+    path.write_bytes(content)
+    assert "packed in an unusual way" in refusal(path)
+
+
+def test_an_error_of_the_program_that_reads_a_bundle_stays_as_it_is(tmp_path: Path) -> None:
+    path = written(tmp_path, ("manifest.json", MANIFEST))
+    for error in (BrokenPipeError("no terminal"), ValueError("no number")):
+        with pytest.raises(type(error), match="no"), bundles.opened(path):
+            raise error
+
+
 def test_a_manifest_that_is_no_json_is_refused(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
