@@ -316,11 +316,11 @@ def _without_comments(text: str) -> str:
 
 
 def _entries(parsed: Any) -> dict[str, Any] | None:
-    places = [parsed]
-    if isinstance(parsed, Mapping):
-        places += [parsed.get("mcp"), (parsed.get("projects") or {}).get(str(Path.cwd()))]
-    for place in places:
+    def inside(value: Any, key: str) -> Any:
+        return value.get(key) if isinstance(value, Mapping) else None
+
+    for place in (parsed, inside(parsed, "mcp"), inside(inside(parsed, "projects"), str(Path.cwd()))):
         for key in _KEYS:
-            if isinstance(place, Mapping) and isinstance(place.get(key), Mapping):
-                return {str(name): entry for name, entry in place[key].items()}
+            if isinstance(servers := inside(place, key), Mapping):
+                return {str(name): entry for name, entry in servers.items()}
     return None

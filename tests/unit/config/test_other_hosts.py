@@ -71,6 +71,8 @@ def test_a_server_that_grue_cannot_use_is_named_with_the_reason(tmp_path: Path) 
         ("{", "neither valid JSON nor TOML"),
         ("[" * 100_000, "neither valid"),
         ('{"a": 1}', "configures no MCP servers"),
+        ('{"projects": ["a"], "mcp": "x"}', "configures no MCP servers"),
+        ("[1]", "configures no MCP servers"),
     ],
 )
 def test_a_file_without_servers_is_refused_and_not_quoted(tmp_path: Path, text: str, problem: str) -> None:
