@@ -306,6 +306,7 @@ class _Entry:
         self.paths: list[str] = []
 
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
+        """Return the entry with what the user is told, after the checks of the module's docstring."""
         allowed = {"workspaceFolder", "userHome", *self.variables}
         for text in _texts(self.entry):
             if not text.isprintable():
@@ -340,7 +341,7 @@ class _Entry:
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
             raise MCPConfigError(f"The address {_quoted(url)} is not an http:// or https:// URL with a host.")
         self.entry = {"type": remote.type, "url": url}
-        headers = self._named_values(remote.headers, _HEADER, f"{self.name}_")
+        headers = self._named_values(remote.headers, _HEADER)
         if headers:
             self.entry["headers"] = headers
 
@@ -362,7 +363,7 @@ class _Entry:
             )
         before = self._arguments(package.runtime_arguments)
         after = self._arguments(package.package_arguments)
-        env = self._named_values(package.environment_variables, _VARIABLE, "")
+        env = self._named_values(package.environment_variables, _VARIABLE)
         match kind:
             case "npm":
                 before = before if {"-y", "--yes"} & {*before} else ["-y", *before]
@@ -407,12 +408,17 @@ class _Entry:
         if env:
             self.entry["env"] = env
 
-    def variable(self, name: str) -> str:
-        """Return the expression for a variable that the user sets."""
-        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").upper()
-        plain = plain if _VARIABLE.fullmatch(plain) else f"MCP_{plain}"
-        self.variables.append(plain)
-        return f"${{{plain}}}"
+    def secret(self, variable: str, *, required: bool) -> tuple[str, ...]:
+        """Return the expression for a variable with a secret.
+
+        If the secret is not required and the variable is not set, the entry does without it, and the user is
+        told of the variable.
+        """
+        if required or variable in self._env:
+            self.variables.append(variable)
+            return (f"${{{variable}}}",)
+        self.optional.append(variable)
+        return ()
 
     def asked(self, wanted: Wanted) -> tuple[str, ...]:
         values = self._ask(wanted)
@@ -420,24 +426,17 @@ class _Entry:
             self.paths += values
         return values
 
-    def _named_values(
-        self, listed: Iterable[_KeyValue], form: re.Pattern[str], prefix: str
-    ) -> dict[str, str]:
+    def _named_values(self, listed: Iterable[_KeyValue], form: re.Pattern[str]) -> dict[str, str]:
         found = {}
         for each in listed:
             _named(each.name, form)
             if (each.is_secret or looks_secret(each.name)) and not each.value:
                 # The variable for a header's secret begins with the server's name. Otherwise a key that the
                 # user has set for another purpose could be sent to this server.
-                name = each.name if form is _VARIABLE else f"{prefix}{each.name}"
-                known = re.sub(r"\W+", "_", name, flags=re.ASCII).upper() if form is not _VARIABLE else name
-                if each.is_required or known in self._env:
-                    self.variables.append(known)
-                    found[each.name] = f"${{{known}}}"
-                else:
-                    self.optional.append(known)
-                continue
-            values = self._values(each, each.name)
+                variable = each.name if form is _VARIABLE else _variable_for(f"{self.name}_{each.name}")
+                values = self.secret(variable, required=each.is_required)
+            else:
+                values = self._values(each, each.name)
             if values:
                 found[each.name] = values[0]
         return found
@@ -465,7 +464,9 @@ class _Entry:
         if given.value is not None:
             return (self._filled(given.value, given.variables),)
         if given.is_secret or looks_secret(label):
-            return (self.variable(f"{self.name}_{label}"),) if given.is_required else ()
+            if not given.is_required:
+                return ()
+            return self.secret(_variable_for(f"{self.name}_{label}"), required=True)
         return self.asked(
             Wanted(
                 name=label,
@@ -586,8 +587,7 @@ class _Fill:
 
     def _option(self, key: str, option: _Option) -> tuple[str, ...]:
         if option.sensitive or looks_secret(key):
-            name = f"{self._entry.name}_{key}"
-            return (self._entry.variable(name),) if option.required else self._optional(name)
+            return self._entry.secret(_variable_for(f"{self._entry.name}_{key}"), required=option.required)
         return self._entry.asked(
             Wanted(
                 name=key,
@@ -600,13 +600,6 @@ class _Fill:
             )
         )
 
-    def _optional(self, name: str) -> tuple[str, ...]:
-        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).upper()
-        if plain in self._entry._env:  # noqa: SLF001 two halves of one thing
-            return (self._entry.variable(name),)
-        self._entry.optional.append(plain)
-        return ()
-
     def _default(self, default: str | bool | float | list[str] | None) -> tuple[str, ...] | None:
         match default:
             case None:
@@ -617,7 +610,8 @@ class _Fill:
                 return tuple(map(self._plain, default))
             case str():
                 return (self._plain(default),) if default else None
-        return (f"{default:g}",)
+        # Unlike "g", this writes whole numbers above a million with all their digits.
+        return (f"{default:.15g}",)
 
     def _plain(self, text: str) -> str:
         folders = self._folders
@@ -629,6 +623,12 @@ def _converted(value: object, kind: type[_T], what: str) -> _T:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise MCPConfigError(f"This is not {what}: {printable(str(error), 300)}.") from error
+
+
+def _variable_for(name: str) -> str:
+    """Return the environment variable for a value: `FILES_API_KEY` for the key `api-key` of `files`."""
+    plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").upper()
+    return plain if _VARIABLE.fullmatch(plain) else f"MCP_{plain}"
 
 
 def _named(name: str, form: re.Pattern[str]) -> None:

@@ -374,3 +374,22 @@ def test_a_hostile_manifest_is_refused(written: dict[str, Any], problem: str) ->
 def test_a_package_without_a_description_is_called_by_its_name() -> None:
     for written, title in (("@a/weather", "weather"), ("@a/weather@1.2.0", "weather 1.2.0")):
         assert read_server(package_description("npm", written, []), defaults).title == title
+
+
+def test_a_secret_has_one_variable_that_can_be_expanded_whatever_the_server_is_called() -> None:
+    key = {"name": "X-Api-Key", "isSecret": True}
+    remote = {"type": "sse", "url": "https://example.com/mcp", "headers": [key]}
+    found = server(remotes=(remote,), name="3d", env={"MCP_3D_X_API_KEY"})
+    assert found.entry["headers"] == {"X-Api-Key": "${MCP_3D_X_API_KEY}"}
+    assert server(remotes=(remote,), name="3d").optional == ("MCP_3D_X_API_KEY",)
+    option = {"user_config": {"key": {"sensitive": True}}}
+    written = {**with_program(env={"KEY": "${user_config.key}"}), **option}
+    bundle = read_manifest(written, defaults, name="3d", env={"MCP_3D_KEY"})
+    assert bundle.entry["env"] == {"KEY": "${MCP_3D_KEY}"}
+
+
+@pytest.mark.parametrize(("default", "written"), [(8_080_000, "8080000"), (0.1, "0.1"), (10, "10")])
+def test_a_number_of_a_manifest_keeps_its_digits(default: float, written: str) -> None:
+    option = {"user_config": {"size": {"type": "number", "default": default}}}
+    found = read_manifest({**with_program(args=["${user_config.size}"]), **option}, defaults)
+    assert found.entry["args"] == [written]
