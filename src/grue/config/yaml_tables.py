@@ -102,7 +102,7 @@ def servers_of(
             both = f"{name}.config_file: keep this or {name}.servers, not both."
             raise document.error((*keys, "config_file"), both)
         path = document.path.parent / table.config_file
-        return tool_servers(MCPConfig.from_file(path)) if table.enabled else {}, frozenset()
+        return tool_servers(MCPConfig.from_file(path, named=True)) if table.enabled else {}, frozenset()
     if not table.enabled or not table.servers:
         return {}, frozenset()
     entries = {

@@ -81,3 +81,10 @@ def test_a_policy_names_the_line_of_a_wrong_rule(tmp_path: Path) -> None:
     document, table = desk(tmp_path, "rules:\n  rules:\n    - tools: a\n    - verdit: ask")
     with pytest.raises(MCPConfigError, match=r"line 4: rules: .*verdit"):
         policy_of(document, ("rules",), table.rules)
+
+
+def test_the_error_for_an_absent_file_of_servers_names_no_setting_of_another_file(tmp_path: Path) -> None:
+    document, table = desk(tmp_path, "drawers: {config_file: absent.json}")
+    with pytest.raises(MCPConfigError, match=r"absent\.json was not found") as refused:
+        servers_of(document, ("drawers",), table.drawers)
+    assert "pyproject" not in str(refused.value)
