@@ -109,7 +109,7 @@ def _definition(tool: McpTool) -> m.ToolDefinition:
             return replace(tool, server=MCP, tool=_bare(tool.name), full_name="")
         case str():
             return m.ToolDefinition(server=MCP, tool=_bare(tool), input_schema=_ANY_OBJECT)
-        case {"name": str(name)}:
+        case {"name": str(name)} if isinstance(tool.get("inputSchema") or {}, Mapping):
             return m.ToolDefinition(
                 server=MCP,
                 tool=_bare(name),

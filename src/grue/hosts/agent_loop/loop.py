@@ -214,7 +214,10 @@ def _tool_server(server: Server) -> ToolServer:
         return server
     if isinstance(server, str) and "://" in server and not any(map(str.isspace, server)):
         return HttpServer(name=MCP, url=server)
-    words = shlex.split(server) if isinstance(server, str) else list(server)
+    try:
+        words = shlex.split(server) if isinstance(server, str) else list(server)
+    except ValueError as error:  # a quotation mark without its partner
+        raise MCPConfigError(f"The command of the MCP server cannot be split into words: {error}.") from error
     if not words:
         raise MCPConfigError("The MCP server is an empty text: it is a URL, or a command with its arguments.")
     return StdioServer(name=MCP, command=words[0], args=tuple(words[1:]))
@@ -233,7 +236,7 @@ def configure_mcp_client(server: Server) -> None:
             environment variable `GRUE_MCP_SERVER` holds a URL or a command.
 
     Raises:
-        MCPConfigError: The text is empty.
+        MCPConfigError: The text is empty, or a quotation mark in it has no partner.
     """
     _shared.configure(server)
 

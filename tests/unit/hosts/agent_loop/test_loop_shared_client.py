@@ -109,9 +109,10 @@ def test_a_url_or_a_command_is_enough(given: Any, server: object) -> None:
     assert _tool_server(given) == server
 
 
-def test_an_empty_text_is_refused() -> None:
-    with pytest.raises(MCPConfigError, match="empty"):
-        configure_mcp_client("")
+@pytest.mark.parametrize(("text", "problem"), [("", "empty"), ("serve 'notes", "No closing quotation")])
+def test_a_text_that_is_no_command_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(MCPConfigError, match=problem):
+        configure_mcp_client(text)
 
 
 def test_the_environment_may_name_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
