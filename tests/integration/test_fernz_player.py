@@ -11,8 +11,9 @@ from commands import grue
 from promises import within
 
 from grue.errors import GameError, MissingDependencyError
-from grue.hosts.zork.games import Observation, ZMachineGame
+from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.games.interpreters import find_interpreter, prints_styled_words, styled_story
+from grue.hosts.zork.games.zmachine import ZMachineGame
 
 pytest.importorskip("fernz", reason="story files without dfrotz need the extra: pip install 'grue[fernz]'")
 

@@ -32,7 +32,7 @@ from grue import (
 )
 from grue.fleet import Fleet
 from grue.hosting import read_episode, read_servers
-from grue.hosts.zork.games import open_game
+from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.games.interpreters import find_interpreter
 from grue.sandbox.launch import boxed
 from grue.testing import faulty_server

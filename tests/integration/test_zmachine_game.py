@@ -12,8 +12,10 @@ import pytest
 from promises import within
 
 from grue.errors import GameError, MissingDependencyError
-from grue.hosts.zork.games import Observation, ZMachineGame, open_game
-from grue.hosts.zork.games.interpreters import find_dfrotz
+from grue.hosts.zork.games.catalogue import open_game
+from grue.hosts.zork.games.game import Observation
+from grue.hosts.zork.games.interpreters import Interpreter, dfrotz
+from grue.hosts.zork.games.zmachine import ZMachineGame
 
 OPENING = [
     "n",
@@ -45,9 +47,9 @@ INTO_THE_DARK = ("n", "e", "open window", "w", "w", "move rug", "open trap door"
 
 
 @pytest.fixture(autouse=True)
-def interpreter() -> Path:
+def interpreter() -> Interpreter:
     try:
-        return find_dfrotz()
+        return dfrotz()
     except MissingDependencyError as absent:
         pytest.skip(str(absent))
 

@@ -253,6 +253,7 @@ def _z_string(word: str) -> bytes:
     return struct.pack(f">{len(words)}H", *words)
 
 
+_PIP: Final = "pip install 'fernz>=0.0.4,<0.1'"
 # fernz runs 50,000 instructions a second, and an answer of a large story needs up to a million.
 _ANSWER_WITHIN_S: Final = 60.0
 
@@ -264,9 +265,7 @@ def fernz() -> Interpreter:
         MissingDependencyError: fernz is not installed.
     """
     if find_spec("fernz") is None:
-        raise MissingDependencyError(
-            "The interpreter fernz is not installed: pip install 'fernz>=0.0.4,<0.1'."
-        )
+        raise MissingDependencyError(f"The interpreter fernz is not installed: {_PIP}.")
     # With -P, a module in the working directory cannot take the place of an installed one.
     player = (sys.executable, "-P", "-m", "grue.hosts.zork.games.fernz_player")
     return Interpreter(
@@ -281,8 +280,8 @@ def fernz() -> Interpreter:
 DEBIAN_GAMES: Final = "/usr/games"  # Debian keeps games here, and the folder is rarely on the PATH
 
 
-def find_dfrotz() -> Path:
-    """Find dfrotz on PATH, or else in Debian's folder for games.
+def dfrotz() -> Interpreter:
+    """Return dfrotz as an interpreter: the one on PATH, or else the one in Debian's folder for games.
 
     Raises:
         MissingDependencyError: dfrotz is not installed.
@@ -293,16 +292,7 @@ def find_dfrotz() -> Path:
             "The interpreter dfrotz is not installed: apt-get install frotz (Debian, Ubuntu) or "
             "brew install frotz (macOS)."
         )
-    return Path(found)
-
-
-def dfrotz() -> Interpreter:
-    """Return dfrotz as an interpreter.
-
-    Raises:
-        MissingDependencyError: dfrotz is not installed.
-    """
-    return Interpreter(name="dfrotz", command=(str(find_dfrotz()),))
+    return Interpreter(name="dfrotz", command=(found,))
 
 
 INTERPRETERS: Final[dict[str, Callable[[], Interpreter]]] = {"dfrotz": dfrotz, "fernz": fernz}
@@ -310,7 +300,6 @@ INTERPRETERS: Final[dict[str, Callable[[], Interpreter]]] = {"dfrotz": dfrotz, "
 _LOST: Final = (
     "does not print bold and underlined words, which room names are in most stories from version 4 on"
 )
-_PIP: Final = "pip install 'fernz>=0.0.4,<0.1'"
 
 
 class Choice(Struct, frozen=True):

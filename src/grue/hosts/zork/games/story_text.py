@@ -23,15 +23,19 @@ _MAX_SCORE: Final = re.compile(
     r"(?:\btotal of|\bout of(?: a)?(?: possible| maximum| total)?(?: of)?) (\d+)", re.IGNORECASE
 )
 _MOVES: Final = re.compile(r"\b(?:in|after) (\d+) (?:moves?|turns?)\b", re.IGNORECASE)
-_DIED: Final = re.compile(
+SAYS_DIED: Final = re.compile(
     r"^[\s*]*you (?:have died|died|are dead|have been killed)[\s*.!]*$", re.IGNORECASE | re.MULTILINE
 )
-_WON: Final = re.compile(r"^\s*\*+\s*you(?: have|'ve)? w[io]n\b[^\n]*\*+\s*$", re.IGNORECASE | re.MULTILINE)
-_OVER: Final = re.compile(
+SAYS_WON: Final = re.compile(
+    r"^\s*\*+\s*you(?: have|'ve)? w[io]n\b[^\n]*\*+\s*$", re.IGNORECASE | re.MULTILINE
+)
+SAYS_OVER: Final = re.compile(
     r"\brestart\b(?=[^>]*\brestore\b)(?=[^>]*\b(?:quit|end this session)\b)", re.IGNORECASE
 )
-_NO_TIME_PASSED: Final = re.compile(r"(?:don't|do not) know the word", re.IGNORECASE)
-_DARK: Final = re.compile(r"\bpitch (?:black|dark)\b", re.IGNORECASE)
+"""The game is over and asks whether to RESTART, RESTORE or QUIT."""
+TOOK_NO_TIME: Final = re.compile(r"(?:don't|do not) know the word", re.IGNORECASE)
+"""The game did not know a word, and accepts a correction ("oops")."""
+SAYS_DARK: Final = re.compile(r"\bpitch (?:black|dark)\b", re.IGNORECASE)
 
 
 class ScoreLine(Struct, frozen=True):
@@ -91,31 +95,6 @@ def heading(text: str, names: frozenset[str]) -> str | None:
     return None
 
 
-def is_dark(text: str) -> bool:
-    """Return whether the text says that it is dark."""
-    return _DARK.search(text) is not None
-
-
 def asks_something(text: str, prompt: str) -> bool:
     """Return whether the game asks a question. The next line is its answer, so SCORE must not be sent."""
     return prompt.strip() != ">" or text.endswith("?")
-
-
-def took_no_time(text: str) -> bool:
-    """Return whether the game did not know a word, and accepts a correction ("oops")."""
-    return _NO_TIME_PASSED.search(text) is not None
-
-
-def says_died(text: str) -> bool:
-    """Return whether the game announces the player's death."""
-    return _DIED.search(text) is not None
-
-
-def says_won(text: str) -> bool:
-    """Return whether the game announces that it has been won."""
-    return _WON.search(text) is not None
-
-
-def says_over(text: str) -> bool:
-    """Return whether the game is over and asks whether to RESTART, RESTORE or QUIT."""
-    return _OVER.search(text) is not None

@@ -251,13 +251,13 @@ class ZMachineGame:
         try:
             printed, prompt = interpreter.exchange(command)
             text = self._tidy(printed)
-            self._done = interpreter.ended or story_text.says_over(text)
+            self._done = interpreter.ended or bool(story_text.SAYS_OVER.search(text))
             text = self._learn(text)
             self._ask_score(interpreter, text, prompt)
         except GameError:
             self.close()
             raise
-        return self._observe(text or _OVER * self._done, died=story_text.says_died(text))
+        return self._observe(text or _OVER * self._done, died=bool(story_text.SAYS_DIED.search(text)))
 
     def _tidy(self, printed: str) -> str:
         return story_text.tidy(printed, broken_lines=self._player.breaks_lines)
@@ -272,7 +272,7 @@ class ZMachineGame:
             self._tells_score = False
         elif room is not None:
             known.location = room
-        elif story_text.is_dark(text):
+        elif story_text.SAYS_DARK.search(text):
             known.location = None
         self._note_score(text)
         return text
@@ -288,7 +288,7 @@ class ZMachineGame:
         return True
 
     def _ask_score(self, interpreter: InterpreterProcess, text: str, prompt: str) -> None:
-        answers = story_text.asks_something(text, prompt) or story_text.took_no_time(text)
+        answers = story_text.asks_something(text, prompt) or story_text.TOOK_NO_TIME.search(text)
         if self._done or answers or not self._tells_score:
             return
         printed, _ = interpreter.exchange("score")
@@ -304,7 +304,7 @@ class ZMachineGame:
             max_score=known.max_score,
             moves=known.moves,
             died=died,
-            won=story_text.says_won(text) or complete,
+            won=complete or bool(story_text.SAYS_WON.search(text)),
             done=self._done,
         )
 

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from grue.errors import GameError, MissingDependencyError
-from grue.hosts.zork.games import HouseGame, open_game
-from grue.hosts.zork.games.interpreters import fernz, find_dfrotz, find_interpreter
+from grue.hosts.zork.games.catalogue import open_game
+from grue.hosts.zork.games.house import HouseGame
+from grue.hosts.zork.games.interpreters import dfrotz, fernz, find_interpreter
 
 
 def test_the_house_by_name() -> None:
@@ -36,7 +37,7 @@ def test_without_the_interpreter_one_sentence_has_the_command(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("grue.hosts.zork.games.interpreters.DEBIAN_GAMES", str(tmp_path))
     with pytest.raises(MissingDependencyError, match=r"apt-get install frotz .*brew install frotz"):
-        find_dfrotz()
+        dfrotz()
 
 
 def test_the_interpreter_is_found_off_the_path_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_the_interpreter_is_found_off_the_path_too(monkeypatch: pytest.MonkeyPat
     program.chmod(0o755)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("grue.hosts.zork.games.interpreters.DEBIAN_GAMES", str(tmp_path))
-    assert find_dfrotz() == program
+    assert dfrotz().command == (str(program),)
 
 
 def test_without_any_interpreter_both_commands_are_named(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grue.errors import GameError
-from grue.hosts.zork.games import ZMachineGame
+from grue.hosts.zork.games.zmachine import ZMachineGame
 
 
 def game_that_says(
