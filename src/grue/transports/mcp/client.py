@@ -1,8 +1,8 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
 
 `McpClient` takes the steps of a session: reach the server, initialize, list the tools, call them, close. It
-is the same for all servers. A `Wire` (`process_wire.py`, `http_wire.py`) knows how messages travel, how the
-server ended, and what the user can do about a failure.
+is the same for all servers. A wire (`ProcessWire`, `HttpWire`) knows how messages travel, how the server
+ended, and what the user can do about a failure. The same task enters, uses and leaves it.
 
 A process is spawned before the SDK is imported, so that both start up at the same time. Every failure is
 raised as one flat error with its root cause. Exceptions of the SDK and exception groups must not leave this
@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -37,8 +37,7 @@ from grue.tool_sessions.failures import (
     WireFault,
     first_fault,
 )
-from grue.tool_sessions.notices import Notify, ServerNotice
-from grue.tool_sessions.redaction import Redactor
+from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
 from grue.transports.mcp.client_options import ClientOptions
 from grue.transports.mcp.listing import ListedTools, read_pages
@@ -47,59 +46,7 @@ from grue.transports.mcp.sdk_version import require_mcp
 
 if TYPE_CHECKING:
     from grue.transports.mcp import sdk, session_parts
-    from grue.transports.mcp.message_stream import MessageStream
-
-
-class Wire(Protocol):
-    """The transport to one server. The same task enters, uses and leaves it.
-
-    Attributes:
-        modules: The modules with the SDK's part of the transport, which `stream` imports.
-    """
-
-    modules: tuple[str, ...]
-
-    @property
-    def redactor(self) -> Redactor:
-        """Removes this server's secrets from texts."""
-        ...
-
-    async def __aenter__(self) -> Self:
-        """Start the server, if it is a process; raises `SpawnError`."""
-        ...
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        """Close the connection within a bounded time; afterwards no process of the server is alive."""
-        ...
-
-    def stream(self, notify: Notify) -> "MessageStream":
-        """Return the stream of messages in both directions. Call it once."""
-        ...
-
-    async def broken(self, method: str, why: str | None) -> str:
-        """Return why the connection broke during `method`; `why` is the cause that the stream knows."""
-        ...
-
-    async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return the advice for a failure in `phase`."""
-        ...
-
-    def refusals(self, text: str) -> str:
-        """Read from `text` the accesses that the server's box has refused; empty: none is known."""
-        ...
-
-    @property
-    def address(self) -> str:
-        """The command line or the URL, without secrets."""
-        ...
-
-    @property
-    def status(self) -> ConnectionStatus:
-        """The server's process, and whether the server still runs as far as is known without asking it."""
-        ...
-
+    from grue.transports.mcp.http_wire import HttpWire
 
 T = TypeVar("T")
 
@@ -361,16 +308,13 @@ class McpClient:
         if link.task_form is None:
             raise ToolRefusedError(f"{LOST}, because it has no tasks", code=_METHOD_NOT_FOUND)
 
-        async def ask(method: str, params: m.JsonObject) -> m.JsonObject:
-            return await self._request(method, params)
-
-        async def respond(questions: m.JsonObject) -> m.JsonObject:
-            return await self._exchange(link.respond(questions))
-
-        def progress(text: str) -> None:
-            self._notify("progress", text)
-
-        following = TaskOfCall(task, link.task_form, ask=ask, respond=respond, progress=progress)
+        following = TaskOfCall(
+            task,
+            link.task_form,
+            ask=self._request,
+            respond=lambda questions: self._exchange(link.respond(questions)),
+            progress=lambda text: self._notify("progress", text),
+        )
         return await following.result(at_once=at_once)
 
     @property
@@ -545,7 +489,7 @@ async def _off_loop(convert: Callable[[m.JsonObject], T], answer: m.JsonObject) 
     return convert(answer) if is_small(answer) else await aside(convert, answer)
 
 
-def _wire(server: McpServer, registry: ProcessRegistry, options: ClientOptions) -> Wire:
+def _wire(server: McpServer, registry: ProcessRegistry, options: ClientOptions) -> "ProcessWire | HttpWire":
     match server:
         case StdioServer():
             return ProcessWire(server, registry, options.limits)

@@ -1,4 +1,4 @@
-"""The `Wire` to a server that is reached by URL: Streamable HTTP, and the older SSE transport.
+"""The wire to a server that is reached by URL: Streamable HTTP, and the older SSE transport.
 
 `sdk_http.py` runs the SDK's transports, and `http_faults.py` has the texts of failures. Nothing here may
 import `runtime/processes/`, except the limits.
@@ -35,7 +35,8 @@ _LEAVE_AT_LEAST_S = 0.3
 class HttpWire:
     """The wire to a server over HTTP. There is no process: all values about a process are `None` or empty."""
 
-    modules: tuple[str, ...] = ("grue.transports.mcp.sdk_http",)
+    modules = ("grue.transports.mcp.sdk_http",)
+    """The modules that `stream` imports. They import the SDK."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class HttpWire:
             return "Check that the server is still running; its own log says more."
         return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."
 
-    def refusals(self, text: str) -> str:  # noqa: ARG002 - as `Wire` has it
+    def refusals(self, text: str) -> str:  # noqa: ARG002 - as `ProcessWire` has it
         """Return an empty text, because a server by URL runs in no box and so has no refused accesses."""
         return ""
 

@@ -1,4 +1,4 @@
-"""The `Wire` to a server that runs as a child process, over the process's standard streams."""
+"""The wire to a server that runs as a child process, over the process's standard streams."""
 
 import os
 from functools import cached_property
@@ -27,9 +27,10 @@ _AWAIT_EXIT_S = 0.5
 
 
 class ProcessWire:
-    """The wire to a server that runs as our child process."""
+    """The wire to a server that runs as our child process. Leaving it ends all processes of the server."""
 
-    modules: tuple[str, ...] = ("grue.transports.mcp.line_stream",)
+    modules = ("grue.transports.mcp.line_stream",)
+    """The modules that `stream` imports. They import the SDK."""
 
     def __init__(self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits) -> None:
         self._server = server

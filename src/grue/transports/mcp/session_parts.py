@@ -32,7 +32,6 @@ that MCP has. The states and what can happen in each:
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Protocol
 
 import anyio
 from msgspec.structs import replace
@@ -185,21 +184,14 @@ _INTERNAL_ERROR = -32603
 LOST = f"{INTERRUPTED}: its server no longer knows the task"
 
 
-class Asks(Protocol):
-    """Sends a request to the server. Raises `ToolRefusedError` and `ServerFailed`."""
-
-    def __call__(self, method: str, params: m.JsonObject) -> Awaitable[m.JsonObject]:
-        """Return the raw result."""
-        ...
-
-
 class TaskOfCall:
     """One task, which is followed to its end.
 
     Args:
         task: The task's handle.
         form: The form of tasks in the session's protocol revision.
-        ask: Sends the requests about the task.
+        ask: Sends a request about the task, given its method and parameters, and returns the raw result.
+            Raises `ToolRefusedError` and `ServerFailed`.
         respond: Returns the answers to the server's questions, by their names.
         progress: Receives the server's words about the task's state, whenever the state changes.
     """
@@ -209,7 +201,7 @@ class TaskOfCall:
         task: m.ToolTask,
         form: TaskForm,
         *,
-        ask: Asks,
+        ask: Callable[[str, m.JsonObject], Awaitable[m.JsonObject]],
         respond: Callable[[m.JsonObject], Awaitable[m.JsonObject]],
         progress: Callable[[str], None],
     ) -> None:
