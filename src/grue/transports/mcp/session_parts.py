@@ -32,6 +32,7 @@ that MCP has. The states and what can happen in each:
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import ClassVar, Literal
 
 import anyio
 from msgspec.structs import replace
@@ -69,24 +70,41 @@ class _Schemas:
 
     Args:
         notify: Receives a `bad_schema` notice for a schema or a value that cannot be checked.
-        schema: What the schemas are called in notices, such as "output schema".
-        value: What the checked values are called, such as "result".
     """
 
-    def __init__(self, notify: Notify, *, schema: str, value: str) -> None:
+    _field: ClassVar[Literal["input_schema", "output_schema"]]
+    _value: ClassVar[str]
+    """What a value that is checked is called in notices."""
+
+    def __init__(self, notify: Notify) -> None:
         self._notify = notify
-        self._schema = schema
-        self._value = value
         self._schemas: Mapping[str, m.JsonObject] = {}
         self._checks: dict[str, Check | None] = {}
 
-    def declare(self, schemas: Mapping[str, m.JsonObject]) -> None:
-        """Replace the schemas by the schemas of a new listing, by bare tool name."""
-        before, self._schemas = self._schemas, schemas
-        for name in [name for name in self._checks if schemas.get(name) != before[name]]:
+    def declare(self, tools: Iterable[m.ToolDefinition]) -> None:
+        """Replace the tools by the tools of a new listing."""
+        before = self._schemas
+        declared = {tool.tool: getattr(tool, self._field) for tool in tools}
+        self._schemas = {name: schema for name, schema in declared.items() if schema is not None}
+        for name in [name for name in self._checks if self._schemas.get(name) != before[name]]:
             del self._checks[name]
 
-    def check(self, tool: str) -> Check | None:
+    def fault(self, tool: str, value: object) -> str | None:
+        """Return the first fault of a value of the tool with this bare name.
+
+        `None`: the value has no fault, or cannot be checked. The values of a tool that is not listed are not
+        checked.
+        """
+        check = self._check(tool)
+        try:
+            return None if check is None else check(value)
+        except NotCheckedError as error:
+            self._too_large(tool, str(error))
+        except Exception as error:  # noqa: BLE001 - some faults of a schema show only when it is used
+            self._stop_checking(tool, error)
+        return None
+
+    def _check(self, tool: str) -> Check | None:
         """Return the check of a tool's values; `None` if the tool has no schema that can be used."""
         if tool in self._schemas and tool not in self._checks:
             try:
@@ -95,66 +113,25 @@ class _Schemas:
                 self._stop_checking(tool, error)
         return self._checks.get(tool)
 
-    def fault(self, tool: str, value: object) -> str | None:
-        """Return the first fault of a value; `None`: the value has no fault, or cannot be checked."""
-        check = self.check(tool)
-        try:
-            return None if check is None else check(value)
-        except NotCheckedError as error:
-            self.too_large(tool, str(error))
-        except Exception as error:  # noqa: BLE001 - some faults of a schema show only when it is used
-            self._stop_checking(tool, error)
-        return None
-
-    def too_large(self, tool: str, size: str = f"of more than {MAX_VALUE_BYTES} bytes") -> None:
-        """Record that a value is not checked because of its size."""
+    def _too_large(self, tool: str, size: str = f"of more than {MAX_VALUE_BYTES} bytes") -> None:
         self._notify("bad_schema", f"{tool}: {self._value} {size}: not checked")
 
     def _stop_checking(self, tool: str, error: Exception) -> None:
         self._checks[tool] = None
-        self._notify("bad_schema", f"{tool}: its {self._schema} is not used: {reason(error)}")
+        schema = self._field.replace("_", " ")
+        self._notify("bad_schema", f"{tool}: its {schema} is not used: {reason(error)}")
 
 
-class InputSchemas:
-    """The input schemas of one session's tools.
+class InputSchemas(_Schemas):
+    """The schemas of the arguments. A call whose arguments cannot be checked is sent."""
 
-    Args:
-        notify: Receives a `bad_schema` notice for a schema, or for arguments, that cannot be checked. A call
-            that cannot be checked is sent.
-    """
-
-    def __init__(self, notify: Notify) -> None:
-        self._schemas = _Schemas(notify, schema="input schema", value="arguments")
-
-    def declare(self, tools: Iterable[m.ToolDefinition]) -> None:
-        """Replace the tools by the tools of a new listing."""
-        self._schemas.declare({tool.tool: tool.input_schema for tool in tools})
-
-    def fault(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the tool's schema refuses the arguments; `None` if it takes them or cannot be used.
-
-        Args:
-            tool: Bare name. Any arguments are taken for a tool that is not listed.
-            arguments: A JSON object.
-        """
-        return self._schemas.fault(tool, arguments)
+    _field, _value = "input_schema", "arguments"
 
 
-class OutputSchemas:
-    """The output schemas of one session's tools.
+class OutputSchemas(_Schemas):
+    """The schemas of the results. A result that cannot be checked passes."""
 
-    Args:
-        notify: Receives a `bad_schema` notice for a schema or a result that cannot be checked.
-    """
-
-    def __init__(self, notify: Notify) -> None:
-        self._schemas = _Schemas(notify, schema="output schema", value="a result")
-
-    def declare(self, tools: Iterable[m.ToolDefinition]) -> None:
-        """Replace the tools by the tools of a new listing."""
-        self._schemas.declare(
-            {tool.tool: tool.output_schema for tool in tools if tool.output_schema is not None}
-        )
+    _field, _value = "output_schema", "a result"
 
     def checked(self, tool: str, answer: m.JsonObject, result: m.ToolCallResult) -> m.ToolCallResult:
         """Return the result of a call, or an error with the same content if it does not match the schema.
@@ -164,15 +141,15 @@ class OutputSchemas:
             answer: The result object of `tools/call`.
             result: The same result, decoded.
         """
-        if result.is_error or self._schemas.check(tool) is None:
+        if result.is_error or self._check(tool) is None:
             return result
         fault: str | None = None
         if answer.get("structuredContent") is None:
             fault = "it has no structured content"
         elif tool_results.is_kept_as_text(answer):
-            self._schemas.too_large(tool)
+            self._too_large(tool)
         else:
-            fault = self._schemas.fault(tool, result.content)
+            fault = self.fault(tool, result.content)
         if fault is None:
             return result
         message = f"The tool's result is not what its output schema says: {fault}"
