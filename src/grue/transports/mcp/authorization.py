@@ -53,7 +53,7 @@ class Authorization:
         if not asks_for_token(response):
             return response
         await response.aclose()
-        token = await self._authorizer().renew(response, token)
+        token = await self._authorizer().renew(token, response)
         request.headers["authorization"] = f"Bearer {token}"
         response = await send(request)
         if asks_for_token(response):

@@ -15,9 +15,7 @@ from urllib.parse import quote
 
 import httpx2
 import msgspec
-from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
 from mcp.client.auth.utils import build_oauth_authorization_server_metadata_discovery_urls
-from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from msgspec import Struct
 
 from grue.runtime.loops.beside_loop import aside
@@ -55,67 +53,19 @@ class _TokenError(Struct):
     error_description: str = ""
 
 
-class ObtainedTokens:
-    """The token storage that the SDK gets. It returns nothing, and keeps the tokens that the SDK obtains."""
-
-    def __init__(self) -> None:
-        self.tokens: OAuthToken | None = None
-
-    async def get_tokens(self) -> OAuthToken | None:
-        """Return no token, so that the exchange is made."""
-        return None
-
-    async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Keep the tokens."""
-        self.tokens = tokens
-
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Return no client: the settings have one."""
-        return None
-
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        """Do nothing: no client is registered."""
-
-
-def assertion_provider(
-    url: str,
-    auth: OAuth,
-    storage: ObtainedTokens,
-    exchange: Exchange,
-    on_secret: Callable[[str, str], None],
-    scope: str | None,
-) -> IdentityAssertionOAuthProvider:
-    """Return the SDK's provider of the second exchange, which calls ours for the first.
+class IdentityProvider:
+    """The first exchange.
 
     Args:
-        url: The MCP server.
         auth: Settings with the grant `identity_assertion`.
-        storage: Receives the tokens.
         exchange: Sends a request and returns the answer, within its limits.
         on_secret: Called with the name and the value of the identity token and of the assertion.
-        scope: The scopes to ask for.
     """
-    provider = _IdentityProvider(auth, exchange, on_secret, scope)
-    return IdentityAssertionOAuthProvider(
-        url,
-        storage,
-        auth.client_id or "",
-        auth.client_secret or "",
-        auth.issuer or "",
-        provider.assertion,
-        scope,
-        auth.secret_method,
-    )
 
-
-class _IdentityProvider:
-    def __init__(
-        self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None], scope: str | None
-    ) -> None:
+    def __init__(self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None]) -> None:
         self._auth = auth
         self._exchange = exchange
         self._on_secret = on_secret
-        self._scope = scope
         self._issuer = auth.identity_provider or ""
 
     async def assertion(self, audience: str, resource: str) -> str:
@@ -139,8 +89,8 @@ class _IdentityProvider:
             "subject_token": token,
             "subject_token_type": _ID_TOKEN,
         }
-        if self._scope:
-            fields["scope"] = self._scope
+        if self._auth.scope:
+            fields["scope"] = self._auth.scope
         credentials, headers = self._credentials(metadata)
         request = httpx2.Request(
             "POST", metadata.token_endpoint, data={**fields, **credentials}, headers=headers

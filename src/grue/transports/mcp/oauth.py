@@ -17,7 +17,7 @@ may hold tokens, so these errors are not shown.
 import functools
 import ssl
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl
 
@@ -40,7 +40,7 @@ from mcp.shared.auth import (
     ProtectedResourceMetadata,
 )
 from msgspec import Struct
-from pydantic import AnyUrl, ValidationError
+from pydantic import AnyUrl, BaseModel, ValidationError
 
 from grue.runtime.loops.beside_loop import aside, call_in_daemon_thread
 from grue.runtime.safe_text import beginning, plain_text
@@ -92,11 +92,16 @@ async def sent(request: httpx2.Request) -> httpx2.Response:
             if len(body) > _MAX_BODY_BYTES:
                 raise AuthorizationRefused(oauth_fault(f"an answer of {request.url.host} is too long"))
         await response.aclose()
-    answer = httpx2.Response(
-        response.status_code, headers=response.headers, content=bytes(body), request=request
-    )
-    answer.next_request = response.next_request
-    return answer
+    return _with_body(response, bytes(body))
+
+
+def _with_body(answer: httpx2.Response, body: bytes) -> httpx2.Response:
+    """Return an answer with this body, which is not compressed."""
+    of_body = ("content-length", "content-encoding")
+    headers = {name: value for name, value in answer.headers.items() if name not in of_body}
+    found = httpx2.Response(answer.status_code, headers=headers, content=body, request=answer.request)
+    found.next_request = answer.next_request
+    return found
 
 
 @functools.cache
@@ -131,13 +136,9 @@ def adapted(answer: httpx2.Response, issuers: Sequence[str]) -> httpx2.Response:
     if all(said[name] == value for name, value in changes.items()):
         return answer
     try:
-        content = msgspec.json.encode(said | changes)
+        return _with_body(answer, msgspec.json.encode(said | changes))
     except (OverflowError, ValueError):  # Another member is a huge number, or is not valid Unicode.
         return answer
-    headers = {name: value for name, value in answer.headers.items() if name != "content-length"}
-    found = httpx2.Response(answer.status_code, headers=headers, content=content, request=answer.request)
-    found.next_request = answer.next_request
-    return found
 
 
 def as_known(issuer: str, issuers: Sequence[str]) -> str:
@@ -229,7 +230,7 @@ class Authorizer:
         self._record: TokenRecord | None = None
         self._loaded = False
         self._lock = anyio.Lock()
-        self._last_status: int | None = None
+        self._last_status: int | None = None  # of the last answer to a POST
         self._redaction = Redaction()
 
     async def token(self) -> str:
@@ -242,20 +243,8 @@ class Authorizer:
             self._use(await call_in_daemon_thread(self.store.load))
         record = self._record
         if record is not None and record.access_token and record.ends_soon() and record.refresh_token:
-            return await self._renewed(record.access_token, None)
+            return await self.renew(record.access_token)
         return record.access_token if record else ""
-
-    async def renew(self, refusal: httpx2.Response, used: str) -> str:
-        """Return another token after the server has refused a request.
-
-        Args:
-            refusal: The server's answer, with the status 401, or 403 if the token's scope is too small.
-            used: The token of the request; empty if the request had none.
-
-        Raises:
-            AuthorizationRefused: No other token can be obtained.
-        """
-        return await self._renewed(used, refusal)
 
     def give_up(self, refusal: httpx2.Response) -> NoReturn:
         """Raise the fault of a server that refuses a token that was just issued.
@@ -295,7 +284,17 @@ class Authorizer:
             return False
         return response.is_success
 
-    async def _renewed(self, used: str, refusal: httpx2.Response | None) -> str:
+    async def renew(self, used: str, refusal: httpx2.Response | None = None) -> str:
+        """Return another token, because the server has refused a request, or the token is about to end.
+
+        Args:
+            used: The token of the request; empty if the request had none.
+            refusal: The server's answer, with the status 401, or 403 if the token's scope is too small;
+                `None`: the token was not refused.
+
+        Raises:
+            AuthorizationRefused: No other token can be obtained.
+        """
         # Two locks: a file's lock keeps other processes out, but not other tasks of this process.
         async with self._lock, self.store.locked():
             stored = await call_in_daemon_thread(self.store.load)
@@ -319,19 +318,26 @@ class Authorizer:
 
     async def _asserted(self, refusal: httpx2.Response) -> str:
         """Exchange the person's identity token for a token of the server, and return the server's token."""
-        from grue.transports.mcp.identity_assertion import ObtainedTokens, assertion_provider
+        from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
 
-        def on_secret(name: str, value: str) -> None:
-            self._on_secret(f"{self._server.name} {name}", value)
+        from grue.transports.mcp.identity_assertion import IdentityProvider
 
-        auth, storage = self._auth, ObtainedTokens()
-        url = self._server.url
-        await self._drive(
-            assertion_provider(url, auth, storage, self._exchange, on_secret, auth.scope), refusal
+        auth, url = self._auth, self._server.url
+        storage = _Storage(auth, None, None)
+        provider = IdentityAssertionOAuthProvider(
+            url,
+            storage,
+            auth.client_id or "",
+            auth.client_secret or "",
+            auth.issuer or "",
+            IdentityProvider(auth, self._exchange, self._hide).assertion,
+            auth.scope,
+            auth.secret_method,
         )
-        if storage.tokens is None:
+        await self._drive(provider, refusal)
+        if storage.issued is None:
             raise AuthorizationRefused(oauth_fault("the authorization server issued no token"))
-        record = _record(url, storage.tokens, auth.issuer or "")
+        record = _record(url, storage.issued, auth.issuer or "")
         # Drop the refresh token, so that the identity provider is asked for each new token: it decides
         # whether the person still has access.
         record.refresh_token = ""
@@ -341,11 +347,10 @@ class Authorizer:
         """Return a refreshed token, or an empty text if the refresh token is refused."""
         provider = self._provider(stored, None, None)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes at once
-        self._last_status = None
         await self._drive(provider, None)
         if provider.context.current_tokens is not None:
             return (await self._keep(provider)).access_token
-        status = self._token_status()
+        status = self._last_status
         if status is None or status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500:
             raise AuthorizationRefused(unavailable_fault(status))
         # Keep the client's registration for the next login.
@@ -353,10 +358,6 @@ class Authorizer:
         await self._saved(stored)
         self._record = stored
         return ""
-
-    def _token_status(self) -> int | None:
-        """Return the status of the last answer to a POST; `None`: no POST was answered."""
-        return self._last_status
 
     def _login_fault(self, refusal: httpx2.Response, stored: TokenRecord | None) -> WireFault:
         scope = None
@@ -374,8 +375,11 @@ class Authorizer:
     def _use(self, record: TokenRecord | None) -> str:
         self._record, self._loaded = record, True
         for name, value in record.secrets().items() if record else ():
-            self._on_secret(f"{self._server.name} {name}", value)
+            self._hide(name, value)
         return record.access_token if record else ""
+
+    def _hide(self, name: str, value: str) -> None:
+        self._on_secret(f"{self._server.name} {name}", value)
 
     async def _keep(self, provider: OAuthClientProvider) -> TokenRecord:
         """Store what the provider has obtained."""
@@ -449,36 +453,28 @@ class Authorizer:
         """
         request = refusal.request if refusal is not None else httpx2.Request("POST", self._server.url)
         flow = provider.async_auth_flow(request)
+        self._last_status = None
         # Drop the SDK's log records: it logs a traceback of each error, and the error is raised here anyway.
         with library_logs_to(drop):
-            await self._driven(provider, flow, request, refusal)
-
-    async def _driven(
-        self,
-        provider: httpx2.Auth,
-        flow: AsyncGenerator[httpx2.Request, httpx2.Response],
-        request: httpx2.Request,
-        refusal: httpx2.Response | None,
-    ) -> None:
-        try:
-            asked = await anext(flow)
-            for _ in range(_MAX_REQUESTS):
-                if asked is not request:
-                    answer = adapted(await self._exchange(asked), self._issuers(provider))
-                elif refusal is not None:
-                    answer, refusal = _without_body(refusal), None
-                else:
-                    return
-                asked = await flow.asend(answer)
-            raise AuthorizationRefused(oauth_fault("the authorization takes too many requests"))
-        except StopAsyncIteration:
-            return
-        except _SDK_ERRORS as error:
-            words = " ".join(plain_text(self._redaction.redact_text(words_of(error))).split())
-            # `from None`, because the SDK's errors quote the answer, which may contain a token.
-            raise AuthorizationRefused(oauth_fault(beginning(words, _ERROR_CHARS))) from None
-        finally:
-            await flow.aclose()
+            try:
+                asked = await anext(flow)
+                for _ in range(_MAX_REQUESTS):
+                    if asked is not request:
+                        answer = adapted(await self._exchange(asked), self._issuers(provider))
+                    elif refusal is not None:
+                        answer, refusal = _with_body(refusal, b""), None
+                    else:
+                        return
+                    asked = await flow.asend(answer)
+                raise AuthorizationRefused(oauth_fault("the authorization takes too many requests"))
+            except StopAsyncIteration:
+                return
+            except _SDK_ERRORS as error:
+                words = " ".join(plain_text(self._redaction.redact_text(words_of(error))).split())
+                # `from None`, because the SDK's errors quote the answer, which may contain a token.
+                raise AuthorizationRefused(oauth_fault(beginning(words, _ERROR_CHARS))) from None
+            finally:
+                await flow.aclose()
 
     def _issuers(self, provider: httpx2.Auth) -> list[str]:
         """Return the known issuers: the configured one first, then the one that the server names."""
@@ -499,7 +495,7 @@ class Authorizer:
             self._last_status = answer.status_code
             for name, value in secrets_of(request, answer):
                 self._redaction.hide(name, value)
-                self._on_secret(f"{self._server.name} {name}", value)
+                self._hide(name, value)
         return answer
 
 
@@ -517,12 +513,13 @@ def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
 
 
 class _Storage:
-    """The storage that the SDK reads tokens and client from. `Authorizer._keep` stores new ones."""
+    """The storage that the SDK reads tokens and client from. `Authorizer` stores new ones."""
 
     def __init__(self, auth: OAuth, record: TokenRecord | None, person: Person | None) -> None:
         self._auth = auth
         self._record = record
         self._person = person
+        self.issued: OAuthToken | None = None
 
     async def get_tokens(self) -> OAuthToken | None:
         """Return the stored tokens; `None` for a login, which has to obtain new tokens."""
@@ -536,7 +533,8 @@ class _Storage:
         )
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Do nothing: `Authorizer._keep` stores the tokens with the rest."""
+        """Remember the tokens in `issued`. `Authorizer` stores them with the rest."""
+        self.issued = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         """Return the client as configured, or else as grue has registered it."""
@@ -593,13 +591,5 @@ def _with_scope(address: str, scope: str | None) -> str:
     return str(url.copy_set_param("scope", asked))
 
 
-def _without_body(refusal: httpx2.Response) -> httpx2.Response:
-    return httpx2.Response(refusal.status_code, headers=refusal.headers, content=b"", request=refusal.request)
-
-
-def _plain(model: object) -> dict[str, object] | None:
-    dump = getattr(model, "model_dump_json", None)
-    if dump is None:
-        return None
-    plain: dict[str, object] = msgspec.json.decode(dump(exclude_none=True))
-    return plain
+def _plain(model: BaseModel | None) -> dict[str, object] | None:
+    return None if model is None else model.model_dump(mode="json", exclude_none=True)
