@@ -2,14 +2,13 @@
 
 A field of `Turn` is what a turn has to remember. `tool_loop.py` has the transitions.
 
-The states are immutable. A reply with ten thousand calls is settled in ten thousand steps, and with plain
-tuples each step would copy all remaining calls, which takes quadratic time. `Growing` and `Remaining` are
-sequences that can be added to or taken from without copying all of their items.
+The states are immutable, so each step copies the sequences that it changes. That is quick enough even for a
+reply with the most calls that a wire format accepts (`MAX_CALLS`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,64 +23,6 @@ from grue.protocol.tools.policy import CallTerms, matches_any
 from grue.protocol.tools.results import MediaRoom, is_referred
 
 T = TypeVar("T")
-
-
-class Growing(Struct, Generic[T], frozen=True):
-    """A sequence that grows at its end; each item is copied only a few times in all.
-
-    Attributes:
-        parts: The items in order. Each part is at least twice as long as the next one.
-    """
-
-    parts: tuple[tuple[T, ...], ...] = ()
-
-    def __iter__(self) -> Iterator[T]:
-        for part in self.parts:
-            yield from part
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    def add(self, items: Iterable[T]) -> "Growing[T]":
-        """Return a sequence with `items` added at the end."""
-        last = tuple(items)
-        parts = self.parts
-        while parts and len(parts[-1]) < 2 * len(last):
-            parts, last = parts[:-1], (*parts[-1], *last)
-        return Growing((*parts, last)) if last else self
-
-
-class Remaining(Struct, Generic[T], frozen=True):
-    """A sequence of distinct items that shrinks, mostly from its beginning.
-
-    Attributes:
-        items: All items, including those that have been taken.
-        taken: How many items at the beginning have been taken.
-    """
-
-    items: tuple[T, ...] = ()
-    taken: int = 0
-
-    def __iter__(self) -> Iterator[T]:
-        for position in range(self.taken, len(self.items)):
-            yield self.items[position]
-
-    def __len__(self) -> int:
-        return len(self.items) - self.taken
-
-    def __contains__(self, item: object) -> bool:
-        return any(other == item for other in self)  # the item is nearly always the first one
-
-    @property
-    def first(self) -> T:
-        """The next item; the sequence must not be empty."""
-        return self.items[self.taken]
-
-    def without(self, item: T) -> "Remaining[T]":
-        """Return the sequence without `item`."""
-        if self and (self.first is item or self.first == item):
-            return Remaining(self.items, self.taken + 1)
-        return Remaining(tuple(other for other in self if other != item))
 
 
 Phase = Literal["loop", "only", "forced", "repair"]
@@ -416,7 +357,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
     calls: Mapping[m.CallId, m.ToolCall]
     open: tuple[JudgedCall, ...]
     earlier: tuple[m.ToolCallRecord, ...] = ()
-    settled: Growing[m.ToolCallRecord]
+    settled: tuple[m.ToolCallRecord, ...]
     used_before: Mapping[str, int] = {}
     noted: tuple[CallNote, ...] = ()
 
@@ -445,7 +386,7 @@ class Batch(Struct, frozen=True):
 
     number: m.BatchId
     server: m.ServerName
-    pending: Remaining[m.CallId]
+    pending: tuple[m.CallId, ...]
     parallel: bool = False
 
 
@@ -468,13 +409,13 @@ class AwaitingTools(Struct, frozen=True):
     turn: Turn
     calls: Mapping[m.CallId, m.ToolCall]
     under_way: tuple[Batch, ...]
-    unsent: Remaining[Run]
-    settled: Growing[m.ToolCallRecord]
+    unsent: tuple[Run, ...]
+    settled: tuple[m.ToolCallRecord, ...]
     died: m.ServerName | None = None
     timed_out: bool = False
     changed: Mapping[m.CallId, m.JsonObject] = {}
     tools: tuple[m.ToolDefinition, ...] = ()
-    noted: Remaining[PlacedNote] = Remaining()
+    noted: tuple[PlacedNote, ...] = ()
     starting: tuple[m.ServerName, ...] = ()
 
     def waits_for(self, batch: m.BatchId, call_id: m.CallId) -> bool:
@@ -570,7 +511,7 @@ def waiting_for(state: LiveState) -> str:
         case AwaitingTools(under_way=(), starting=starting):
             return f"starting {', '.join(starting)}"
         case AwaitingTools(under_way=under_way, calls=calls):
-            return f"waiting for {', '.join(calls[batch.pending.first].name for batch in under_way)}"
+            return f"waiting for {', '.join(calls[batch.pending[0]].name for batch in under_way)}"
         case AwaitingReconnect(server=server):
             return f"restarting {server}"
         case _:
@@ -586,7 +527,9 @@ def _by_name(tools: tuple[m.ToolDefinition, ...]) -> dict[str, m.ToolDefinition]
 
 
 def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
-    """Return all items except `item`."""
+    """Return all items except `item`, which is nearly always the first one."""
+    if items and items[0] == item:
+        return items[1:]
     return tuple(other for other in items if other != item)
 
 

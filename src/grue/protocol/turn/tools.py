@@ -32,7 +32,7 @@ model is offered until then. The rules for these servers:
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -67,12 +67,10 @@ from grue.protocol.turn.states import (
     Batch,
     CallNote,
     Commands,
-    Growing,
     JudgedCall,
     JudgedReply,
     Phase,
     PlacedNote,
-    Remaining,
     Transition,
     Turn,
     without,
@@ -102,7 +100,7 @@ def start_calls(
         turn,
         reply.calls,
         (),
-        Remaining(runs),
+        runs,
         reply.settled,
         changed=changed,
         tools=turn.callable,
@@ -112,10 +110,10 @@ def start_calls(
     return following, (*notes, *commands)
 
 
-def _placed(reply: JudgedReply) -> Remaining[PlacedNote]:
+def _placed(reply: JudgedReply) -> tuple[PlacedNote, ...]:
     """Return the notes about calls that are not made, each with how many calls are settled when it is due."""
     if not reply.noted:
-        return Remaining()
+        return ()
     notes = {note.call_id: note for note in reply.noted}
     made = {each.valid.call.call_id for each in reply.open}
     placed: list[PlacedNote] = []
@@ -124,7 +122,7 @@ def _placed(reply: JudgedReply) -> Remaining[PlacedNote]:
         settled += call_id in made
         if call_id in notes:
             placed.append(PlacedNote(settled, notes[call_id]))
-    return Remaining(tuple(placed))
+    return tuple(placed)
 
 
 def _send_runs(state: AwaitingTools, notes: tuple[CallNote, ...] = ()) -> Transition:
@@ -146,11 +144,10 @@ def _send_runs(state: AwaitingTools, notes: tuple[CallNote, ...] = ()) -> Transi
 
 def _due(state: AwaitingTools) -> tuple[AwaitingTools, tuple[CallNote, ...]]:
     """Take out the notes that are due, because all calls before them in the reply are settled."""
-    noted, due = state.noted, list[CallNote]()
-    while noted and noted.first.settled <= len(state.settled):
-        due.append(noted.first.note)
-        noted = noted.without(noted.first)
-    return (replace(state, noted=noted), tuple(due)) if due else (state, ())
+    due = tuple(takewhile(lambda each: each.settled <= len(state.settled), state.noted))
+    if not due:
+        return state, ()
+    return replace(state, noted=state.noted[len(due) :]), tuple(each.note for each in due)
 
 
 def _next_run(state: AwaitingTools) -> Run | None:
@@ -163,11 +160,11 @@ def _next_run(state: AwaitingTools) -> Run | None:
     if not all(batch.parallel for batch in state.under_way) or not state.unsent:
         return None
     waiting = {*state.starting, *state.turn.unstarted}
-    first = state.unsent.first
+    first = state.unsent[0]
     if not state.under_way and first.server not in waiting:
         return first
     busy = {batch.server for batch in state.under_way} | waiting
-    for run in islice(state.unsent, _LOOK_AHEAD):
+    for run in state.unsent[:_LOOK_AHEAD]:
         if not run.parallel:
             return None
         if run.server not in busy:
@@ -205,7 +202,7 @@ def called_first(
 def _sent(state: AwaitingTools, run: Run) -> tuple[AwaitingTools, m.CallTools]:
     turn = replace(state.turn, batches=state.turn.batches + 1)
     number = m.BatchId(turn.batches)
-    pending = Remaining(tuple(call.call_id for call in run.calls))
+    pending = tuple(call.call_id for call in run.calls)
     under_way = (*state.under_way, Batch(number, run.server, pending, run.parallel))
     limits, policy = turn.run.limits, turn.run.policy
     command = m.CallTools(
@@ -215,7 +212,7 @@ def _sent(state: AwaitingTools, run: Run) -> tuple[AwaitingTools, m.CallTools]:
         timeout_s=limits.tool_call_timeout_s,
         after_timeout="continue" if policy.after_timeout == "continue" else "skip",
     )
-    return replace(state, turn=turn, under_way=under_way, unsent=state.unsent.without(run)), command
+    return replace(state, turn=turn, under_way=under_way, unsent=without(state.unsent, run)), command
 
 
 def settle(
@@ -231,7 +228,7 @@ def settle(
         state.calls[call_id], state.turn.iterations, event, state.changed.get(call_id)
     )
     under_way = _without_call(state.under_way, event)
-    state = replace(state, under_way=under_way, settled=state.settled.add([settled]))
+    state = replace(state, under_way=under_way, settled=(*state.settled, settled))
     notes: tuple[CallNote, ...] = ()
     match event:
         case m.ServerDied():
@@ -250,10 +247,10 @@ def _without_call(
 ) -> tuple[Batch, ...]:
     """Return the batches without the settled call; a batch that has no other call left is removed."""
     left = (
-        replace(batch, pending=batch.pending.without(event.call_id)) if batch.number == event.batch else batch
-        for batch in under_way
+        replace(each, pending=without(each.pending, event.call_id)) if each.number == event.batch else each
+        for each in under_way
     )
-    return tuple(batch for batch in left if batch.pending)
+    return tuple(each for each in left if each.pending)
 
 
 def _skip_unsent(
@@ -273,7 +270,7 @@ def _skip_unsent(
         )
         noted, recorded = skip(calls, state.turn.iterations, batch, answer)
         notes, records = (*notes, *noted), (*records, *recorded)
-    return replace(state, unsent=Remaining(left), settled=state.settled.add(records)), notes
+    return replace(state, unsent=left, settled=(*state.settled, *records)), notes
 
 
 def _after_tools(state: AwaitingTools) -> Transition:
@@ -342,7 +339,7 @@ def call(
     every = {call.call_id: call for call in calls}
     if not (turn.run.tool_policy.rules or decisions):
         # Most turns have no policy, so they skip the work that a policy takes.
-        reply = JudgedReply(calls=every, open=judged, settled=Growing[m.ToolCallRecord]().add(answered))
+        reply = JudgedReply(calls=every, open=judged, settled=answered)
         reply, at_once = _noted(turn, reply, rejections)
         return start_calls(turn, reply, _changed_before(tasks), at_once)
     denials, denied_records = _denials(turn, judged)
@@ -351,7 +348,7 @@ def call(
         calls=every,
         open=tuple(each for each in judged if each.terms.verdict != "deny"),
         earlier=settled,
-        settled=Growing[m.ToolCallRecord]().add((*answered, *denied_records)),
+        settled=(*answered, *denied_records),
         used_before=before,
     )
     reply, at_once = _noted(turn, reply, refused)
@@ -489,7 +486,7 @@ def _send(turn: Turn, reply: JudgedReply, decisions: Decisions, notes: tuple[m.T
         if outcome is not each:
             changed[made_call.call_id] = outcome.valid.arguments
     denials, records = deny(tuple(denied), turn.iterations, m.BatchId(turn.batches + 1))
-    reply = replace(reply, open=tuple(approved), settled=reply.settled.add(records))
+    reply = replace(reply, open=tuple(approved), settled=(*reply.settled, *records))
     reply, at_once = _noted(turn, reply, denials)
     return start_calls(turn, reply, changed, (*notes, *at_once))
 
