@@ -31,6 +31,7 @@ MAX_VALUES = 100_000
 _ENCODER = msgspec.json.Encoder()
 _ARGUMENTS = frozenset({"arguments", "input"})
 _STRUCTURE = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
+_SPACE = re.compile(r"\s+")
 _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
 _IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _LONG_BYTES = 256 * 2**10
@@ -69,8 +70,6 @@ def _decode(body: bytes) -> object:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # Bytes that are not UTF-8 are an error: replacing characters would change the arguments of a call.
-        import json
-
         return _readable(json.loads(body.decode("utf-8-sig")))
 
 
@@ -189,6 +188,12 @@ def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
 def _marks(text: str | bytes) -> int:
     """Return an upper bound of the number of values: quotes, brackets and commas, also inside strings."""
     return count_of(text, '"[{,')
+
+
+def past_space(text: str, at: int) -> int:
+    """Return the position of the first character from `at` on that is not white space."""
+    space = _SPACE.match(text, at)
+    return at if space is None else space.end()
 
 
 def digest(value: object) -> str:

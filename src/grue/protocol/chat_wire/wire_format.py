@@ -29,7 +29,7 @@ from grue.policies import MediaKind
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.server_events import ServerEvent
-from grue.protocol.json_text import from_json, strict_object, to_json
+from grue.protocol.json_text import from_json, past_space, strict_object, to_json
 from grue.protocol.tools.names import CUT_MARK, WireNames, openai_tool
 
 NAMELESS = "unnamed"
@@ -169,24 +169,18 @@ def _without_copies(text: str) -> str:
 
 def _one_of_equals(text: str) -> str:
     first, end = _DECODER.raw_decode(text)
-    at = _past_space(text, end)
+    at = past_space(text, end)
     for _ in range(_MOST_COPIES):
         if at == len(text) or not isinstance(first, dict):
             break
         again, at = _DECODER.raw_decode(text, at)
         if again != first:
             return text
-        at = _past_space(text, at)
+        at = past_space(text, at)
     return text[:end] if at == len(text) else text
 
 
-def _past_space(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    return space.end() if space else at
-
-
 _DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"\s*")
 _SEVERAL = re.compile(r"\}\s*+\{")
 _MOST_COMPARED = 64 * 2**10
 _MOST_COPIES = 8

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from grue import messages as m
-from grue.protocol.json_text import strict_value, to_json
+from grue.protocol.json_text import past_space, strict_value, to_json
 
 MAX_CHARS = 2 * 2**20
 """Longest text in which calls are looked for."""
@@ -140,13 +140,13 @@ def split_thoughts(text: str) -> tuple[str, str]:
     with no space on either side.
     """
     thoughts: list[str] = []
-    rest = text.lstrip()
-    while (marks := next((pair for pair in _THOUGHTS if rest.startswith(pair[0])), None)) is not None:
-        said, found, after = rest[len(marks[0]) :].partition(marks[1])
-        thoughts.append(said.strip())
-        if not found:
-            return "\n".join(filter(None, thoughts)), ""
-        rest = after.lstrip()
+    at = past_space(text, 0)
+    while (marks := _marks_at(text, at)) is not None:
+        begun = at + len(marks[0])
+        end = text.find(marks[1], begun)
+        thoughts.append(text[begun : end if end >= 0 else None].strip())
+        at = len(text) if end < 0 else past_space(text, end + len(marks[1]))
+    rest = text[at:]
     if not thoughts:
         for start, end in _THOUGHTS:
             said, found, after = text.partition(end)
@@ -158,6 +158,11 @@ def split_thoughts(text: str) -> tuple[str, str]:
             return _split_harmony(rest)
         return "", text
     return "\n".join(filter(None, thoughts)), rest
+
+
+def _marks_at(text: str, at: int) -> tuple[str, str] | None:
+    """Return the mark with which thoughts begin at `at`, and the mark at their end; `None`: none begin."""
+    return next((pair for pair in _THOUGHTS if text.startswith(pair[0], at)), None)
 
 
 def _is_attached(char: str) -> bool:
@@ -182,28 +187,28 @@ class ThoughtSplitter:
         """Return the pieces of the text so far that can be shown now, each with its kind."""
         if self._decided:
             return [("content", text)]
-        self._held += text
+        held, at = self._held + text, 0
         out: list[tuple[Part, str]] = []
-        while self._held:
+        while at < len(held) and not self._decided:
             if self._end:
-                said, found, rest = self._held.partition(self._end)
-                if not found:
-                    kept = _beginning_at_end(said, self._end)
-                    said, self._held = said[: len(said) - kept], said[len(said) - kept :]
-                out += [("reasoning", said)] if said else []
-                if not found:
+                end = held.find(self._end, at)
+                stop = end if end >= 0 else len(held) - _beginning_at_end(held[at:], self._end)
+                out += [("reasoning", held[at:stop])] if stop > at else []
+                at = stop
+                if end < 0:
                     break
-                self._held, self._end = rest.lstrip(), ""
+                at, self._end = past_space(held, end + len(self._end)), ""
                 continue
-            begun = self._held.lstrip()
-            marks = next((pair for pair in _THOUGHTS if begun.startswith(pair[0])), None)
-            if marks is None:
-                if begun and not any(mark.startswith(begun) for mark, _ in _THOUGHTS):
-                    self._decided = True
-                    out += self.flush()
+            begun = past_space(held, at)
+            marks = _marks_at(held, begun)
+            if marks is not None:
+                at, self._end, self._thought = begun + len(marks[0]), marks[1], True
+            elif begun == len(held) or any(mark.startswith(held[begun:]) for mark, _ in _THOUGHTS):
                 break
-            self._held, self._end, self._thought = begun[len(marks[0]) :], marks[1], True
-        return out
+            else:
+                self._decided = True
+        self._held = held[at:]
+        return out + self.flush() if self._decided else out
 
     def flush(self) -> list[tuple[Part, str]]:
         """Return the text that was held back, after the last piece has arrived."""
@@ -360,7 +365,7 @@ def _hermes(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found
             calls += _objects(inner)
         else:
             calls.append(_arguments(inner, tools))
-        at = _past_space(text, min(len(text), end + len(closing)))
+        at = past_space(text, min(len(text), end + len(closing)))
         if len(calls) > _MOST_CALLS:
             raise _Unreadable
     return calls, at
@@ -381,7 +386,7 @@ def _function(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Fou
                 _parameters(inner, tool) if "<parameter=" in inner else _object_text(inner.strip() or "{}"),
             )
         )
-        at = _past_space(text, end + len("</function>"))
+        at = past_space(text, end + len("</function>"))
         if len(calls) > _MOST_CALLS:
             raise _Unreadable
     return calls, at
@@ -435,7 +440,7 @@ def _mistral(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Foun
     mark = "[TOOL_CALLS]"
     calls: list[WrittenCall] = []
     while text.startswith(mark, at):
-        begun = _past_space(text, at + len(mark))
+        begun = past_space(text, at + len(mark))
         following = text.find(mark, begun)
         end = len(text) if following < 0 else following
         name = _NAME.match(text, begun)
@@ -499,7 +504,7 @@ def _kimi(text: str, at: int, tools: Mapping[str, m.ToolDefinition]) -> _Found:
             raise _Unreadable
         calls.append(WrittenCall(opening["name"], _object_text(text[opening.end() : end])))
         at = end + len("<|tool_call_end|>")
-    at, ending = _past_space(text, at), "<|tool_calls_section_end|>"
+    at, ending = past_space(text, at), "<|tool_calls_section_end|>"
     if not calls or not text.startswith(ending, at):
         raise _Unreadable
     return calls, at + len(ending)
@@ -589,8 +594,11 @@ def _named(text: str, known: Iterable[str]) -> Written | None:
     """Return the text before a call such as `>>>name` with its arguments in the next line."""
     if text.startswith("{") or not text.endswith("}"):
         return None
+    fences = at = 0
     for mark in _NAMED.finditer(text):
-        if mark[1] in known and text.count("```", 0, mark.start()) % 2 == 0:
+        fences += text.count("```", at, mark.start())
+        at = mark.start()
+        if mark[1] in known and fences % 2 == 0:
             return Written("named", before=text[: mark.start()].removeprefix("all\n").strip())
     return None
 
@@ -613,9 +621,3 @@ def _last_lines(text: str, known: Iterable[str]) -> Written | None:
         if found is not None:
             return Written("json", found.calls, before=text[:start].strip())
     return None
-
-
-def _past_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at

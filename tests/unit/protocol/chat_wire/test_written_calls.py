@@ -263,6 +263,16 @@ def test_a_hostile_text_takes_time_in_proportion_to_its_length(piece: str) -> No
     assert taken(400_000 // len(piece)) < 5.0, "a square of it takes minutes"
 
 
+@pytest.mark.parametrize(
+    "text", ["<think></think>" * 130_000, "Hm.\n```\n" + ">>>files.read\n{\n" * 120_000 + "}"]
+)
+def test_the_longest_hostile_text_takes_a_moment_only(text: str) -> None:
+    begun = time.thread_time()
+    read_written(split_thoughts(text)[1], TOOLS)
+    ThoughtSplitter().feed(text)
+    assert time.thread_time() - begun < 3.0, "a search of all that came before, at every mark, takes longer"
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 100])
 @pytest.mark.parametrize(
     "text",
