@@ -202,9 +202,15 @@ def _until(value: str, now: float) -> float | None:
     if re.fullmatch(_DURATION, text, re.IGNORECASE):
         return _seconds(text)
     try:
-        return max(0.0, datetime.fromisoformat(text).timestamp() - now)
+        return _left(datetime.fromisoformat(text), now)
     except (ValueError, OverflowError):
         return None
+
+
+def _left(date: datetime, now: float) -> float:
+    """Return the seconds until a date; one that names no zone is in UTC, as HTTP's dates are."""
+    date = date if date.tzinfo else date.replace(tzinfo=UTC)
+    return max(0.0, date.timestamp() - now)
 
 
 def _number(text: str | None) -> float | None:
@@ -230,9 +236,6 @@ def retry_after(header: str | None, now: float) -> float | None:
         # imported here, because few endpoints name a date, and the import takes 6 ms
         from email.utils import parsedate_to_datetime
 
-        date = parsedate_to_datetime(text)
+        return _left(parsedate_to_datetime(text), now)
     except (ValueError, TypeError, OverflowError):
         return None
-    # HTTP dates are in UTC, also if they name no zone.
-    date = date if date.tzinfo else date.replace(tzinfo=UTC)
-    return max(0.0, date.timestamp() - now)

@@ -1,5 +1,6 @@
 """When to try again, how long to wait."""
 
+import time
 from datetime import datetime
 from email.utils import format_datetime, formatdate
 
@@ -182,6 +183,16 @@ def test_chance_lengthens_every_wait_by_its_share(
 )
 def test_the_headers_of_a_refusal_say_how_long(headers: dict[str, str], wait_s: float | None) -> None:
     assert asked_wait(headers, 1_700_000_000.0) == wait_s
+
+
+def test_a_moment_without_a_zone_is_in_utc_wherever_the_host_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {"x-ratelimit-reset": "2023-11-14T22:13:50", "x-ratelimit-remaining": "0"}
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "XXX+5")
+        time.tzset()
+        wait_s = asked_wait(headers, 1_700_000_000.0)
+    time.tzset()
+    assert wait_s == 30.0
 
 
 @each_case(
