@@ -304,7 +304,8 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
     if smaller is not None and not state.lowered:
         settings = replace(state.settings, max_tokens=smaller)
         following = replace(state, settings=settings, attempt=state.attempt + 1, lowered=True)
-        return following, (ReportRetry(state.attempt, 0.0, failure), SendRequest(settings))
+        report = ReportRetry(state.attempt, 0.0, failure)
+        return following, (report, *_taken_back(event.shown), SendRequest(settings))
     adaptation = _adaptation(event)
     too_large = adaptation and event.fault.status == 413
     if state.clears and failure.overflow is not None and not too_large:

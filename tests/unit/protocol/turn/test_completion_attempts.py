@@ -170,6 +170,13 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         (ReportRetry(1, 0.0, FITS.failure), SendRequest(LOWER)),
     ),
     (
+        "a limit that is lowered after a part of the reply was shown",
+        CLEARING,
+        replace(FITS, shown=True),
+        replace(CLEARING, settings=LOWER, attempt=2, lowered=True),
+        (ReportRetry(1, 0.0, FITS.failure), TakeBackShown(), SendRequest(LOWER)),
+    ),
+    (
         "a lowered limit that is refused too",
         replace(FIRST, settings=LOWER, attempt=2, lowered=True),
         FITS,
