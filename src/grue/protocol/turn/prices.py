@@ -117,7 +117,7 @@ class Spent(Struct, frozen=True, kw_only=True):
             (episode.cost_usd, self.usage.cost_usd or 0.0, "USD"),
         ):
             if limit is not None and spent >= limit:
-                return f"the episode's budget is spent: {spent:g} of {limit:g} {what}"
+                return f"the episode's budget is spent: {spent:.12g} of {limit:.12g} {what}"
         return ""
 
     def left(self, episode: Budget, turn: Budget) -> Budget:

@@ -52,6 +52,12 @@ def test_a_turn_may_spend_the_lesser_of_its_own_and_what_is_left(
     assert SPENT.left(episode, turn) == left
 
 
+def test_a_large_number_of_tokens_is_written_with_all_its_digits() -> None:
+    spent = Spent(usage=Usage(input_tokens=1_234_567, cost_usd=0.1 + 0.2))
+    assert spent.reached(Budget(tokens=1_000_000)).endswith("1234567 of 1000000 tokens")
+    assert spent.reached(Budget(cost_usd=0.3)).endswith("0.3 of 0.3 USD")
+
+
 def test_a_cost_that_nobody_told_is_none() -> None:
     assert Spent(requests=1).left(Budget(cost_usd=1.0), Budget()) == Budget(cost_usd=1.0)
 
