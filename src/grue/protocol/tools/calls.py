@@ -42,6 +42,9 @@ from grue.protocol.tools.results import MediaRoom
 
 _LONGEST_NAME = 200
 _MOST_MEANT = 3
+_MOST_GUESSED = 20
+"""For how many rejected calls of a reply a similar name is looked for, which takes a millisecond a call."""
+
 _ALIKE = 0.8
 _NONE_MISSING: Mapping[m.ServerName, str] = {}
 
@@ -194,7 +197,8 @@ def read_calls(
         tool = tool_of(call.name, listed, serving_unlisted)
         if tool is None:
             error = f"{_unknown(call.name)}{tool_results.why_unknown(call.name, missing)}"
-            error += f". Available tools: {known}{_meant(call.name, listed)}"
+            error += f". Available tools: {known}"
+            error += _meant(call.name, listed) if len(rejected) < _MOST_GUESSED else ""
             rejected.append(Rejected(call, error))
             continue
         arguments = read_arguments(call.arguments, room)
