@@ -21,6 +21,7 @@ of a trace, a resumed turn, and a batch that recalls a turn.
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import TypeAlias
 
 import msgspec
@@ -269,8 +270,8 @@ class History:
         if not begins:
             return
         sizes = [len(msgspec.json.encode(entry)) for entry in self.entries]
-        most = share * sum(sizes[1:])
-        at = next((at for at in begins if sum(sizes[at:]) <= most), begins[-1])
+        sums = [*accumulate(reversed(sizes))][::-1]  # the size of each entry and of those after it
+        at = next((at for at in begins if sums[at] <= share * sums[1]), begins[-1])
         self.rewrite(m.Rewritten(1, at, (m.Said((m.UserText(LEFT_OUT),)),)))
 
     def summarise(self, summarised: m.Summarised) -> None:

@@ -235,7 +235,8 @@ def make_room(turn: Turn, new: tuple[m.ConversationItem, ...], *, may_summarise:
     named = _named(turn, new)
     found = fit(ledger, new, room, _stubs(turn), named, may_summarise=may_summarise)
     turn = replace(turn, ledger=found.ledger)
-    cut = {item.call_id for item in found.new if isinstance(item, m.ToolMessage) and item not in new}
+    pairs = zip(new, found.new, strict=True)
+    cut = {item.call_id for whole, item in pairs if isinstance(item, m.ToolMessage) and item != whole}
     if turn.run.references != "never" and (cut or (found.cleared is not None and found.cleared.results)):
         turn = turn.referring()
     return Fitted(

@@ -331,9 +331,12 @@ def call(
     turn, judged = _judged(turn, valid)
     if tasks:
         judged = _in_order(calls, (*judged, *_under_way(calls, tasks)))
-    outdated = tuple(each.valid.call for each in judged if _is_outdated(each, definitions))
-    judged = tuple(each for each in judged if each.valid.call not in outdated)
-    rejected = (*rejected, *(Rejected(each, f"Tool call failed: {NOT_AS_DECIDED}") for each in outdated))
+    outdated = {
+        each.valid.call.call_id: each.valid.call for each in judged if _is_outdated(each, definitions)
+    }
+    judged = tuple(each for each in judged if each.valid.call.call_id not in outdated)
+    error = f"Tool call failed: {NOT_AS_DECIDED}"
+    rejected = (*rejected, *(Rejected(each, error) for each in outdated.values()))
     rejections, rejected_records = reject(rejected, turn.iterations, m.BatchId(turn.batches + 1))
     answered = (*settled, *rejected_records)
     every = {call.call_id: call for call in calls}
