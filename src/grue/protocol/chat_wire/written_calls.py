@@ -148,10 +148,10 @@ def split_thoughts(text: str) -> tuple[str, str]:
         at = len(text) if end < 0 else past_space(text, end + len(marks[1]))
     rest = text[at:]
     if not thoughts:
-        for start, end in _THOUGHTS:
-            said, found, after = text.partition(end)
+        for opening, closing in _THOUGHTS:
+            said, found, after = text.partition(closing)
             alone = after[:1] in ("", "\n") and said.rpartition("\n")[2].strip() == ""
-            attached = _is_attached(said[-1:]) and _is_attached(after[:1]) and start not in said
+            attached = _is_attached(said[-1:]) and _is_attached(after[:1]) and opening not in said
             if found and (alone or (attached and not said.count("```") % 2)):
                 return said.strip(), after.lstrip()
         if rest.startswith(("<|channel|>", "<|start|>")):
