@@ -69,6 +69,7 @@ AwaitingSessions ─▶ Presuming ─▶ what follows from the reply
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.turn import states as s
 from grue.protocol.turn.asking import heard, refused, summarised
 from grue.protocol.turn.end import abandon, closed, fail
 from grue.protocol.turn.resuming import closed_to_wait, forked, postponed, waited
@@ -82,26 +83,7 @@ from grue.protocol.turn.sessions import (
     supported,
     unsupported,
 )
-from grue.protocol.turn.states import (
-    AwaitingApproval,
-    AwaitingClose,
-    AwaitingCompletion,
-    AwaitingDrop,
-    AwaitingReconnect,
-    AwaitingSessions,
-    AwaitingSummary,
-    AwaitingSupport,
-    AwaitingTools,
-    AwaitingVerdict,
-    Finished,
-    Idle,
-    LiveState,
-    Presuming,
-    Transition,
-    TurnState,
-    Waiting,
-    without,
-)
+from grue.protocol.turn.states import Transition, TurnState, without
 from grue.protocol.turn.tools import (
     called_first,
     complete,
@@ -136,69 +118,71 @@ def step(state: TurnState, event: m.TurnEvent) -> Transition:
         IllegalEvent: The event cannot happen in this state.
     """
     match state, event:
-        case Idle(), m.RunTurn():
+        case s.Idle(), m.RunTurn():
             return begin(event)  # 8
-        case _, m.ToolsPresumed() if not isinstance(state, Idle):
+        case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
             return presume(state, event)  # 10
-        case ((AwaitingSupport() | AwaitingSessions(asking=True)), m.ToolSupportChecked()):
+        case ((s.AwaitingSupport() | s.AwaitingSessions(asking=True)), m.ToolSupportChecked()):
             return supported(state) if event.supported else unsupported(state, event)  # 8
-        case AwaitingSessions(pending=pending), m.SessionOpened(server=server) if server in pending:
+        case s.AwaitingSessions(pending=pending), m.SessionOpened(server=server) if server in pending:
             return opened(state, event)  # 8
-        case AwaitingSessions(pending=pending), m.McpDisabled(server=server) if server in pending:
+        case s.AwaitingSessions(pending=pending), m.McpDisabled(server=server) if server in pending:
             return given_up(state, event)
-        case AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
+        case s.AwaitingSessions(pending=pending), m.StartupFailed(server=server) if server in pending:
             others = without(pending, server)
             return fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)  # 11
-        case ((Presuming() | AwaitingDrop()), _) if (early := step_early(state, event)) is not None:
+        case ((s.Presuming() | s.AwaitingDrop()), _) if (early := step_early(state, event)) is not None:
             return early  # 10
-        case AwaitingCompletion(turn=turn, phase="loop"), m.CompletionReceived():
+        case s.AwaitingCompletion(turn=turn, phase="loop"), m.CompletionReceived():
             return loop_reply(heard(turn, event), event)  # 1, 2, 6, 7
-        case AwaitingCompletion(turn=turn, phase=phase), m.CompletionReceived():
+        case s.AwaitingCompletion(turn=turn, phase=phase), m.CompletionReceived():
             return final_reply(heard(turn, event), phase, event)  # 6
-        case AwaitingCompletion(), m.CompletionFailed():
+        case s.AwaitingCompletion(), m.CompletionFailed():
             return refused(state, event)  # 9
-        case AwaitingCompletion() | AwaitingSummary(), m.CompletionPostponed():
+        case s.AwaitingCompletion() | s.AwaitingSummary(), m.CompletionPostponed():
             return postponed(state, event)  # 14
-        case Waiting() | AwaitingCompletion() | AwaitingSummary(), m.WaitEnded():
+        case s.Waiting() | s.AwaitingCompletion() | s.AwaitingSummary(), m.WaitEnded():
             return waited(state), ()  # 14
-        case Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
+        case s.Waiting(pending=pending), m.SessionClosed(server=server) if server in pending:
             return closed_to_wait(state, server)  # 14
-        case AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
+        case s.AwaitingSummary(), m.CompletionReceived() | m.CompletionFailed():
             return summarised(state, event)  # 9
-        case AwaitingApproval(), m.CallsDecided():
+        case s.AwaitingApproval(), m.CallsDecided():
             return decide(state, event)  # 2
-        case AwaitingApproval(), m.ApprovalPostponed():
+        case s.AwaitingApproval(), m.ApprovalPostponed():
             return park(state, event)  # 2
-        case _, m.CallsDecided() if not isinstance(state, Idle):
+        case _, m.CallsDecided() if not isinstance(state, s.Idle):
             return state, ignore(event)
-        case AwaitingTools(), (m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied()) if (
+        case s.AwaitingTools(), (m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied()) if (
             state.waits_for(event.batch, event.call_id)
         ):
             return settle(state, event)  # 1 to 4
-        case AwaitingTools(starting=starting), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
-            event.server in starting
-        ):
+        case s.AwaitingTools(starting=starting), (
+            m.SessionOpened() | m.McpDisabled() | m.StartupFailed()
+        ) if event.server in starting:
             return called_first(state, event)  # 12
-        case AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=tools) if server in turn.open:
+        case s.AwaitingTools(turn=turn), m.ToolsChanged(server=server, tools=tools) if server in turn.open:
             return replace(state, turn=turn.relist(server, tools)), ()
-        case AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:
+        case s.AwaitingReconnect(server=server), m.SessionClosed() if event.server == server:
             return reopen(state)  # 4
-        case AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):
+        case s.AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):
             return complete(turn, answer, state.content)  # 6
-        case AwaitingVerdict(), m.AnswerRefused(reason=reason):
+        case s.AwaitingVerdict(), m.AnswerRefused(reason=reason):
             return refuse_answer(state, reason)  # 6
-        case AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
+        case s.AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
             return closed(state, server)  # 11
         case (
-            (AwaitingClose(turn=turn) | Waiting(turn=turn)),
+            (s.AwaitingClose(turn=turn) | s.Waiting(turn=turn)),
             m.SessionClosed(server=server),
         ) if server in turn.run.servers:
             return state, ()  # 11
-        case ((AwaitingClose() | Waiting() | Finished()), _) if not isinstance(event, _UNEXPECTED_AT_THE_END):
+        case ((s.AwaitingClose() | s.Waiting() | s.Finished()), _) if not isinstance(
+            event, _UNEXPECTED_AT_THE_END
+        ):
             return state, ()  # 11
-        case _, m.TurnForked() if isinstance(state, LiveState):
+        case _, m.TurnForked() if isinstance(state, s.LiveState):
             return forked(state, event), ()  # 13
-        case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, LiveState):
+        case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
             return abandon(state, event)  # 11
         case _:
             raise IllegalEvent(f"{type(event).__name__} in state {type(state).__name__}: {event}")

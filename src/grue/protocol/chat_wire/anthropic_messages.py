@@ -15,6 +15,7 @@ from typing import NoReturn, assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
+from grue.protocol.chat_wire import wire_format as w
 from grue.protocol.chat_wire.batch_forms import AnthropicBatches
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
@@ -26,39 +27,6 @@ from grue.protocol.chat_wire.server_events import (
     ungarbled,
 )
 from grue.protocol.chat_wire.strict_schema import strict_format
-from grue.protocol.chat_wire.wire_format import (
-    EPHEMERAL,
-    MAX_CALLS,
-    Assembler,
-    CallIds,
-    Choice,
-    Delta,
-    EncodedItems,
-    Reply,
-    Shown,
-    WireFormat,
-    WireItem,
-    WireRequest,
-    as_object,
-    as_text,
-    encode_body,
-    facts_of,
-    label,
-    listed,
-    marked_pieces,
-    no_completion,
-    non_blank,
-    read_call,
-    read_object,
-    result_text,
-    sent,
-    text_of,
-    tokens,
-    unless_cut,
-    usage_of,
-    user_text,
-    weight,
-)
 from grue.protocol.json_text import strict_object, strict_value, to_json
 from grue.protocol.tools.names import WireNames
 
@@ -134,7 +102,7 @@ class AnthropicAssembler:
         """Whether the reply has ended. Some servers leave out the event that ends it."""
         return self.finished or bool(self._message.get("stop_reason"))
 
-    def feed(self, event: ServerEvent) -> Iterable[Delta]:
+    def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
         """Take the next event in, and return the text in it.
 
         Raises:
@@ -142,12 +110,12 @@ class AnthropicAssembler:
             OversizedStream: The reply has more blocks than any real reply.
         """
         said = intact(event.object, _EVENT)
-        kind = as_text(said.get("type")) or event.kind
+        kind = w.as_text(said.get("type")) or event.kind
         if kind not in _KINDS and event.kind in _KINDS:
             raise DamagedStream(f"is of type {kind!a}, but is called {event.kind!a}")
         match kind:
             case "message_start":
-                self._start(as_object(said.get("message")))
+                self._start(w.as_object(said.get("message")))
             case "content_block_start":
                 self._begin(said)
             case "content_block_delta":
@@ -162,7 +130,7 @@ class AnthropicAssembler:
                 self.finished = True
             case "error":
                 self.finished = True
-                self._message = {"error": as_object(said.get("error")) or {"message": event.text}}
+                self._message = {"error": w.as_object(said.get("error")) or {"message": event.text}}
             case _:
                 pass
         return ()
@@ -178,7 +146,7 @@ class AnthropicAssembler:
             raise DamagedStream("starts the message a second time")
         self._started = True
         self._message = dict(message)
-        self.held += weight(message)
+        self.held += w.weight(message)
 
     def _begin(self, said: m.JsonObject) -> None:
         self._expect_message("starts a block")
@@ -195,17 +163,17 @@ class AnthropicAssembler:
         # A repeated number does not show a lost block: some servers never count up.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"starts block {index} after block {before}")
-        if len(self._blocks) >= MAX_CALLS:
-            raise OversizedStream(f"the reply has more than {MAX_CALLS} blocks")
+        if len(self._blocks) >= w.MAX_CALLS:
+            raise OversizedStream(f"the reply has more than {w.MAX_CALLS} blocks")
         self._latest[key] = _Block(index, dict(intact(fields, _BLOCK)))
-        self.held += weight(fields)
+        self.held += w.weight(fields)
         self._blocks.append(self._latest[key])
         self._open += 1
 
-    def _add(self, said: m.JsonObject) -> Iterable[Delta]:
+    def _add(self, said: m.JsonObject) -> Iterable[w.Delta]:
         block = self._opened(said, "adds to")
-        delta = intact(as_object(said.get("delta")), _DELTA)
-        kind = as_text(delta.get("type")) or ""
+        delta = intact(w.as_object(said.get("delta")), _DELTA)
+        kind = w.as_text(delta.get("type")) or ""
         block_kind = str(block.fields["type"])
         if kind not in _ADDS_TO.get(block_kind, {kind}):
             raise DamagedStream(f"adds {kind!a} to a block of type {block_kind!a}")
@@ -219,7 +187,7 @@ class AnthropicAssembler:
             block.pieces.setdefault(name, []).append(text)
             self.held += len(text)
             if name in ("text", "thinking"):
-                return (Delta(text, "content" if name == "text" else "reasoning"),)
+                return (w.Delta(text, "content" if name == "text" else "reasoning"),)
         return ()
 
     def _end(self, said: m.JsonObject) -> None:
@@ -228,9 +196,9 @@ class AnthropicAssembler:
 
     def _settle(self, said: m.JsonObject) -> None:
         self._expect_message("ends the message")
-        delta = intact(as_object(said.get("delta")), _DELTA)
-        usage = as_object(self._message.get("usage")) | as_object(said.get("usage"))
-        self.held += weight(said)
+        delta = intact(w.as_object(said.get("delta")), _DELTA)
+        usage = w.as_object(self._message.get("usage")) | w.as_object(said.get("usage"))
+        self.held += w.weight(said)
         self._message |= {**{name: delta[name] for name in _KEPT if name in delta}, "usage": usage}
         if self._message.get("stop_reason") and self._open:
             raise DamagedStream("ends the message while a block is open")
@@ -277,7 +245,7 @@ _EFFORTS = {"minimal": "low"}
 """Efforts that this format does not have, each with the effort that is sent instead."""
 
 
-class AnthropicMessages(WireFormat):
+class AnthropicMessages(w.WireFormat):
     """The format of Anthropic's endpoint and of compatible gateways."""
 
     name = "messages"
@@ -306,8 +274,8 @@ class AnthropicMessages(WireFormat):
         return {"anthropic-version": API_VERSION} | ({"x-api-key": key} if key else {})
 
     def encode_items(
-        self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
-    ) -> EncodedItems:
+        self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
+    ) -> w.EncodedItems:
         """Encode the items as one user message; an assistant's text between them splits it."""
         system: list[bytes] = []
         messages: list[tuple[str, list[m.JsonObject]]] = []
@@ -321,13 +289,13 @@ class AnthropicMessages(WireFormat):
                 messages.append((role, []))
             messages[-1][1].extend(blocks)
         encoded = tuple(to_json({"role": role, "content": content}) for role, content in messages)
-        return EncodedItems(tuple(system), encoded)
+        return w.EncodedItems(tuple(system), encoded)
 
-    def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
+    def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode the blocks of a reply, unchanged except for calls: these are taken from `tool_calls`."""
         calls = {call.call_id: call for call in reply.tool_calls}
         blocks: list[m.JsonObject] = []
-        for block in map(as_object, listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):
+        for block in map(w.as_object, w.listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):
             if block.get("type") != "tool_use":
                 blocks.append(block)
             elif (call := calls.get(str(block.get("id")))) is not None:  # type: ignore[call-overload]  # NewType
@@ -341,32 +309,32 @@ class AnthropicMessages(WireFormat):
         schema = function.pop("parameters")
         return {**function, "input_schema": schema}
 
-    def body(self, request: WireRequest) -> bytes:
+    def body(self, request: w.WireRequest) -> bytes:
         """Return the body of a request."""
         tail: m.JsonObject = {**_output(request), **request.extra}
         if request.stream:
             tail["stream"] = True
-        return encode_body(request, "messages", _head(request), _choice(request.choice), tail)
+        return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
-    ) -> Reply | Fault:
+    ) -> w.Reply | Fault:
         """Read the body of a reply with HTTP status 200.
 
         Source: R4.2, P11
         """
-        answer = read_object(body)
+        answer = w.read_object(body)
         if isinstance(answer, Fault):
             return answer
         if answer.get("error"):
             return fault_of_error(answer["error"])
         if not isinstance(answer.get("content"), list):
             return fault_in(answer, "no content")
-        if len(listed(answer["content"])) > MAX_CALLS:
-            return no_completion(f"more than {MAX_CALLS} blocks")
-        return _read(answer, CallIds(request, used_ids), names)
+        if len(w.listed(answer["content"])) > w.MAX_CALLS:
+            return w.no_completion(f"more than {w.MAX_CALLS} blocks")
+        return _read(answer, w.CallIds(request, used_ids), names)
 
-    def assembler(self) -> Assembler:
+    def assembler(self) -> w.Assembler:
         """Return an assembler for a streamed reply."""
         return AnthropicAssembler()
 
@@ -379,7 +347,7 @@ _THINKS = ("thinking", "adaptive")
 _THOUGHTS = ("thinking", "redacted_thinking")
 
 
-def _head(request: WireRequest) -> m.JsonObject:
+def _head(request: w.WireRequest) -> m.JsonObject:
     settings, profile = request.settings, request.profile
     fields: m.JsonObject = {"model": settings.model}
     thinking = _thinking(settings, profile)
@@ -403,7 +371,7 @@ def _thinking(settings: ModelSettings, profile: WireProfile) -> m.JsonObject | N
     return {"type": "adaptive"} if settings.reasoning_effort or settings.reasoning_tokens else None
 
 
-def _output(request: WireRequest) -> m.JsonObject:
+def _output(request: w.WireRequest) -> m.JsonObject:
     effort, answer = request.settings.reasoning_effort, request.answer
     config: m.JsonObject = {}
     if request.profile.reasoning in _THINKS and effort not in (None, "none"):
@@ -413,21 +381,21 @@ def _output(request: WireRequest) -> m.JsonObject:
     return {"output_config": config} if config else {}
 
 
-def _blocks(item: WireItem, marked: bool, profile: WireProfile) -> list[m.JsonObject]:
+def _blocks(item: w.WireItem, marked: bool, profile: WireProfile) -> list[m.JsonObject]:
     match item:
         case m.ToolMessage(call_id=call_id):
-            text = non_blank(result_text(item, profile))
-            attached = [_attached(each) for each in sent(item, profile)]
+            text = w.non_blank(w.result_text(item, profile))
+            attached = [_attached(each) for each in w.sent(item, profile)]
             content = [_text(text), *attached] if attached else text
-            marker: m.JsonObject = {"cache_control": EPHEMERAL} if marked else {}
+            marker: m.JsonObject = {"cache_control": w.EPHEMERAL} if marked else {}
             return [{"type": "tool_result", "tool_use_id": call_id, "content": content, **marker}]
-        case Shown(results=results):
+        case w.Shown(results=results):
             return [block for each in results for block in _shown(each, profile)]
         case m.AssistantText(text=text):
-            return [_text(non_blank(text))]
+            return [_text(w.non_blank(text))]
         case m.UserText():
-            images = [_attached(each) for each in sent(item, profile)]
-            return [*images, *_pieces(user_text(item, profile), marked)]
+            images = [_attached(each) for each in w.sent(item, profile)]
+            return [*images, *_pieces(w.user_text(item, profile), marked)]
         case m.SystemText():
             return _pieces(item, marked)
         case _:
@@ -435,12 +403,12 @@ def _blocks(item: WireItem, marked: bool, profile: WireProfile) -> list[m.JsonOb
 
 
 def _pieces(item: m.SystemText | m.UserText, marked: bool) -> list[m.JsonObject]:
-    pieces = marked_pieces(item, marked)
+    pieces = w.marked_pieces(item, marked)
     return [_text(text) | ({"cache_control": control} if control else {}) for text, control in pieces]
 
 
 def _shown(result: m.ToolMessage, profile: WireProfile) -> list[m.JsonObject]:
-    return [_text(label(result)), *map(_attached, sent(result, profile))]
+    return [_text(w.label(result)), *map(_attached, w.sent(result, profile))]
 
 
 def _text(text: str) -> m.JsonObject:
@@ -454,7 +422,7 @@ def _attached(attachment: m.Attachment) -> m.JsonObject:
     return {"type": "document", "source": source, "title": attachment.name}
 
 
-def _blocks_of(reply: Reply) -> list[object]:
+def _blocks_of(reply: w.Reply) -> list[object]:
     """Return blocks for a reply that was received in another format or made by a host."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     block: list[object] = [{"type": "text", "text": text}] if text else []
@@ -467,7 +435,7 @@ def _called(call: m.ToolCall, names: WireNames) -> m.JsonObject:
     return {"type": "tool_use", "id": call.call_id, "name": name, "input": arguments or {}}
 
 
-def _choice(choice: Choice) -> object:
+def _choice(choice: w.Choice) -> object:
     if choice.mode == "named":
         return {"type": "tool", "name": choice.name}
     return {"type": _CHOICES[choice.mode]}
@@ -476,19 +444,19 @@ def _choice(choice: Choice) -> object:
 # --- Replies ---
 
 
-def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
+def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     kept: list[object] = []
     calls: list[m.ToolCall] = []
-    blocks = [as_object(block) for block in listed(answer["content"])]
+    blocks = [w.as_object(block) for block in w.listed(answer["content"])]
     for block in blocks:
         match block.get("type"):
             case "tool_use":
-                calls.append(read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
+                calls.append(w.read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
                 # Keep only the place of the call: the call is sent back in the form in which it was read,
                 # with the id that it was given.
                 kept.append({"type": "tool_use", "id": calls[-1].call_id})
             case "text":
-                text = text_of(block)
+                text = w.text_of(block)
                 # Models write empty and blank texts beside calls, which Anthropic refuses in a request.
                 if text and not text.isspace():
                     kept.append({"type": "text", "text": text})
@@ -499,37 +467,37 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
             case _:
                 # Leave out blocks of other kinds, because the endpoint would refuse them in a request.
                 continue
-    said = "".join(text_of(block) for block in blocks if block.get("type") == "text")
-    stop = as_text(answer.get("stop_reason"))
+    said = "".join(w.text_of(block) for block in blocks if block.get("type") == "text")
+    stop = w.as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None
     if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
         # Only the last block can be cut. If its arguments are an object already, that does not show whether
         # the arguments were cut.
-        calls = list(unless_cut(calls, blocks[-1].get("input")))
+        calls = list(w.unless_cut(calls, blocks[-1].get("input")))
     # A refusal has HTTP status 200. If it has a text, that is the beginning of a stopped reply, and no
     # answer.
-    why = as_text(as_object(answer.get("stop_details")).get("explanation"))
+    why = w.as_text(w.as_object(answer.get("stop_details")).get("explanation"))
     refused = stop == "refusal"
-    return Reply(
+    return w.Reply(
         content=None if refused else said or None,
         tool_calls=tuple(calls),
         refusal=(why or said or "the provider's safety system stopped the reply") if refused else None,
-        reasoning="\n".join(as_text(block.get("thinking")) or "" for block in blocks).strip() or None,
+        reasoning="\n".join(w.as_text(block.get("thinking")) or "" for block in blocks).strip() or None,
         finish_reason=finish,
         cut=finish == "length",
-        model=as_text(answer.get("model")) or "",
-        facts=facts_of(answer),
-        usage=_usage(as_object(answer.get("usage"))),
+        model=w.as_text(answer.get("model")) or "",
+        facts=w.facts_of(answer),
+        usage=_usage(w.as_object(answer.get("usage"))),
         echo={_CONTENT: kept},
     )
 
 
 def _usage(usage: m.JsonObject) -> m.Usage:
-    cached = tokens(usage.get("cache_read_input_tokens"))
-    written = tokens(usage.get("cache_creation_input_tokens"))
-    details = as_object(usage.get("output_tokens_details"))
-    return usage_of(
-        input_tokens=tokens(usage.get("input_tokens")) + cached + written,
+    cached = w.tokens(usage.get("cache_read_input_tokens"))
+    written = w.tokens(usage.get("cache_creation_input_tokens"))
+    details = w.as_object(usage.get("output_tokens_details"))
+    return w.usage_of(
+        input_tokens=w.tokens(usage.get("input_tokens")) + cached + written,
         output_tokens=usage.get("output_tokens"),
         cached_tokens=cached,
         cache_write_tokens=written,

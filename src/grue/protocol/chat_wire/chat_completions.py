@@ -13,46 +13,12 @@ from typing import assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
+from grue.protocol.chat_wire import wire_format as w
 from grue.protocol.chat_wire.batch_forms import BatchForm, OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault, error_in, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent, intact
 from grue.protocol.chat_wire.strict_schema import strict_format
-from grue.protocol.chat_wire.wire_format import (
-    LENGTH,
-    MAX_CALLS,
-    SHOWN_NEXT,
-    Assembler,
-    CallIds,
-    Choice,
-    Delta,
-    EncodedItems,
-    Reply,
-    Shown,
-    WireFormat,
-    WireItem,
-    WireRequest,
-    as_object,
-    as_text,
-    data_url,
-    encode_body,
-    facts_of,
-    label,
-    listed,
-    marked_pieces,
-    no_completion,
-    non_blank,
-    read_call,
-    read_object,
-    result_text,
-    sent,
-    text_of,
-    texts_of,
-    unless_cut,
-    usage_of,
-    user_text,
-    weight,
-)
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import WireNames
 
@@ -61,7 +27,7 @@ _OF_CALLS = "tool_calls"
 """Key in a reply's echo for the fields of calls other than name and arguments, by call id."""
 
 
-class ChatCompletions(WireFormat):
+class ChatCompletions(w.WireFormat):
     """The format that most endpoints use, with allowance for their deviations."""
 
     name = "chat_completions"
@@ -81,13 +47,13 @@ class ChatCompletions(WireFormat):
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def encode_items(
-        self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
-    ) -> EncodedItems:
+        self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
+    ) -> w.EncodedItems:
         """Encode each item as a separate message."""
         encoded = (_message(item, position in marked, profile) for position, item in enumerate(items))
-        return EncodedItems(messages=tuple(map(to_json, encoded)))
+        return w.EncodedItems(messages=tuple(map(to_json, encoded)))
 
-    def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
+    def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode the assistant's message.
 
         Arguments that are not a JSON object are sent as `{}`, because gateways that parse them would fail.
@@ -99,24 +65,24 @@ class ChatCompletions(WireFormat):
             echo = {key: reply.echo[key] for key in _ECHOED[:1] if key in reply.echo}
             return (to_json({"role": "assistant", "content": text, **echo}),)
         echo = {key: reply.echo[key] for key in _ECHOED if key in reply.echo}
-        beside = as_object(reply.echo.get(_OF_CALLS))
-        calls = [_called(call, names) | as_object(beside.get(call.call_id)) for call in reply.tool_calls]
+        beside = w.as_object(reply.echo.get(_OF_CALLS))
+        calls = [_called(call, names) | w.as_object(beside.get(call.call_id)) for call in reply.tool_calls]
         return (to_json({"role": "assistant", "content": text, "tool_calls": calls, **echo}),)
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
         """Return a tool in the form of a request's list of tools."""
         return {"type": "function", "function": function}
 
-    def body(self, request: WireRequest) -> bytes:
+    def body(self, request: w.WireRequest) -> bytes:
         """Return the body of a request."""
         tail: m.JsonObject = {**_answer(request.answer, request.profile), **request.extra}
         if request.stream:
             tail |= {"stream": True, "stream_options": {"include_usage": True}}
-        return encode_body(request, "messages", _head(request), _choice(request.choice), tail)
+        return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
-    ) -> Reply | Fault:
+    ) -> w.Reply | Fault:
         """Read the body of a reply with HTTP status 200.
 
         Tool calls are recognised by their presence and not by `finish_reason`, because some endpoints send
@@ -124,20 +90,20 @@ class ChatCompletions(WireFormat):
 
         Source: R4.2, P11
         """
-        answer = read_object(body)
+        answer = w.read_object(body)
         if isinstance(answer, Fault):
             return answer
         match answer.get("choices"):
             case [{"error": error}, *_] if error:
                 return fault_of_error(error)
-            case [{"message": {"tool_calls": list(calls)}}, *_] if len(calls) > MAX_CALLS:
-                return no_completion(f"more than {MAX_CALLS} tool calls")
+            case [{"message": {"tool_calls": list(calls)}}, *_] if len(calls) > w.MAX_CALLS:
+                return w.no_completion(f"more than {w.MAX_CALLS} tool calls")
             case [dict() as choice, *_] if isinstance(message := choice.get("message"), dict):
-                return _read(answer, choice, message, CallIds(request, used_ids), names)
+                return _read(answer, choice, message, w.CallIds(request, used_ids), names)
             case _:
                 return fault_in(answer, "no choices")
 
-    def assembler(self) -> Assembler:
+    def assembler(self) -> w.Assembler:
         """Return an assembler for a streamed reply."""
         return ChatAssembler()
 
@@ -145,7 +111,7 @@ class ChatCompletions(WireFormat):
 # --- Requests ---
 
 
-def _head(request: WireRequest) -> m.JsonObject:
+def _head(request: w.WireRequest) -> m.JsonObject:
     settings, profile = request.settings, request.profile
     fields: m.JsonObject = {"model": settings.model}
     for name, value in profile.sampled(settings).items():
@@ -159,28 +125,28 @@ def _head(request: WireRequest) -> m.JsonObject:
     return fields
 
 
-def _message(item: WireItem, marked: bool, profile: WireProfile) -> m.JsonObject:
+def _message(item: w.WireItem, marked: bool, profile: WireProfile) -> m.JsonObject:
     match item:
         case m.SystemText():
             return {"role": profile.system_role, "content": _content(item, marked)}
         case m.UserText():
-            images = [_part(each) for each in sent(item, profile)]
-            return {"role": "user", "content": _content(user_text(item, profile), marked, images)}
+            images = [_part(each) for each in w.sent(item, profile)]
+            return {"role": "user", "content": _content(w.user_text(item, profile), marked, images)}
         case m.AssistantText(text=text):
-            return {"role": "assistant", "content": non_blank(text)}
+            return {"role": "assistant", "content": w.non_blank(text)}
         case m.ToolMessage(call_id=call_id):
-            text = result_text(item, profile, shown=SHOWN_NEXT)
-            return {"role": "tool", "tool_call_id": call_id, "content": non_blank(text)}
-        case Shown(results=results):
+            text = w.result_text(item, profile, shown=w.SHOWN_NEXT)
+            return {"role": "tool", "tool_call_id": call_id, "content": w.non_blank(text)}
+        case w.Shown(results=results):
             return {"role": "user", "content": [part for each in results for part in _parts(each, profile)]}
         case _:
             assert_never(item)
 
 
 def _content(item: m.SystemText | m.UserText, marked: bool, images: Sequence[m.JsonObject] = ()) -> object:
-    pieces = marked_pieces(item, marked)
+    pieces = w.marked_pieces(item, marked)
     if not images and not any(control for _, control in pieces):
-        return non_blank(item.text)
+        return w.non_blank(item.text)
     texts = [
         {"type": "text", "text": text, **({"cache_control": control} if control else {})}
         for text, control in pieces
@@ -189,18 +155,18 @@ def _content(item: m.SystemText | m.UserText, marked: bool, images: Sequence[m.J
 
 
 def _parts(result: m.ToolMessage, profile: WireProfile) -> list[m.JsonObject]:
-    return [{"type": "text", "text": label(result)}, *map(_part, sent(result, profile))]
+    return [{"type": "text", "text": w.label(result)}, *map(_part, w.sent(result, profile))]
 
 
 def _part(attachment: m.Attachment) -> m.JsonObject:
     match attachment.kind:
         case "image":
-            return {"type": "image_url", "image_url": {"url": data_url(attachment)}}
+            return {"type": "image_url", "image_url": {"url": w.data_url(attachment)}}
         case "audio":
             format_ = "wav" if attachment.mime == "audio/wav" else "mp3"
             return {"type": "input_audio", "input_audio": {"data": attachment.data, "format": format_}}
         case "file":
-            file = {"filename": attachment.name, "file_data": data_url(attachment)}
+            file = {"filename": attachment.name, "file_data": w.data_url(attachment)}
             return {"type": "file", "file": file}
         case _:
             assert_never(attachment.kind)
@@ -212,7 +178,7 @@ def _called(call: m.ToolCall, names: WireNames) -> m.JsonObject:
     return {"id": call.call_id, "type": "function", "function": function}
 
 
-def _choice(choice: Choice) -> object:
+def _choice(choice: w.Choice) -> object:
     if choice.mode == "named":
         return {"type": "function", "function": {"name": choice.name}}
     return choice.mode
@@ -230,50 +196,50 @@ def _answer(answer: m.AnswerSchema | None, profile: WireProfile) -> m.JsonObject
 
 
 def _read(
-    answer: m.JsonObject, choice: m.JsonObject, message: m.JsonObject, ids: CallIds, names: WireNames
-) -> Reply:
-    raw_calls = [call for call in listed(message.get("tool_calls")) if isinstance(call, dict)]
+    answer: m.JsonObject, choice: m.JsonObject, message: m.JsonObject, ids: w.CallIds, names: WireNames
+) -> w.Reply:
+    raw_calls = [call for call in w.listed(message.get("tool_calls")) if isinstance(call, dict)]
     calls = tuple(_call(call, ids, names) for call in raw_calls)
-    finish = as_text(choice.get("finish_reason"))
-    finish = "length" if finish and finish.lower() in LENGTH else finish
+    finish = w.as_text(choice.get("finish_reason"))
+    finish = "length" if finish and finish.lower() in w.LENGTH else finish
     if finish == "length" and raw_calls:
-        calls = unless_cut(calls, _function(raw_calls[-1]).get("arguments"))
+        calls = w.unless_cut(calls, _function(raw_calls[-1]).get("arguments"))
     beside = {
         call.call_id: {"extra_content": raw["extra_content"]}
         for call, raw in zip(calls, raw_calls, strict=True)
         if raw.get("extra_content")
     }
     echo = {key: message[key] for key in _ECHOED if message.get(key)}
-    content, refusal, *thoughts = texts_of(message, _TEXTS)
-    return Reply(
+    content, refusal, *thoughts = w.texts_of(message, _TEXTS)
+    return w.Reply(
         content=content or None,
         tool_calls=calls,
         refusal=refusal or _refusal_part(message.get("content")),
         reasoning=next(filter(None, thoughts), None),
         finish_reason=finish,
         cut=finish == "length",
-        model=as_text(answer.get("model")) or "",
-        facts=facts_of(answer),
-        usage=_usage(as_object(answer.get("usage"))),
+        model=w.as_text(answer.get("model")) or "",
+        facts=w.facts_of(answer),
+        usage=_usage(w.as_object(answer.get("usage"))),
         echo=echo | ({_OF_CALLS: beside} if beside else {}),
         tokens=_tokens(choice),
     )
 
 
-def _call(call: m.JsonObject, ids: CallIds, names: WireNames) -> m.ToolCall:
+def _call(call: m.JsonObject, ids: w.CallIds, names: WireNames) -> m.ToolCall:
     function = _function(call)
-    return read_call(call.get("id"), function.get("name"), function.get("arguments"), ids, names)
+    return w.read_call(call.get("id"), function.get("name"), function.get("arguments"), ids, names)
 
 
 def _function(call: m.JsonObject) -> m.JsonObject:
     # Some local servers leave out the inner object `function`.
-    return as_object(call.get("function")) or call
+    return w.as_object(call.get("function")) or call
 
 
 def _refusal_part(content: object) -> str | None:
     if not isinstance(content, list):
         return None
-    refusals = (as_text(as_object(part).get("refusal")) for part in content)
+    refusals = (w.as_text(w.as_object(part).get("refusal")) for part in content)
     return "".join(text for text in refusals if text) or None
 
 
@@ -284,8 +250,8 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     """
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
-    content = [as_object(entry) for entry in listed(as_object(choice.get("logprobs")).get("content"))]
-    ids: list[object] = listed(choice.get("token_ids"))  # vLLM, by `return_token_ids`
+    content = [w.as_object(entry) for entry in w.listed(w.as_object(choice.get("logprobs")).get("content"))]
+    ids: list[object] = w.listed(choice.get("token_ids"))  # vLLM, by `return_token_ids`
     ids = ids or [_token_id(entry) for entry in content]
     values = [entry.get("logprob") for entry in content]
     known = tuple(each for each in ids if type(each) is int and 0 <= each < 2**53)
@@ -307,10 +273,10 @@ def _token_id(entry: m.JsonObject) -> object:
 
 
 def _usage(usage: m.JsonObject) -> m.Usage:
-    prompt = as_object(usage.get("prompt_tokens_details"))
+    prompt = w.as_object(usage.get("prompt_tokens_details"))
     cached = prompt.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
-    reasoning = as_object(usage.get("completion_tokens_details")).get("reasoning_tokens")
-    return usage_of(
+    reasoning = w.as_object(usage.get("completion_tokens_details")).get("reasoning_tokens")
+    return w.usage_of(
         input_tokens=usage.get("prompt_tokens"),
         output_tokens=usage.get("completion_tokens"),
         cached_tokens=cached,
@@ -398,7 +364,7 @@ class ChatAssembler:
         """Whether the reply has ended. Some servers leave out the final event."""
         return self.finished or self._finish is not None
 
-    def feed(self, event: ServerEvent) -> Iterable[Delta]:
+    def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
         """Add the next chunk, and return the text in it.
 
         Raises:
@@ -426,9 +392,9 @@ class ChatAssembler:
             raise DamagedStream("has choices that are not a list")
         # Count further choices as held: reading each takes as much time as a chunk, and endpoints have no
         # reason to send them.
-        self.held += sum(map(weight, choices[1:])) if choices else 0
+        self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
-        return [delta for choice in listed(choices) for delta in self._add(_member(choice, "choice"))]
+        return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
 
     def body(self) -> bytes:
         """Return the completion that has arrived so far."""
@@ -448,14 +414,14 @@ class ChatAssembler:
         return to_json({**self._top, "choices": [choice]})
 
     def _keep(self, key: str, value: object) -> None:
-        size = weight(value)
+        size = w.weight(value)
         # Only the last value of a member is kept. But each large value counts, because weighing it takes
         # time.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
 
-    def _add(self, choice: m.JsonObject) -> Iterable[Delta]:
+    def _add(self, choice: m.JsonObject) -> Iterable[w.Delta]:
         intact(choice, _CHOICE)
         index = choice.get("index")
         self._choice = index if self._choice is None else self._choice
@@ -472,32 +438,32 @@ class ChatAssembler:
         intact(delta, _DELTA)
         self._finish = choice.get("finish_reason") or self._finish
         self._add_tokens(choice)
-        for call in listed(delta.get("tool_calls")):
+        for call in w.listed(delta.get("tool_calls")):
             self.held += self._calls.add(_member(call, "tool call"))
         if self._finish == "tool_calls" and not self._calls:
             raise DamagedStream("ends the reply with tool calls, but there are none")
-        details = listed(delta.get("reasoning_details"))
+        details = w.listed(delta.get("reasoning_details"))
         if details:
-            self.held += weight(details)
+            self.held += w.weight(details)
             self._details += details
         for name in _TEXTS:
             said = delta.get(name)
             text = _text(said, name)
-            self.held += 0 if said is None or isinstance(said, str) else weight(said)
+            self.held += 0 if said is None or isinstance(said, str) else w.weight(said)
             if text:
                 self._texts.setdefault(name, []).append(text)
                 self.held += len(text)
-                yield Delta(text, "reasoning" if name in _THOUGHTS else "content")
+                yield w.Delta(text, "reasoning" if name in _THOUGHTS else "content")
 
     def _add_tokens(self, choice: m.JsonObject) -> None:
-        ids = listed(choice.get("token_ids"))
-        content = listed(as_object(choice.get("logprobs")).get("content"))
+        ids = w.listed(choice.get("token_ids"))
+        content = w.listed(w.as_object(choice.get("logprobs")).get("content"))
         # Leave out the alternatives to each token: they are many times as long, and nothing uses them.
         logprobs = [
-            {name: entry[name] for name in _TOKEN if name in entry} for entry in map(as_object, content)
+            {name: entry[name] for name in _TOKEN if name in entry} for entry in map(w.as_object, content)
         ]
         if ids or logprobs:
-            self.held += weight([ids, logprobs])
+            self.held += w.weight([ids, logprobs])
             self._ids += ids
             self._logprobs += logprobs
 
@@ -544,17 +510,17 @@ class _Calls:
             call.whole = arguments
         call.extra = piece.get("extra_content") or call.extra
         call.chunk = self.chunk
-        named = len(as_text(piece.get("id")) or "") + len(as_text(said.get("name")) or "")
+        named = len(w.as_text(piece.get("id")) or "") + len(w.as_text(said.get("name")) or "")
         if isinstance(arguments, str):
-            return named + len(arguments) + (weight(call.extra) if piece.get("extra_content") else 0)
-        return named + weight([arguments, piece.get("extra_content")])
+            return named + len(arguments) + (w.weight(call.extra) if piece.get("extra_content") else 0)
+        return named + w.weight([arguments, piece.get("extra_content")])
 
     def _of(self, piece: m.JsonObject, said: m.JsonObject) -> _Call:
-        index, call_id = piece.get("index"), as_text(piece.get("id")) or ""
+        index, call_id = piece.get("index"), w.as_text(piece.get("id")) or ""
         if self._calls and (index is None) != (self._calls[-1].index is None):
             raise DamagedStream("has a piece of a tool call with an index, or without, unlike the others")
         known = self._known(index, call_id)
-        name = as_text(said.get("name")) or ""
+        name = w.as_text(said.get("name")) or ""
         if known is None or (name and self._is_another(known, call_id, name, said.get("arguments"))):
             return self._begin(index, call_id, said)
         if name != known.name:
@@ -613,8 +579,8 @@ class _Calls:
         # The first call may have any index: some gateways count the text before it.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"begins tool call {index} after tool call {before}")
-        if len(self._calls) >= MAX_CALLS:
-            raise OversizedStream(f"the reply has more than {MAX_CALLS} tool calls")
+        if len(self._calls) >= w.MAX_CALLS:
+            raise OversizedStream(f"the reply has more than {w.MAX_CALLS} tool calls")
         if self._calls:
             self._calls[-1].closed = self._calls[-1].complete
         call = _Call(index, call_id, name)
@@ -632,10 +598,10 @@ def _key(index: object) -> str:
 def _member(value: object, what: str) -> m.JsonObject:
     if not isinstance(value, dict):
         raise DamagedStream(f"has a {what} that is not an object")
-    return as_object(value)
+    return w.as_object(value)
 
 
 def _text(value: object, name: str) -> str:
     if value is not None and not isinstance(value, str | list | dict):
         raise DamagedStream(f"has a {name} that is not a text")
-    return text_of(value)
+    return w.text_of(value)

@@ -30,25 +30,11 @@ import msgspec
 
 from grue import messages as m
 from grue.protocol.answers import SCHEMA_BESIDE_TOOLS, SCHEMA_IN_WORDS
+from grue.protocol.chat_wire import wire_format as w
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, TextToolCalls, WireProfile, with_inputs
-from grue.protocol.chat_wire.wire_format import (
-    EPHEMERAL,
-    UNREADABLE,
-    CallIds,
-    Choice,
-    Reply,
-    Shown,
-    WireItem,
-    WireRequest,
-    as_it_ended,
-    has_attachments,
-    no_completion,
-    read_call,
-    with_shown,
-    without_attachments,
-)
+from grue.protocol.chat_wire.wire_format import has_attachments
 from grue.protocol.chat_wire.written_calls import read_written, split_thoughts
 from grue.protocol.context.history import History
 from grue.protocol.json_text import to_json
@@ -56,7 +42,7 @@ from grue.protocol.tools.names import WireNames
 from grue.runtime.large_data import STEP
 from grue.runtime.safe_text import printable, well_formed
 
-MARK = b',"cache_control":' + to_json(EPHEMERAL)
+MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 """A cache marker as an encoded message contains it."""
 
 
@@ -172,7 +158,7 @@ def _as_before(tool: m.ToolDefinition, before: m.ToolDefinition | None) -> m.Too
     return msgspec.structs.replace(tool, input_schema=before.input_schema)
 
 
-def _in_valid_text(reply: Reply, profile: WireProfile) -> Reply:
+def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
     """Return the reply without lone surrogates. Thoughts that its text marks become its reasoning."""
     content, refusal, reasoning = (
         text if text is None else well_formed(text)
@@ -313,7 +299,7 @@ class EncodedConversation:
         self,
         settings: ModelSettings,
         *,
-        choice: Choice | None = None,
+        choice: w.Choice | None = None,
         extra: Mapping[str, object] | None = None,
         stream: bool = False,
     ) -> bytes:
@@ -327,13 +313,13 @@ class EncodedConversation:
         """
         answering = isinstance(self._mode, m.RequireAnswer)
         return self.format.body(
-            WireRequest(
+            w.WireRequest(
                 settings=settings,
                 profile=self.profile,
                 system=self._system,
                 messages=self._messages.parts,
                 tools=self._encoded_tools if self._offers_tools else b"",
-                choice=Choice("none") if answering else choice or Choice(),
+                choice=w.Choice("none") if answering else choice or w.Choice(),
                 answer=self._mode.answer if isinstance(self._mode, m.RequireAnswer) else None,
                 extra={**settings.extra_body, **(extra or {})},
                 stream=stream and self.profile.streams,
@@ -347,7 +333,7 @@ class EncodedConversation:
         request: int,
         used_ids: Collection[str],
         text_tool_calls: TextToolCalls = "keep",
-    ) -> Reply | Fault:
+    ) -> w.Reply | Fault:
         """Read the body of the reply, without adding it to the conversation.
 
         Only this method makes a reply that may be acted on of a model's words: it leaves out calls that are
@@ -361,17 +347,17 @@ class EncodedConversation:
         """
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
-            reply = as_it_ended(reply) if isinstance(reply, Reply) else reply
+            reply = w.as_it_ended(reply) if isinstance(reply, w.Reply) else reply
             if isinstance(reply, Fault):
                 return reply
             reply = _in_valid_text(reply, self.profile)
             return self._with_written_calls(reply, text_tool_calls, request, used_ids)
-        except UNREADABLE as error:
-            return no_completion(f"it cannot be read ({type(error).__name__})")
+        except w.UNREADABLE as error:
+            return w.no_completion(f"it cannot be read ({type(error).__name__})")
 
     def _with_written_calls(
-        self, reply: Reply, wanted: TextToolCalls, request: int, used_ids: Collection[str]
-    ) -> Reply:
+        self, reply: w.Reply, wanted: TextToolCalls, request: int, used_ids: Collection[str]
+    ) -> w.Reply:
         text = reply.content
         if text is None or not self.tools or wanted == "keep" or reply.tool_calls or reply.refusal:
             return reply
@@ -388,8 +374,8 @@ class EncodedConversation:
         )
         if not made:
             return msgspec.structs.replace(reply, written=written)
-        ids = CallIds(request, used_ids)
-        calls = tuple(read_call(None, call.name, call.arguments, ids, self.names) for call in found.calls)
+        ids = w.CallIds(request, used_ids)
+        calls = tuple(w.read_call(None, call.name, call.arguments, ids, self.names) for call in found.calls)
         return msgspec.structs.replace(
             reply,
             content=found.before or None,
@@ -414,7 +400,7 @@ class EncodedConversation:
             return None
         entry = self.history.entries[at]
         assert isinstance(entry, m.Said), "replies have no attachments"
-        plain = msgspec.structs.replace(entry, items=without_attachments(entry.items))
+        plain = msgspec.structs.replace(entry, items=w.without_attachments(entry.items))
         rewritten = m.Rewritten(at, at + 1, (plain,))
         self.rewrite(rewritten)
         return rewritten
@@ -432,7 +418,7 @@ class EncodedConversation:
         """Bytes of the encoded messages."""
         return self._messages.size
 
-    def leaves_tools_out(self, reply: Reply) -> bool:
+    def leaves_tools_out(self, reply: w.Reply) -> bool:
         """Return whether the endpoint's token count shows that the prompt did not contain the tools.
 
         There are two signs: the count is smaller than the number of words and marks in the texts and the
@@ -454,7 +440,7 @@ class EncodedConversation:
         """Bytes of the encoded texts and tools."""
         return self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
 
-    def keep(self, reply: Reply) -> m.AssistantReply:
+    def keep(self, reply: w.Reply) -> m.AssistantReply:
         """Keep the reply, and return it as an entry. The next `ask` adds that to the history."""
         echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
@@ -482,7 +468,7 @@ class EncodedConversation:
                 self._encode_said(self._with_schema(entry))
 
     def _encode_reply(self, kept: m.AssistantReply) -> None:
-        reply = Reply(content=kept.content, tool_calls=kept.tool_calls)
+        reply = w.Reply(content=kept.content, tool_calls=kept.tool_calls)
         if kept.echo is not None and (kept.echo.wire, kept.echo.model) == (self.profile.wire, self.model):
             reply = msgspec.structs.replace(reply, echo=kept.echo.data)
         elif kept.echo is not None:
@@ -493,7 +479,7 @@ class EncodedConversation:
         self._has_calls = self._has_calls or bool(kept.tool_calls)
 
     def _encode_said(self, said: tuple[m.ConversationItem, ...]) -> None:
-        items = self._bridged(said if self.format.results_carry_media else with_shown(said, self._accepted))
+        items = self._bridged(said if self.format.results_carry_media else w.with_shown(said, self._accepted))
         items = self._with_given_markers(items)
         system = self._system_to_mark(items)
         newest = self._place_to_mark(items)
@@ -501,7 +487,7 @@ class EncodedConversation:
         self._system += encoded.system
         self._messages.add(encoded.messages, marked=bool(newest))
 
-    def _system_to_mark(self, items: tuple[WireItem, ...]) -> tuple[int, ...]:
+    def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
         """Return the position of the first system text, unless the text brings its own markers."""
         if self._system_seen or not self._messages.room:
             return ()
@@ -513,7 +499,7 @@ class EncodedConversation:
                     return (at,)
         return ()
 
-    def _place_to_mark(self, items: tuple[WireItem, ...]) -> tuple[int, ...]:
+    def _place_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
         """Return the position of the last item that can have a marker, unless an item brings markers."""
         if not self._messages.room or any(
             isinstance(item, m.UserText) and item.cache_points for item in items
@@ -527,9 +513,9 @@ class EncodedConversation:
                 return (at,)
         return ()
 
-    def _with_given_markers(self, items: tuple[WireItem, ...]) -> tuple[WireItem, ...]:
+    def _with_given_markers(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
         """Return the items with as many of their own markers as the endpoint takes."""
-        kept: list[WireItem] = []
+        kept: list[w.WireItem] = []
         for item in items:
             if isinstance(item, m.SystemText | m.UserText) and item.cache_points:
                 room = self.profile.given_cache_markers - self._passed_on
@@ -538,12 +524,12 @@ class EncodedConversation:
             kept.append(item)
         return tuple(kept)
 
-    def _bridged(self, items: tuple[WireItem, ...]) -> tuple[WireItem, ...]:
+    def _bridged(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
         """Insert an assistant's text between tool results and user messages, if the endpoint requires it."""
-        bridged: list[WireItem] = []
+        bridged: list[w.WireItem] = []
         for item in items:
             if (
-                isinstance(item, m.UserText | Shown)
+                isinstance(item, m.UserText | w.Shown)
                 and self._after_results
                 and self.profile.assistant_after_results
             ):

@@ -21,6 +21,7 @@ from typing import Literal, assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
+from grue.protocol.chat_wire import wire_format as w
 from grue.protocol.chat_wire.batch_forms import OpenAIBatches
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
@@ -32,37 +33,6 @@ from grue.protocol.chat_wire.server_events import (
     ungarbled,
 )
 from grue.protocol.chat_wire.strict_schema import strict_format
-from grue.protocol.chat_wire.wire_format import (
-    MAX_CALLS,
-    Assembler,
-    CallIds,
-    Choice,
-    Delta,
-    EncodedItems,
-    Reply,
-    Shown,
-    WireFormat,
-    WireItem,
-    WireRequest,
-    as_object,
-    as_text,
-    data_url,
-    encode_body,
-    facts_of,
-    label,
-    listed,
-    no_completion,
-    non_blank,
-    read_call,
-    read_object,
-    result_text,
-    sent,
-    text_of,
-    unless_cut,
-    usage_of,
-    user_text,
-    weight,
-)
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import CUT_MARK, WireNames
 
@@ -125,8 +95,8 @@ class _CallEvents(Struct):
         for name, known, other in (("name", self.name, "another"), ("arguments", self.whole, "other")):
             if known is not None and name in item and item[name] != known:
                 raise DamagedStream(f"has a tool call with {other} {name} than the events before it")
-        self.name = as_text(item.get("name")) or self.name
-        arguments = as_text(item.get("arguments"))
+        self.name = w.as_text(item.get("name")) or self.name
+        arguments = w.as_text(item.get("arguments"))
         if arguments is None:
             return
         if self.pieces and "".join(self.pieces) != arguments:
@@ -168,7 +138,7 @@ class ResponsesAssembler:
         """Whether the event that holds the response has arrived."""
         return self.finished
 
-    def feed(self, event: ServerEvent) -> Iterable[Delta]:
+    def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
         """Take the next event in, and return the text in it.
 
         Raises:
@@ -176,12 +146,12 @@ class ResponsesAssembler:
                 pieces before it.
         """
         said = intact(event.object, _EVENT)
-        kind = as_text(said.get("type")) or event.kind
+        kind = w.as_text(said.get("type")) or event.kind
         if kind not in _KINDS and event.kind in _KINDS:
             raise DamagedStream(f"is of type {kind!a}, but is called {event.kind!a}")
         if kind == "error":
             self.finished = True
-            self._response = {"error": as_object(said.get("error")) or said}
+            self._response = {"error": w.as_object(said.get("error")) or said}
             return ()
         self._count(said.get("sequence_number"))
         if kind in _ENDINGS:
@@ -189,7 +159,7 @@ class ResponsesAssembler:
         elif kind in (_ADDED, _DONE):
             self._announce(said, done=kind == _DONE)
         elif kind == _ALL_ARGUMENTS:
-            self._call_of(said).add({"arguments": as_text(said.get("arguments"))})
+            self._call_of(said).add({"arguments": w.as_text(said.get("arguments"))})
         elif kind in _TEXTS or kind == _ARGUMENTS:
             return self._add(kind, said)
         return ()
@@ -218,7 +188,7 @@ class ResponsesAssembler:
             self._gap = self._gap or f"has number {number} after number {last}"
         self._numbers = (number, counting)
 
-    def _add(self, kind: str, said: m.JsonObject) -> Iterable[Delta]:
+    def _add(self, kind: str, said: m.JsonObject) -> Iterable[w.Delta]:
         text = said.get("delta")
         if not isinstance(text, str | None) or "delta" not in said:
             raise DamagedStream(f"is a {kind} without a text")
@@ -229,11 +199,11 @@ class ResponsesAssembler:
         if text and kind == _SAID and isinstance(index, int):
             self._room(self._texts)
             self._texts.setdefault(index, []).append(text)
-        return (Delta(text, _TEXTS[kind]),) if text and kind in _TEXTS else ()
+        return (w.Delta(text, _TEXTS[kind]),) if text and kind in _TEXTS else ()
 
     def _room(self, held: Sized) -> None:
-        if len(held) > MAX_CALLS:
-            raise OversizedStream(f"the reply has more than {MAX_CALLS} items")
+        if len(held) > w.MAX_CALLS:
+            raise OversizedStream(f"the reply has more than {w.MAX_CALLS} items")
 
     def _announce(self, said: m.JsonObject, *, done: bool) -> None:
         index, item = said.get("output_index"), said.get("item")
@@ -250,7 +220,7 @@ class ResponsesAssembler:
                 place += 1
             self._room(self._items)
             self._items[place] = item
-            self._held["items"] += weight(item)
+            self._held["items"] += w.weight(item)
         if item.get("type") == _CALL:
             call = self._call_of(said, item)
             call.done = call.done or done
@@ -288,10 +258,10 @@ class ResponsesAssembler:
         if not isinstance(response, dict):
             raise DamagedStream("ends the reply without a response")
         self._response = intact(response, _RESPONSE)
-        self._held["response"] = weight(response)
+        self._held["response"] = w.weight(response)
         if response.get("status", status) != status:
             raise DamagedStream(f"is called {status}, but its response is not")
-        repeated = [_item(item) for item in listed(response.get("output"))]
+        repeated = [_item(item) for item in w.listed(response.get("output"))]
         output = repeated or [_item(item) for item in self._items.values()]
         if self._gap and not repeated:
             # An event is missing, and the last event does not repeat the items, so nothing can replace it.
@@ -330,7 +300,7 @@ class ResponsesAssembler:
 
 
 def _ids(item: m.JsonObject) -> frozenset[str]:
-    given = (as_text(item.get("call_id")), as_text(item.get("id")))
+    given = (w.as_text(item.get("call_id")), w.as_text(item.get("id")))
     return frozenset(each for each in given if each)
 
 
@@ -341,11 +311,11 @@ def _differs(one: m.JsonObject, other: m.JsonObject) -> bool:
 
 
 def _item(value: object) -> m.JsonObject:
-    item = intact(as_object(value), _ITEM)
-    ungarbled(as_text(item.get("type")) or "", _TYPES, "item of type")
-    for part in (*listed(item.get("content")), *listed(item.get("summary"))):
-        intact(as_object(part), _PART)
-        ungarbled(as_text(as_object(part).get("type")) or "", _TYPES, "part of type")
+    item = intact(w.as_object(value), _ITEM)
+    ungarbled(w.as_text(item.get("type")) or "", _TYPES, "item of type")
+    for part in (*w.listed(item.get("content")), *w.listed(item.get("summary"))):
+        intact(w.as_object(part), _PART)
+        ungarbled(w.as_text(w.as_object(part).get("type")) or "", _TYPES, "part of type")
     return item
 
 
@@ -353,8 +323,8 @@ def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
     """Check an item of the response against its pieces, and against the event that had the whole item."""
     if "type" in done and not _differs(done, item) and done["type"] != item.get("type"):
         raise DamagedStream("has an item with another type than the events before it")
-    parts = [as_object(part) for part in listed(item.get("content"))]
-    text = "".join(as_text(part.get("text")) or "" for part in parts if part.get("type") == "output_text")
+    parts = [w.as_object(part) for part in w.listed(item.get("content"))]
+    text = "".join(w.as_text(part.get("text")) or "" for part in parts if part.get("type") == "output_text")
     # Some servers trim the whole text, but not its pieces.
     if pieces and parts and "".join(pieces).strip() != text.strip():
         raise DamagedStream("has another text than the events before it")
@@ -364,7 +334,7 @@ _OUTPUT = "output"
 """Key in a reply's echo for the reply's output items, in order."""
 
 
-class Responses(WireFormat):
+class Responses(w.WireFormat):
     """The format of OpenAI's newest models and of compatible gateways."""
 
     name = "responses"
@@ -390,18 +360,18 @@ class Responses(WireFormat):
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def encode_items(
-        self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile
-    ) -> EncodedItems:
+        self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
+    ) -> w.EncodedItems:
         """Encode each item as a separate input item; the format has no cache markers."""
         del marked
-        return EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
+        return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
-    def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
+    def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode the items of a reply, unchanged except for calls: these are taken from `tool_calls`."""
-        items = listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
+        items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []
-        for item in map(as_object, items):
+        for item in map(w.as_object, items):
             if item.get("type") != "function_call":
                 encoded.append(item)
             elif (call := calls.get(str(item.get("call_id")))) is not None:  # type: ignore[call-overload]  # NewType
@@ -417,34 +387,34 @@ class Responses(WireFormat):
         # not follow.
         return {"type": "function", **function, "strict": False}
 
-    def body(self, request: WireRequest) -> bytes:
+    def body(self, request: w.WireRequest) -> bytes:
         """Return the body of a request."""
         tail: m.JsonObject = {**_answer(request.answer, request.profile), **request.extra}
         if request.stream:
             tail["stream"] = True
-        return encode_body(request, "input", _head(request), _choice(request.choice), tail)
+        return w.encode_body(request, "input", _head(request), _choice(request.choice), tail)
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
-    ) -> Reply | Fault:
+    ) -> w.Reply | Fault:
         """Read the body of a reply with HTTP status 200.
 
         Source: R4.2, P11
         """
-        answer = read_object(body)
+        answer = w.read_object(body)
         if isinstance(answer, Fault):
             return answer
         if answer.get("error"):
             return fault_of_error(answer["error"])
         if not isinstance(answer.get("output"), list):
             return fault_in(answer, "no output")
-        if len(listed(answer["output"])) > MAX_CALLS:
-            return no_completion(f"more than {MAX_CALLS} items")
+        if len(w.listed(answer["output"])) > w.MAX_CALLS:
+            return w.no_completion(f"more than {w.MAX_CALLS} items")
         if answer.get("status") in ("failed", "cancelled"):
             return fault_of_error({"message": f"the response is {answer['status']}"})
-        return _read(answer, CallIds(request, used_ids), names)
+        return _read(answer, w.CallIds(request, used_ids), names)
 
-    def assembler(self) -> Assembler:
+    def assembler(self) -> w.Assembler:
         """Return an assembler for a streamed reply."""
         return ResponsesAssembler()
 
@@ -452,7 +422,7 @@ class Responses(WireFormat):
 # --- Requests ---
 
 
-def _head(request: WireRequest) -> m.JsonObject:
+def _head(request: w.WireRequest) -> m.JsonObject:
     settings, profile = request.settings, request.profile
     fields: m.JsonObject = {"model": settings.model, "store": False}
     for name, value in profile.sampled(settings).items():
@@ -464,25 +434,25 @@ def _head(request: WireRequest) -> m.JsonObject:
     return fields
 
 
-def _input(item: WireItem, profile: WireProfile) -> m.JsonObject:
+def _input(item: w.WireItem, profile: WireProfile) -> m.JsonObject:
     match item:
         case m.SystemText(text=text):
-            return {"role": profile.system_role, "content": non_blank(text)}
+            return {"role": profile.system_role, "content": w.non_blank(text)}
         case m.UserText():
-            text = non_blank(user_text(item, profile).text)
-            images = [_part(each) for each in sent(item, profile)]
+            text = w.non_blank(w.user_text(item, profile).text)
+            images = [_part(each) for each in w.sent(item, profile)]
             return {"role": "user", "content": [*images, _text(text)] if images else text}
         case m.AssistantText(text=text):
-            return {"role": "assistant", "content": non_blank(text)}
+            return {"role": "assistant", "content": w.non_blank(text)}
         case m.ToolMessage(call_id=call_id):
-            text = non_blank(result_text(item, profile))
-            output = [_text(text), *map(_part, sent(item, profile))]
+            text = w.non_blank(w.result_text(item, profile))
+            output = [_text(text), *map(_part, w.sent(item, profile))]
             return {
                 "type": "function_call_output",
                 "call_id": call_id,
                 "output": output if len(output) > 1 else text,
             }
-        case Shown(results=results):
+        case w.Shown(results=results):
             content = [part for each in results for part in _parts(each, profile)]
             return {"role": "user", "content": content}
         case _:
@@ -490,7 +460,7 @@ def _input(item: WireItem, profile: WireProfile) -> m.JsonObject:
 
 
 def _parts(result: m.ToolMessage, profile: WireProfile) -> list[m.JsonObject]:
-    return [_text(label(result)), *map(_part, sent(result, profile))]
+    return [_text(w.label(result)), *map(_part, w.sent(result, profile))]
 
 
 def _text(text: str) -> m.JsonObject:
@@ -498,13 +468,13 @@ def _text(text: str) -> m.JsonObject:
 
 
 def _part(attachment: m.Attachment) -> m.JsonObject:
-    url = data_url(attachment)
+    url = w.data_url(attachment)
     if attachment.kind == "image":
         return {"type": "input_image", "detail": "auto", "image_url": url}
     return {"type": "input_file", "filename": attachment.name, "file_data": url}
 
 
-def _items_of(reply: Reply) -> list[object]:
+def _items_of(reply: w.Reply) -> list[object]:
     """Return items for a reply that was received in another format or made by a host."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
@@ -516,7 +486,7 @@ def _called(call: m.ToolCall, names: WireNames) -> m.JsonObject:
     return {"call_id": call.call_id, "name": names.to_wire(call.name), "arguments": arguments}
 
 
-def _choice(choice: Choice) -> object:
+def _choice(choice: w.Choice) -> object:
     return {"type": "function", "name": choice.name} if choice.mode == "named" else choice.mode
 
 
@@ -531,8 +501,8 @@ def _answer(answer: m.AnswerSchema | None, profile: WireProfile) -> m.JsonObject
 # --- Replies ---
 
 
-def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
-    items = [as_object(item) for item in listed(answer["output"])]
+def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
+    items = [w.as_object(item) for item in w.listed(answer["output"])]
     kept: list[object] = []
     calls: list[m.ToolCall] = []
     for item in items:
@@ -541,7 +511,7 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
             # The length limit may cut off a call, and the part that has arrived may still be valid JSON.
             if item.get("status") == "incomplete":
                 arguments = f"{arguments}{CUT_MARK}"
-            call = read_call(item.get("call_id"), item.get("name"), arguments, ids, names)
+            call = w.read_call(item.get("call_id"), item.get("name"), arguments, ids, names)
             calls.append(call)
             # The result of the call names it by this id, which grue made up if the endpoint sent none or a
             # double.
@@ -552,21 +522,21 @@ def _read(answer: m.JsonObject, ids: CallIds, names: WireNames) -> Reply:
         if again:
             kept.append(again)
     # A reply may have several messages, and reasoning and calls between them.
-    parts = [as_object(part) for item in items for part in listed(item.get("content"))]
+    parts = [w.as_object(part) for item in items for part in w.listed(item.get("content"))]
     finish = _finish(answer, bool(calls))
     # An item need not have a `status`, and then only the reply says that it was cut.
     if finish == "length" and calls and items[-1].get("type") == "function_call":
-        calls = list(unless_cut(calls, items[-1].get("arguments")))
-    return Reply(
-        content="".join(text_of(part) for part in parts if part.get("type") == "output_text") or None,
+        calls = list(w.unless_cut(calls, items[-1].get("arguments")))
+    return w.Reply(
+        content="".join(w.text_of(part) for part in parts if part.get("type") == "output_text") or None,
         tool_calls=tuple(calls),
-        refusal="".join(as_text(part.get("refusal")) or "" for part in parts) or None,
+        refusal="".join(w.as_text(part.get("refusal")) or "" for part in parts) or None,
         reasoning=_reasoning(items),
         finish_reason=finish,
         cut=finish == "length",
-        model=as_text(answer.get("model")) or "",
-        facts=facts_of(answer),
-        usage=_usage(as_object(answer.get("usage"))),
+        model=w.as_text(answer.get("model")) or "",
+        facts=w.facts_of(answer),
+        usage=_usage(w.as_object(answer.get("usage"))),
         echo={_OUTPUT: kept},
     )
 
@@ -582,7 +552,7 @@ def _again(item: m.JsonObject) -> m.JsonObject:
         case "function_call":
             return said
         case "message":
-            parts = [_without_nulls(as_object(part)) for part in listed(said.get("content"))]
+            parts = [_without_nulls(w.as_object(part)) for part in w.listed(said.get("content"))]
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
@@ -597,10 +567,10 @@ def _without_nulls(value: m.JsonObject) -> m.JsonObject:
 
 
 def _finish(answer: m.JsonObject, calls: bool) -> str | None:
-    status = as_text(answer.get("status"))
+    status = w.as_text(answer.get("status"))
     if status == "completed":
         return "tool_calls" if calls else "stop"
-    why = as_text(as_object(answer.get("incomplete_details")).get("reason"))
+    why = w.as_text(w.as_object(answer.get("incomplete_details")).get("reason"))
     if status == "incomplete" and why:
         return "length" if why == "max_output_tokens" else why
     return status
@@ -608,17 +578,17 @@ def _finish(answer: m.JsonObject, calls: bool) -> str | None:
 
 def _reasoning(items: Iterable[m.JsonObject]) -> str | None:
     thoughts = [item for item in items if item.get("type") == "reasoning"]
-    said = [text_of(item.get("summary")) or text_of(item.get("content")) for item in thoughts]
+    said = [w.text_of(item.get("summary")) or w.text_of(item.get("content")) for item in thoughts]
     return "\n".join(text for text in said if text) or None
 
 
 def _usage(usage: m.JsonObject) -> m.Usage:
-    prompt = as_object(usage.get("input_tokens_details"))
-    return usage_of(
+    prompt = w.as_object(usage.get("input_tokens_details"))
+    return w.usage_of(
         input_tokens=usage.get("input_tokens"),
         output_tokens=usage.get("output_tokens"),
         cached_tokens=prompt.get("cached_tokens"),
         cache_write_tokens=prompt.get("cache_write_tokens"),
-        reasoning_tokens=as_object(usage.get("output_tokens_details")).get("reasoning_tokens"),
+        reasoning_tokens=w.as_object(usage.get("output_tokens_details")).get("reasoning_tokens"),
         cost_usd=usage.get("cost"),
     )

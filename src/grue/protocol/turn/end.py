@@ -11,26 +11,10 @@ from grue import messages as m
 from grue.policies import TurnLimits
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import record
-from grue.protocol.turn.states import (
-    AwaitingApproval,
-    AwaitingClose,
-    AwaitingCompletion,
-    AwaitingDrop,
-    AwaitingReconnect,
-    AwaitingSessions,
-    AwaitingTools,
-    CallNote,
-    Finished,
-    JudgedReply,
-    LiveState,
-    Presuming,
-    Transition,
-    Turn,
-    waiting_for,
-    without,
-)
+from grue.protocol.turn import states as s
+from grue.protocol.turn.states import Transition, Turn, waiting_for, without
 
-_ASKED = (AwaitingCompletion, Presuming, AwaitingDrop)
+_ASKED = (s.AwaitingCompletion, s.Presuming, s.AwaitingDrop)
 """The states in which the turn has not read the reply to its last request."""
 
 
@@ -54,38 +38,38 @@ def fail(
 def close(turn: Turn, end: m.TurnEnd, notes: tuple[m.TurnNote, ...] = ()) -> Transition:
     """Close every open session, and report `end` when the last one is closed."""
     if not turn.open:
-        return Finished(), (*notes, end)
+        return s.Finished(), (*notes, end)
     closing = tuple(m.CloseSession(server=server) for server in turn.open)
-    return AwaitingClose(turn, turn.open, end), (*notes, *closing)
+    return s.AwaitingClose(turn, turn.open, end), (*notes, *closing)
 
 
-def closed(state: AwaitingClose, server: m.ServerName) -> Transition:
+def closed(state: s.AwaitingClose, server: m.ServerName) -> Transition:
     """Note that the session of `server` is closed; the last one ends the turn."""
     pending = without(state.pending, server)
     if pending:
-        return AwaitingClose(state.turn, pending, state.end), ()
-    return Finished(), (state.end,)
+        return s.AwaitingClose(state.turn, pending, state.end), ()
+    return s.Finished(), (state.end,)
 
 
-def abandon(state: LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
+def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Transition:
     """End the turn from whatever state it is in; a call that is under way gets no record."""
     turn = state.turn
-    notes: tuple[CallNote, ...] = ()
+    notes: tuple[s.CallNote, ...] = ()
     match state:
-        case Presuming(pending=pending):
+        case s.Presuming(pending=pending):
             turn = replace(turn, open=(*turn.open, *pending))
-        case AwaitingSessions(pending=pending):
+        case s.AwaitingSessions(pending=pending):
             # Close the sessions that are still opening as soon as they have opened.
             turn = replace(turn, open=(*turn.open, *pending))
             if turn.resuming is not None:
                 turn = replace(turn, told=turn.resuming.parked.untold)
-        case AwaitingTools(settled=settled, calls=calls, noted=noted):
+        case s.AwaitingTools(settled=settled, calls=calls, noted=noted):
             notes = tuple(each.note for each in noted)
             unsent = {call.call_id for run in state.unsent for call in run.calls}
             told = answers_at_end(turn, calls, settled, unsent)
             opening = (*turn.open, *state.starting)
             turn = replace(turn, open=opening, records=(*turn.records, *settled), told=told)
-        case AwaitingApproval(reply=JudgedReply(calls=calls, settled=settled, noted=notes)):
+        case s.AwaitingApproval(reply=s.JudgedReply(calls=calls, settled=settled, noted=notes)):
             told = answers_at_end(turn, calls, settled, calls)
             turn = replace(turn, records=(*turn.records, *settled), told=told)
         case _:
@@ -96,7 +80,7 @@ def abandon(state: LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> Tr
     else:
         failure = m.Interrupted(reason=event.reason)
     following, commands = fail(turn, failure, notes, unread=isinstance(state, _ASKED))
-    if isinstance(state, AwaitingReconnect):
+    if isinstance(state, s.AwaitingReconnect):
         # This session has been told to close already.
         commands = tuple(item for item in commands if item != m.CloseSession(server=state.server))
     return following, commands

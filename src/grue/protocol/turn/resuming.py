@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import definitions_of, record
-from grue.protocol.turn import states as states
+from grue.protocol.turn import states as s
 from grue.protocol.turn.end import answers_at_end, progress
-from grue.protocol.turn.states import LiveState, TurnState
+from grue.protocol.turn.states import LiveState, Transition, TurnState, without
 from grue.protocol.turn.tools import parked_at_questions
 
 
@@ -33,25 +33,25 @@ def cut_off(
         tasks: The calls that their servers have made tasks of.
     """
     match state:
-        case states.AwaitingClose(turn=turn, end=m.TurnParked() as parked):
+        case s.AwaitingClose(turn=turn, end=m.TurnParked() as parked):
             return m.Resumption(parked=parked, tasks=tuple(turn.open_tasks.values()))
-        case states.AwaitingApproval(turn=turn):
+        case s.AwaitingApproval(turn=turn):
             return m.Resumption(parked=parked_at_questions(state), tasks=tuple(turn.open_tasks.values()))
-        case states.AwaitingTools():
+        case s.AwaitingTools():
             return _in_calls(state, called, tasks or {})
-        case states.AwaitingSessions(turn=turn) if turn.resuming is not None:
+        case s.AwaitingSessions(turn=turn) if turn.resuming is not None:
             return replace(turn.resuming, decisions=())
-        case states.AwaitingSessions(turn=turn, new=new) | states.AwaitingReconnect(turn=turn, new=new):
+        case s.AwaitingSessions(turn=turn, new=new) | s.AwaitingReconnect(turn=turn, new=new):
             return m.Resumption(parked=progress(turn), new=new)
-        case states.AwaitingSummary(turn=turn, new=new):
+        case s.AwaitingSummary(turn=turn, new=new):
             return m.Resumption(parked=progress(turn), new=new)
-        case states.AwaitingSupport(turn=turn):
+        case s.AwaitingSupport(turn=turn):
             return m.Resumption(parked=progress(turn), new=turn.opening)
         case (
-            states.AwaitingCompletion(turn=turn)
-            | states.AwaitingVerdict(turn=turn)
-            | states.Presuming(turn=turn)
-            | states.AwaitingDrop(turn=turn, failure=None)
+            s.AwaitingCompletion(turn=turn)
+            | s.AwaitingVerdict(turn=turn)
+            | s.Presuming(turn=turn)
+            | s.AwaitingDrop(turn=turn, failure=None)
         ):
             return m.Resumption(parked=progress(turn))
         case _:
@@ -66,7 +66,7 @@ def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
 
 
 def _in_calls(
-    state: states.AwaitingTools, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask]
+    state: s.AwaitingTools, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask]
 ) -> m.Resumption:
     turn = state.turn
     done = {each.call_id: each for each in state.settled}
@@ -94,37 +94,35 @@ def _in_calls(
     return m.Resumption(parked=parked, tasks=tuple(open_tasks.values()))
 
 
-def postponed(
-    state: states.AwaitingCompletion | states.AwaitingSummary, event: m.CompletionPostponed
-) -> states.Transition:
+def postponed(state: s.AwaitingCompletion | s.AwaitingSummary, event: m.CompletionPostponed) -> Transition:
     """Close the sessions, and have the turn wait for its reply without a process."""
-    waiting = states.Waiting(state, state.turn.open, event.item)
+    waiting = s.Waiting(state, state.turn.open, event.item)
     if not waiting.pending:
         return waiting, (_waits(waiting),)
     return waiting, tuple(m.CloseSession(server=server) for server in waiting.pending)
 
 
-def closed_to_wait(state: states.Waiting, server: m.ServerName) -> states.Transition:
+def closed_to_wait(state: s.Waiting, server: m.ServerName) -> Transition:
     """Note that the session of `server` is closed. After the last one the turn needs no process."""
-    state = replace(state, pending=states.without(state.pending, server))
+    state = replace(state, pending=without(state.pending, server))
     return state, () if state.pending else (_waits(state),)
 
 
-def _waits(state: states.Waiting) -> m.TurnWaits:
+def _waits(state: s.Waiting) -> m.TurnWaits:
     turn = state.turn
     return m.TurnWaits(turn=turn.run.turn, request=turn.requests, item=state.item)
 
 
 def waited(
-    state: states.Waiting | states.AwaitingCompletion | states.AwaitingSummary,
-) -> states.AwaitingCompletion | states.AwaitingSummary:
+    state: s.Waiting | s.AwaitingCompletion | s.AwaitingSummary,
+) -> s.AwaitingCompletion | s.AwaitingSummary:
     """Return the state in which a later process reads the reply; servers start when they are called."""
-    then = state.then if isinstance(state, states.Waiting) else state
+    then = state.then if isinstance(state, s.Waiting) else state
     turn = then.turn
     return replace(then, turn=replace(turn, open=(), unstarted=(*turn.unstarted, *turn.open)))
 
 
-_NOT_ALL_REPORTED = (states.Idle, states.Presuming, states.AwaitingDrop, states.AwaitingSessions)
+_NOT_ALL_REPORTED = (s.Idle, s.Presuming, s.AwaitingDrop, s.AwaitingSessions)
 _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 
 
@@ -138,7 +136,7 @@ def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCo
     """
     if isinstance(after, _NOT_ALL_REPORTED):
         return False
-    if isinstance(before, states.AwaitingTools) and isinstance(after, states.AwaitingTools):
+    if isinstance(before, s.AwaitingTools) and isinstance(after, s.AwaitingTools):
         return False  # other calls of the reply may be under way then
     return any(isinstance(command, _ACTS) for command in commands)
 

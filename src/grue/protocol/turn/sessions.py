@@ -26,21 +26,10 @@ from grue import messages as m
 from grue.protocol.tools.built_in import named_call
 from grue.protocol.tools.calls import tool_of, without_doubles
 from grue.protocol.tools.policy import UNMATCHED, unmatched_patterns
+from grue.protocol.turn import states as s
 from grue.protocol.turn.asking import ask, begun, force, heard, refused
 from grue.protocol.turn.end import fail
-from grue.protocol.turn.states import (
-    AwaitingCompletion,
-    AwaitingDrop,
-    AwaitingReconnect,
-    AwaitingSessions,
-    AwaitingSupport,
-    Commands,
-    Presuming,
-    Transition,
-    Turn,
-    TurnState,
-    without,
-)
+from grue.protocol.turn.states import Commands, Transition, Turn, TurnState, without
 from grue.protocol.turn.tools import (
     call,
     changed_tools,
@@ -62,7 +51,7 @@ def begin(run: m.RunTurn) -> Transition:
         return ask(turn, "only", turn.opening)
     turn = with_unstarted(turn)
     if run.support_check == "before":
-        return AwaitingSupport(turn), (m.CheckToolSupport(),)
+        return s.AwaitingSupport(turn), (m.CheckToolSupport(),)
     return open_all(turn, asking=run.support_check == "beside")
 
 
@@ -70,7 +59,7 @@ def open_all(turn: Turn, *, asking: bool) -> Transition:
     """Open the session of every server that does not wait for a call; `asking` checks the model meanwhile."""
     opening = servers_at_start(turn)
     commands: Commands = tuple(open_session(turn.run, server) for server in opening)
-    state = AwaitingSessions(turn, opening, turn.opening, asking)
+    state = s.AwaitingSessions(turn, opening, turn.opening, asking)
     if asking:
         return state, (*commands, m.CheckToolSupport())
     following, more = when_all_reported(state)
@@ -81,7 +70,7 @@ def _begin_again(run: m.RunTurn, resumed: m.Resumption) -> Transition:
     """Start a resumed turn: open the sessions, and then go on with the reply that it was parked at."""
     turn = with_unstarted(_turn_after(run, resumed.parked))
     opening = servers_at_start(turn)
-    following, commands = when_all_reported(AwaitingSessions(turn, opening, resumed.new))
+    following, commands = when_all_reported(s.AwaitingSessions(turn, opening, resumed.new))
     return following, (*(open_session(run, server) for server in opening), *commands)
 
 
@@ -111,7 +100,7 @@ def _turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
     )
 
 
-def reopen(state: AwaitingReconnect) -> Transition:
+def reopen(state: s.AwaitingReconnect) -> Transition:
     """Reopen the session of a server that has died, now that its old session is closed."""
     turn, server = state.turn, state.server
     turn = replace(
@@ -120,31 +109,31 @@ def reopen(state: AwaitingReconnect) -> Transition:
         serving_unlisted=without(turn.serving_unlisted, server),
         reconnected=True,
     )
-    return AwaitingSessions(turn, (server,), state.new), (open_session(turn.run, server),)
+    return s.AwaitingSessions(turn, (server,), state.new), (open_session(turn.run, server),)
 
 
-def unsupported(state: AwaitingSupport | AwaitingSessions, event: m.ToolSupportChecked) -> Transition:
+def unsupported(state: s.AwaitingSupport | s.AwaitingSessions, event: m.ToolSupportChecked) -> Transition:
     """End the turn, because the model cannot call tools."""
-    pending = state.pending if isinstance(state, AwaitingSessions) else ()
+    pending = state.pending if isinstance(state, s.AwaitingSessions) else ()
     failure = m.ToolsUnsupported(model=event.model, endpoint=event.endpoint, reason=event.reason)
     return fail(replace(state.turn, open=(*state.turn.open, *pending)), failure)
 
 
-def opened(state: AwaitingSessions, event: m.SessionOpened) -> Transition:
+def opened(state: s.AwaitingSessions, event: m.SessionOpened) -> Transition:
     """Take over the tools of a session that has opened."""
     return when_all_reported(_reported(state, with_tools_of(state.turn, event), event.server))
 
 
-def given_up(state: AwaitingSessions, event: m.McpDisabled) -> Transition:
+def given_up(state: s.AwaitingSessions, event: m.McpDisabled) -> Transition:
     """Go on without the tools of a server."""
     return when_all_reported(_reported(state, without_tools_of(state.turn, event), event.server))
 
 
-def _reported(state: AwaitingSessions, turn: Turn, server: m.ServerName) -> AwaitingSessions:
+def _reported(state: s.AwaitingSessions, turn: Turn, server: m.ServerName) -> s.AwaitingSessions:
     return replace(state, turn=turn, pending=without(state.pending, server))
 
 
-def when_all_reported(state: AwaitingSessions) -> Transition:
+def when_all_reported(state: s.AwaitingSessions) -> Transition:
     """Send the first request once every session has reported and the model has been checked."""
     if state.pending or state.asking:
         return state, ()
@@ -177,7 +166,7 @@ def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     )
 
 
-def _with_all_tools(state: AwaitingSessions, resumed: m.Resumption | None) -> Transition:
+def _with_all_tools(state: s.AwaitingSessions, resumed: m.Resumption | None) -> Transition:
     turn = state.turn
     if resumed is not None and resumed.parked.calls:
         parked = resumed.parked
@@ -208,31 +197,31 @@ def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
     A turn that waits for no session ignores them.
     """
     match state:
-        case AwaitingSessions():
+        case s.AwaitingSessions():
             return _ask_early(replace(state, presumed=event))
-        case AwaitingSupport():
+        case s.AwaitingSupport():
             return replace(state, presumed=event), ()
         case _:
             return state, ()
 
 
-def supported(state: AwaitingSupport | AwaitingSessions) -> Transition:
+def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
     """Go on after the check of the model: open the sessions, ask early, or ask with what is listed."""
     following: TurnState
     commands: Commands = ()
-    if isinstance(state, AwaitingSupport):
+    if isinstance(state, s.AwaitingSupport):
         following, commands = open_all(state.turn, asking=False)
-        if isinstance(following, AwaitingSessions):
+        if isinstance(following, s.AwaitingSessions):
             following = replace(following, presumed=state.presumed)
     else:
         following, commands = when_all_reported(replace(state, asking=False))
-    if not isinstance(following, AwaitingSessions):
+    if not isinstance(following, s.AwaitingSessions):
         return following, commands
     asked, more = _ask_early(following)
     return asked, (*commands, *more)
 
 
-def _ask_early(state: AwaitingSessions) -> Transition:
+def _ask_early(state: s.AwaitingSessions) -> Transition:
     """Send the first request with the presumed tools, if the turn may presume any now."""
     turn, presumed = state.turn, state.presumed
     if presumed is None or state.asking or not state.pending or not _may_ask(turn):
@@ -246,10 +235,14 @@ def _ask_early(state: AwaitingSessions) -> Transition:
     asked, commands = ask(offering, "loop", state.new)
     *notes, request = commands
     rewritten = any(isinstance(note, m.RewriteHistory) for note in notes)
-    if not isinstance(asked, AwaitingCompletion) or rewritten or not isinstance(request, m.RequestCompletion):
+    if (
+        not isinstance(asked, s.AwaitingCompletion)
+        or rewritten
+        or not isinstance(request, m.RequestCompletion)
+    ):
         # What has to be cleared depends on the size of the tools, so wait for their listing.
         return state, ()
-    following = Presuming(
+    following = s.Presuming(
         turn=replace(asked.turn, tools=turn.tools, relisted=turn.relisted),
         pending=state.pending,
         offered=asked.turn.callable,
@@ -263,23 +256,23 @@ def _may_ask(turn: Turn) -> bool:
     return not (goes_on_with_calls or turn.forced or turn.reconnected or turn.budget_reached)
 
 
-def step_early(state: Presuming | AwaitingDrop, event: m.TurnEvent) -> Transition | None:
+def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Transition | None:
     """Take a step from `Presuming` or `AwaitingDrop`; `None`: this table does not list the pair."""
     match state, event:
-        case Presuming(pending=pending), m.SessionOpened() | m.McpDisabled() if event.server in pending:
+        case s.Presuming(pending=pending), m.SessionOpened() | m.McpDisabled() if event.server in pending:
             return _presumed_reported(state, event)
-        case Presuming(pending=pending), m.StartupFailed() if event.server in pending:
+        case s.Presuming(pending=pending), m.StartupFailed() if event.server in pending:
             return _not_started(state, event)
-        case Presuming(reply=None), m.CompletionReceived() | m.CompletionFailed():
+        case s.Presuming(reply=None), m.CompletionReceived() | m.CompletionFailed():
             return _replied(state, event)
-        case AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage):
+        case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage):
             # The reply was on its way when the command to drop it was sent. Its tokens are counted.
             return replace(state, turn=turn.count(usage)), ()
-        case AwaitingDrop(), m.CompletionFailed():
+        case s.AwaitingDrop(), m.CompletionFailed():
             return state, ()
-        case AwaitingDrop(), m.ReplyDropped():
+        case s.AwaitingDrop(), m.ReplyDropped():
             return _dropped(state, event)
-        case AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
+        case s.AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
             event.server in turn.open
         ):
             # Another server did not start, so the turn will close this one.
@@ -288,7 +281,7 @@ def step_early(state: Presuming | AwaitingDrop, event: m.TurnEvent) -> Transitio
             return None
 
 
-def _presumed_reported(state: Presuming, event: m.SessionOpened | m.McpDisabled) -> Transition:
+def _presumed_reported(state: s.Presuming, event: m.SessionOpened | m.McpDisabled) -> Transition:
     """Note that a server has reported; after the last one, compare the presumed tools with the listed."""
     if isinstance(event, m.SessionOpened):
         turn = with_tools_of(state.turn, event)
@@ -299,32 +292,32 @@ def _presumed_reported(state: Presuming, event: m.SessionOpened | m.McpDisabled)
     return following, commands if pending else (*unmatched_notes(turn), *commands)
 
 
-def _replied(state: Presuming, event: m.CompletionReceived | m.CompletionFailed) -> Transition:
+def _replied(state: s.Presuming, event: m.CompletionReceived | m.CompletionFailed) -> Transition:
     """Keep the reply until all servers have reported."""
     turn = heard(state.turn, event) if isinstance(event, m.CompletionReceived) else state.turn
     return _when_verified(replace(state, turn=turn, reply=event))
 
 
-def _not_started(state: Presuming, event: m.StartupFailed) -> Transition:
+def _not_started(state: s.Presuming, event: m.StartupFailed) -> Transition:
     """End the turn, because a server did not start. The cost of the request is counted first."""
     others = without(state.pending, event.server)
     turn = replace(state.turn, open=(*state.turn.open, *others))
     if state.reply is not None:
         return fail(turn, event.failure, unread=True)
     drop = _drop(turn, f"the server '{event.server}' did not start")
-    return AwaitingDrop(turn, event.failure), (drop,)
+    return s.AwaitingDrop(turn, event.failure), (drop,)
 
 
-def _dropped(state: AwaitingDrop, event: m.ReplyDropped) -> Transition:
+def _dropped(state: s.AwaitingDrop, event: m.ReplyDropped) -> Transition:
     """Count the cost of the dropped request; ask again with the listed tools, or end the turn."""
     turn = state.turn.count(event.usage)
     if state.failure is not None:
         return fail(turn, state.failure, unread=True)
     # The conversation has the request's texts already, and no reply.
-    return when_all_reported(AwaitingSessions(turn, (), ()))
+    return when_all_reported(s.AwaitingSessions(turn, (), ()))
 
 
-def _when_verified(state: Presuming) -> Transition:
+def _when_verified(state: s.Presuming) -> Transition:
     if state.pending:
         return state, ()
     tools, doubles = without_doubles(state.turn.tools)
@@ -344,14 +337,14 @@ def _when_verified(state: Presuming) -> Transition:
             names = ", ".join(changed[:_NAMED])
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
             drop = _drop(turn, f"not as presumed: {names}{more}")
-            return AwaitingDrop(replace(turn, ledger=state.ledger)), (drop,)
+            return s.AwaitingDrop(replace(turn, ledger=state.ledger)), (drop,)
 
 
 def _go_on(
     turn: Turn, reply: m.CompletionReceived | m.CompletionFailed | None, notes: Commands
 ) -> Transition:
     """Act on the reply, if it has arrived; otherwise wait for it."""
-    state = AwaitingCompletion(turn, "loop")
+    state = s.AwaitingCompletion(turn, "loop")
     match reply:
         case None:
             return state, notes

@@ -57,31 +57,17 @@ from grue.protocol.tools.calls import (
 from grue.protocol.tools.policy import CallTerms, Decisions, definition_digest, judge, judged, question_about
 from grue.protocol.tools.policy import settled as settled_decisions
 from grue.protocol.tools.results import NOT_AS_DECIDED
+from grue.protocol.turn import states as s
 from grue.protocol.turn.asking import ask, force
 from grue.protocol.turn.end import answers_at_end, close, fail, progress
-from grue.protocol.turn.states import (
-    AwaitingApproval,
-    AwaitingReconnect,
-    AwaitingTools,
-    AwaitingVerdict,
-    Batch,
-    CallNote,
-    Commands,
-    JudgedCall,
-    JudgedReply,
-    Phase,
-    PlacedNote,
-    Transition,
-    Turn,
-    without,
-)
+from grue.protocol.turn.states import Commands, Phase, Transition, Turn, without
 
 _LOOK_AHEAD = 32
 """How many unsent calls are looked at to find one whose server is idle."""
 
 
 def start_calls(
-    turn: Turn, reply: JudgedReply, changed: Mapping[m.CallId, m.JsonObject], notes: tuple[m.TurnNote, ...]
+    turn: Turn, reply: s.JudgedReply, changed: Mapping[m.CallId, m.JsonObject], notes: tuple[m.TurnNote, ...]
 ) -> Transition:
     """Send the first run of a reply's calls, or go on if there is none.
 
@@ -96,7 +82,7 @@ def start_calls(
         # The notes of calls that were rejected or denied have the next batch's number. No batch is sent
         # here, so count one; the notes of the next reply would have the same number otherwise.
         turn = replace(turn, batches=turn.batches + 1)
-    state = AwaitingTools(
+    state = s.AwaitingTools(
         turn,
         reply.calls,
         (),
@@ -110,22 +96,22 @@ def start_calls(
     return following, (*notes, *commands)
 
 
-def _placed(reply: JudgedReply) -> tuple[PlacedNote, ...]:
+def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
     """Return the notes about calls that are not made, each with how many calls are settled when it is due."""
     if not reply.noted:
         return ()
     notes = {note.call_id: note for note in reply.noted}
     made = {each.valid.call.call_id for each in reply.open}
-    placed: list[PlacedNote] = []
+    placed: list[s.PlacedNote] = []
     settled = len(reply.settled)
     for call_id in reply.calls:
         settled += call_id in made
         if call_id in notes:
-            placed.append(PlacedNote(settled, notes[call_id]))
+            placed.append(s.PlacedNote(settled, notes[call_id]))
     return tuple(placed)
 
 
-def _send_runs(state: AwaitingTools, notes: tuple[CallNote, ...] = ()) -> Transition:
+def _send_runs(state: s.AwaitingTools, notes: tuple[s.CallNote, ...] = ()) -> Transition:
     """Send the runs that may be sent now; go on with the turn if no call is left."""
     state, starts = start_called(state)
     state, due = _due(state)
@@ -142,7 +128,7 @@ def _send_runs(state: AwaitingTools, notes: tuple[CallNote, ...] = ()) -> Transi
     return following, (*commands, *more)
 
 
-def _due(state: AwaitingTools) -> tuple[AwaitingTools, tuple[CallNote, ...]]:
+def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...]]:
     """Take out the notes that are due, because all calls before them in the reply are settled."""
     due = tuple(takewhile(lambda each: each.settled <= len(state.settled), state.noted))
     if not due:
@@ -150,7 +136,7 @@ def _due(state: AwaitingTools) -> tuple[AwaitingTools, tuple[CallNote, ...]]:
     return replace(state, noted=state.noted[len(due) :]), tuple(each.note for each in due)
 
 
-def _next_run(state: AwaitingTools) -> Run | None:
+def _next_run(state: s.AwaitingTools) -> Run | None:
     """Return the run to send now, or `None` if it has to wait.
 
     Runs are sent one at a time and in order, except that a parallel one may be sent while other parallel ones
@@ -173,7 +159,7 @@ def _next_run(state: AwaitingTools) -> Run | None:
 
 
 def called_first(
-    state: AwaitingTools, event: m.SessionOpened | m.McpDisabled | m.StartupFailed
+    state: s.AwaitingTools, event: m.SessionOpened | m.McpDisabled | m.StartupFailed
 ) -> Transition:
     """Go on after a server that was called has started, or has not."""
     match event:
@@ -199,11 +185,11 @@ def called_first(
             return fail(turn, event.failure, tuple(each.note for each in state.noted))
 
 
-def _sent(state: AwaitingTools, run: Run) -> tuple[AwaitingTools, m.CallTools]:
+def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTools]:
     turn = replace(state.turn, batches=state.turn.batches + 1)
     number = m.BatchId(turn.batches)
     pending = tuple(call.call_id for call in run.calls)
-    under_way = (*state.under_way, Batch(number, run.server, pending, run.parallel))
+    under_way = (*state.under_way, s.Batch(number, run.server, pending, run.parallel))
     limits, policy = turn.run.limits, turn.run.policy
     command = m.CallTools(
         server=run.server,
@@ -216,7 +202,7 @@ def _sent(state: AwaitingTools, run: Run) -> tuple[AwaitingTools, m.CallTools]:
 
 
 def settle(
-    state: AwaitingTools, event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
+    state: s.AwaitingTools, event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
 ) -> Transition:
     """Record how a call ended; after the last of its run, send the next run or ask the model.
 
@@ -229,7 +215,7 @@ def settle(
     )
     under_way = _without_call(state.under_way, event)
     state = replace(state, under_way=under_way, settled=(*state.settled, settled))
-    notes: tuple[CallNote, ...] = ()
+    notes: tuple[s.CallNote, ...] = ()
     match event:
         case m.ServerDied():
             state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_DEATH, event.batch)
@@ -243,8 +229,8 @@ def settle(
 
 
 def _without_call(
-    under_way: tuple[Batch, ...], event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
-) -> tuple[Batch, ...]:
+    under_way: tuple[s.Batch, ...], event: m.ToolReturned | m.ToolTimedOut | m.ToolSkipped | m.ServerDied
+) -> tuple[s.Batch, ...]:
     """Return the batches without the settled call; a batch that has no other call left is removed."""
     left = (
         replace(each, pending=without(each.pending, event.call_id)) if each.number == event.batch else each
@@ -254,13 +240,13 @@ def _without_call(
 
 
 def _skip_unsent(
-    state: AwaitingTools, reason: str, batch: m.BatchId, *, of: m.ServerName | None = None
-) -> tuple[AwaitingTools, tuple[CallNote, ...]]:
+    state: s.AwaitingTools, reason: str, batch: m.BatchId, *, of: m.ServerName | None = None
+) -> tuple[s.AwaitingTools, tuple[s.CallNote, ...]]:
     """Answer the calls that are not sent yet with `reason`: all of them, or those of one server."""
     skipped = tuple(run for run in state.unsent if of is None or run.server == of)
     left = tuple(run for run in state.unsent if of is not None and run.server != of)
     unsent = {call.call_id: call for run in skipped for call in run.calls}
-    notes: tuple[CallNote, ...] = ()
+    notes: tuple[s.CallNote, ...] = ()
     records: tuple[m.ToolCallRecord, ...] = ()
     for sent_before, answer in ((False, reason), (True, tool_results.INTERRUPTED)):
         calls = tuple(
@@ -273,7 +259,7 @@ def _skip_unsent(
     return replace(state, unsent=left, settled=(*state.settled, *records)), notes
 
 
-def _after_tools(state: AwaitingTools) -> Transition:
+def _after_tools(state: s.AwaitingTools) -> Transition:
     """Add the results to the conversation, in the order of the calls, and decide what the turn does next."""
     by_id = {record.call_id: record for record in state.settled}
     records = tuple(by_id[call_id] for call_id in state.calls)
@@ -282,7 +268,7 @@ def _after_tools(state: AwaitingTools) -> Transition:
     used_up = turn.iterations >= turn.run.limits.max_tool_iterations
     if state.died is not None:
         if policy.after_death == "reconnect" and not turn.reconnected and not used_up:
-            return AwaitingReconnect(turn, state.died, new), (m.CloseSession(server=state.died),)
+            return s.AwaitingReconnect(turn, state.died, new), (m.CloseSession(server=state.died),)
         return force(turn, "server_died", new)
     if state.timed_out and policy.after_timeout == "force":
         return force(turn, "tool_timeout", new)
@@ -342,12 +328,12 @@ def call(
     every = {call.call_id: call for call in calls}
     if not (turn.run.tool_policy.rules or decisions):
         # Most turns have no policy, so they skip the work that a policy takes.
-        reply = JudgedReply(calls=every, open=judged, settled=answered)
+        reply = s.JudgedReply(calls=every, open=judged, settled=answered)
         reply, at_once = _noted(turn, reply, rejections)
         return start_calls(turn, reply, _changed_before(tasks), at_once)
     denials, denied_records = _denials(turn, judged)
-    refused: tuple[CallNote, ...] = (*rejections, *denials)
-    reply = JudgedReply(
+    refused: tuple[s.CallNote, ...] = (*rejections, *denials)
+    reply = s.JudgedReply(
         calls=every,
         open=tuple(each for each in judged if each.terms.verdict != "deny"),
         earlier=settled,
@@ -359,15 +345,15 @@ def call(
 
 
 def _noted(
-    turn: Turn, reply: JudgedReply, notes: tuple[CallNote, ...]
-) -> tuple[JudgedReply, tuple[CallNote, ...]]:
+    turn: Turn, reply: s.JudgedReply, notes: tuple[s.CallNote, ...]
+) -> tuple[s.JudgedReply, tuple[s.CallNote, ...]]:
     """Keep the notes for their places in the reply; return those to record at once (old traces: all)."""
     if not turn.run.binds_calls:
         return reply, notes
     return replace(reply, noted=(*reply.noted, *notes)), ()
 
 
-def _is_outdated(each: JudgedCall, definitions: Mapping[str, str]) -> bool:
+def _is_outdated(each: s.JudgedCall, definitions: Mapping[str, str]) -> bool:
     """Return whether the tool has changed since the call was decided on, and nobody is asked about it now."""
     if each.terms.verdict == "ask" or each.valid.task is not None:
         return False
@@ -376,26 +362,26 @@ def _is_outdated(each: JudgedCall, definitions: Mapping[str, str]) -> bool:
 
 
 def _denials(
-    turn: Turn, judged: tuple[JudgedCall, ...]
+    turn: Turn, judged: tuple[s.JudgedCall, ...]
 ) -> tuple[tuple[m.ToolDenied, ...], tuple[m.ToolCallRecord, ...]]:
     refused = tuple((each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny")
     return deny(refused, turn.iterations, m.BatchId(turn.batches + 1))
 
 
 def _ask(
-    turn: Turn, reply: JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: tuple[m.TurnNote, ...]
+    turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: tuple[m.TurnNote, ...]
 ) -> Transition:
     """Ask about the calls that no earlier decision answers; if there are none, have the calls made."""
     questions = _questions(turn, reply)
     accepted, ignored = settled_decisions(questions, decisions)
     notes = (*notes, *ignored)
-    state = AwaitingApproval(turn, reply, _without(questions, accepted), accepted)
+    state = s.AwaitingApproval(turn, reply, _without(questions, accepted), accepted)
     if not state.questions:
         return _send(turn, reply, accepted, notes)
     return state, (*notes, m.AskApproval(questions=state.questions))
 
 
-def decide(state: AwaitingApproval, event: m.CallsDecided) -> Transition:
+def decide(state: s.AwaitingApproval, event: m.CallsDecided) -> Transition:
     """Take the decisions; when the last one is in, send the calls."""
     accepted, ignored = settled_decisions(state.questions, event.decisions, state.decisions)
     state = replace(state, questions=_without(state.questions, accepted), decisions=accepted)
@@ -411,12 +397,12 @@ def ignore(event: m.CallsDecided) -> tuple[m.DecisionIgnored, ...]:
     )
 
 
-def park(state: AwaitingApproval, event: m.ApprovalPostponed) -> Transition:
+def park(state: s.AwaitingApproval, event: m.ApprovalPostponed) -> Transition:
     """Close the sessions, and end with what a later process needs to go on."""
     return close(state.turn, parked_at_questions(state, event.expires_at))
 
 
-def parked_at_questions(state: AwaitingApproval, expires_at: float | None = None) -> m.TurnParked:
+def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = None) -> m.TurnParked:
     """Return the message from which a later process asks the questions again and goes on."""
     reply = state.reply
     return replace(
@@ -431,7 +417,7 @@ def parked_at_questions(state: AwaitingApproval, expires_at: float | None = None
     )
 
 
-def _questions(turn: Turn, reply: JudgedReply) -> tuple[ApprovalQuestion, ...]:
+def _questions(turn: Turn, reply: s.JudgedReply) -> tuple[ApprovalQuestion, ...]:
     asked = ((each.valid, each.terms.reason) for each in reply.open if each.terms.verdict == "ask")
     show = turn.run.show_schemas
     return tuple(
@@ -440,23 +426,25 @@ def _questions(turn: Turn, reply: JudgedReply) -> tuple[ApprovalQuestion, ...]:
     )
 
 
-def _judged(turn: Turn, valid: tuple[ValidCall, ...]) -> tuple[Turn, tuple[JudgedCall, ...]]:
+def _judged(turn: Turn, valid: tuple[ValidCall, ...]) -> tuple[Turn, tuple[s.JudgedCall, ...]]:
     policy = turn.run.tool_policy
     if not policy.rules:
-        return turn, tuple(JudgedCall(each, CallTerms()) for each in valid)
+        return turn, tuple(s.JudgedCall(each, CallTerms()) for each in valid)
     terms, used = judge(policy, (each.tool for each in valid), turn.used)
-    return replace(turn, used=used), tuple(map(JudgedCall, valid, terms))
+    return replace(turn, used=used), tuple(map(s.JudgedCall, valid, terms))
 
 
-def _under_way(calls: tuple[m.ToolCall, ...], tasks: Mapping[m.CallId, m.OpenTask]) -> tuple[JudgedCall, ...]:
+def _under_way(
+    calls: tuple[m.ToolCall, ...], tasks: Mapping[m.CallId, m.OpenTask]
+) -> tuple[s.JudgedCall, ...]:
     return tuple(
-        JudgedCall(open_call(call, tasks[call.call_id]), CallTerms())
+        s.JudgedCall(open_call(call, tasks[call.call_id]), CallTerms())
         for call in calls
         if call.call_id in tasks
     )
 
 
-def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[JudgedCall, ...]) -> tuple[JudgedCall, ...]:
+def _in_order(calls: tuple[m.ToolCall, ...], judged: tuple[s.JudgedCall, ...]) -> tuple[s.JudgedCall, ...]:
     place = {call.call_id: number for number, call in enumerate(calls)}
     return tuple(sorted(judged, key=lambda each: place[each.valid.call.call_id]))
 
@@ -474,9 +462,11 @@ def _without(questions: tuple[ApprovalQuestion, ...], decided: Decisions) -> tup
     return tuple(question for question in questions if question.call_id not in decided)
 
 
-def _send(turn: Turn, reply: JudgedReply, decisions: Decisions, notes: tuple[m.TurnNote, ...]) -> Transition:
+def _send(
+    turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: tuple[m.TurnNote, ...]
+) -> Transition:
     """Answer the calls that were denied, and have the others made."""
-    approved: list[JudgedCall] = []
+    approved: list[s.JudgedCall] = []
     denied: list[tuple[m.ToolCall, str]] = []
     changed = _changed_before(turn.open_tasks)
     for each in reply.open:
@@ -494,7 +484,7 @@ def _send(turn: Turn, reply: JudgedReply, decisions: Decisions, notes: tuple[m.T
     return start_calls(turn, reply, changed, (*notes, *at_once))
 
 
-def _decided(each: JudgedCall, decision: ApprovalDecision | None) -> JudgedCall | _Denied:
+def _decided(each: s.JudgedCall, decision: ApprovalDecision | None) -> s.JudgedCall | _Denied:
     if decision is None:  # nobody was asked about this call
         return each
     found = judged(decision)
@@ -574,11 +564,11 @@ def _seen(reply: m.CompletionReceived) -> str:
 def _check(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
     """Ask the host whether the text of a reply is an answer."""
     text = reply.content or ""
-    state = AwaitingVerdict(turn, phase, text, cut=reply.finish_reason == "length")
+    state = s.AwaitingVerdict(turn, phase, text, cut=reply.finish_reason == "length")
     return state, (m.CheckAnswer(content=text),)
 
 
-def refuse_answer(state: AwaitingVerdict, reason: str) -> Transition:
+def refuse_answer(state: s.AwaitingVerdict, reason: str) -> Transition:
     """Go on after the host's check has refused a text."""
     reason = CUT.format(reason=reason) if state.cut else reason
     return refuse(state.turn, state.phase, m.NoAnswer(reason=reason, raw=state.content))
@@ -687,7 +677,7 @@ def changed_tools(offered: Iterable[m.ToolDefinition], listed: Iterable[m.ToolDe
     return tuple(name for name in {**before, **now} if before.get(name) != now.get(name))
 
 
-def start_called(state: AwaitingTools) -> tuple[AwaitingTools, Commands]:
+def start_called(state: s.AwaitingTools) -> tuple[s.AwaitingTools, Commands]:
     """Start the servers of calls that wait for them, as many as may be starting at the same time."""
     turn = state.turn
     if not turn.unstarted:
@@ -700,7 +690,7 @@ def start_called(state: AwaitingTools) -> tuple[AwaitingTools, Commands]:
     return state, tuple(open_session(turn.run, name) for name in names)
 
 
-def started(state: AwaitingTools, event: m.SessionOpened) -> tuple[AwaitingTools, m.ToolsVerified]:
+def started(state: s.AwaitingTools, event: m.SessionOpened) -> tuple[s.AwaitingTools, m.ToolsVerified]:
     """Take over the tools of a server that was called; the next request offers them if they have changed."""
     offered, turn = state.turn, with_tools_of(state.turn, event)
     changed = changed_tools(offered.tools, without_doubles(turn.tools)[0])

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from case_tables import each_case
 
-import grue.protocol.chat_wire.anthropic_messages as anthropic_messages
 import grue.protocol.chat_wire.chat_completions as chat_stream
-import grue.protocol.chat_wire.responses as responses_stream
+import grue.protocol.chat_wire.wire_format as wire_format
 from grue.protocol.chat_wire.anthropic_messages import AnthropicAssembler
 from grue.protocol.chat_wire.chat_completions import ChatAssembler
 from grue.protocol.chat_wire.responses import ResponsesAssembler
@@ -335,8 +334,7 @@ def test_responses_that_are_odd_and_sound(events: list[object]) -> None:
 
 
 def test_more_calls_than_any_reply_has_end_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_stream, "MAX_CALLS", 2)
-    monkeypatch.setattr(anthropic_messages, "MAX_CALLS", 2)
+    monkeypatch.setattr(wire_format, "MAX_CALLS", 2)
     calls = [call(index=number, id=str(number), name="s.t") for number in range(3)]
     feed(ChatAssembler(), *calls[:2])
     with pytest.raises(OversizedStream, match="more than 2 tool calls"):
@@ -347,7 +345,7 @@ def test_more_calls_than_any_reply_has_end_the_stream(monkeypatch: pytest.Monkey
 
 
 def test_a_response_of_too_many_texts_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses_stream, "MAX_CALLS", 2)
+    monkeypatch.setattr(wire_format, "MAX_CALLS", 2)
     with pytest.raises(OversizedStream, match="more than 2 items"):
         feed(ResponsesAssembler(), *[said("x", number) for number in range(4)])
 
