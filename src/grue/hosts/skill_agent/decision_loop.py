@@ -211,7 +211,7 @@ class DecisionLoop:
             request,
             turn=self._last_turn,
             turn_timeout_s=None if math.isinf(run.left_s) else max(0.1, run.left_s),
-            on_delta=_ignore if run.stream else None,
+            on_delta=(lambda _: None) if run.stream else None,  # the views of a run read the trace
         )
         try:
             reply: ActionReply = run.runner.run_turn(request).response
@@ -317,8 +317,3 @@ class DecisionLoop:
 
 def _has_finished(result: StepExecutionResult) -> bool:
     return result.action == "finish" and result.status == "completed"
-
-
-def _ignore(delta: m.TextDelta) -> None:
-    """Ignore a piece of a reply, because the views of a run read it from the trace."""
-    del delta

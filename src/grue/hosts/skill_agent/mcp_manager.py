@@ -182,17 +182,19 @@ class McpManager:
             MCPError: The manager is not connected.
             KeyboardInterrupt: Ctrl-C. The call is cancelled; the session stays.
         """
-        connected = self._connected
-        if connected is None:
-            raise MCPError("The McpManager is not connected: call connect_all() first.")
-        routes = connected.routes
-        tool = routes.called.get(tool_name)
+        connected = self._opened()
+        tool = connected.routes.called.get(tool_name)
         if tool is None:
-            return _unknown(tool_name, routes, self._absent)
+            return _unknown(tool_name, connected.routes, self._absent)
         limit_s = self.tool_call_timeout_s if timeout is None else timeout
         try:
             result = connected.client.call(
-                _full_name(tool), arguments, limit_s, check=True, turn=turn, definition=definition or tool
+                f"{tool.server}.{tool.tool}",
+                arguments,
+                limit_s,
+                check=True,
+                turn=turn,
+                definition=definition or tool,
             )
         except ToolNotFound:  # the server no longer has the tool that it listed
             return _unknown(tool_name, self._listed_again(connected), self._absent)
@@ -213,16 +215,17 @@ class McpManager:
             MCPRequestError: The server refused the request, did not answer in time, or has died.
             MCPError: The manager is not connected, or there is no such server.
         """
-        return self._client().request(server, method, params)
+        return self._opened().client.request(server, method, params)
 
     def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
         """Return the items of all pages of a listing, such as `skills/list`. Raises as `request` does."""
-        return self._client().request_all(server, method)
+        return self._opened().client.request_all(server, method)
 
-    def _client(self) -> ToolClient:
-        if self._connected is None:
+    def _opened(self) -> _Connected:
+        connected = self._connected  # read once: another thread may close the manager
+        if connected is None:
             raise MCPError("The McpManager is not connected: call connect_all() first.")
-        return self._connected.client
+        return connected
 
     def close_all(self) -> None:
         """Close every session and wait until the server processes have ended. A second call does nothing.
@@ -277,10 +280,6 @@ class McpManager:
 
     def _note(self, fact: Fact) -> None:
         self._recorder.record(fact, sender="host")
-
-
-def _full_name(tool: m.ToolDefinition) -> str:
-    return f"{tool.server}.{tool.tool}"
 
 
 def _unknown(name: str, routes: ToolRoutes, absent: Mapping[m.ServerName, str]) -> McpCallResult:

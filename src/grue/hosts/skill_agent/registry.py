@@ -33,19 +33,6 @@ from grue.errors import MCPConfigError
 from grue.hosting import ConfinedFolder
 from grue.runtime.loops.beside_loop import start_in_daemon_thread
 
-__all__ = [
-    "AGENT",
-    "FILE_ACTIONS",
-    "Action",
-    "ActionReply",
-    "ActionType",
-    "ActionTypes",
-    "HasWorkspace",
-    "PlannedAction",
-    "StepExecutionResult",
-    "StepStatus",
-]
-
 AGENT = "agent"
 """The server name of actions in the names that policies match: `agent.write_file`."""
 
@@ -220,11 +207,11 @@ class ActionTypes:
         types = [
             {
                 "type": "object",
-                "properties": {"type": {"type": "string", "enum": [name]}, "params": schema},
+                "properties": {"type": {"type": "string", "enum": [each.name]}, "params": schema},
                 "required": ["type", "params"],
                 "additionalProperties": False,
             }
-            for name, schema in zip((each.name for each in kinds), schemas, strict=True)
+            for each, schema in zip(kinds, schemas, strict=True)
         ]
         actions = {"type": "array", "minItems": 1, "items": {"anyOf": types}}
         return {
@@ -321,15 +308,16 @@ class HasWorkspace(Protocol):
         ...
 
 
-class FilePath(Struct):
+# A docstring of these classes would be a description in the schema that the model gets.
+class FilePath(Struct):  # noqa: D101
     path: str
 
 
-class FolderPath(Struct):
+class FolderPath(Struct):  # noqa: D101
     path: str = "."
 
 
-class WriteFile(Struct):
+class WriteFile(Struct):  # noqa: D101
     path: str
     content: str
 

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Literal, Protocol, TypeGuard
 
 from msgspec import Struct
 
@@ -35,17 +35,8 @@ from grue.hosting import ConfinedFolder
 from grue.hosts.skill_agent.registry import AGENT, ActionType
 from grue.runtime.files import read_regular
 
-__all__ = [
-    "USE_SKILL",
-    "AllowedTool",
-    "Grant",
-    "HasSkills",
-    "Skill",
-    "Skills",
-    "granted",
-    "read_skill",
-    "read_skills",
-]
+if TYPE_CHECKING:
+    from grue.hosts.skill_agent.served_skills import ServedSkills  # which imports this module
 
 SKILL_FILE = "SKILL.md"
 _MOST_SKILLS = 200
@@ -232,23 +223,6 @@ class Grant(Struct, frozen=True):
     unknown: tuple[str, ...] = ()
 
 
-class OtherSkills(Protocol):
-    """Skills that are not in the folder: `ServedSkills`, whose module imports this one."""
-
-    @property
-    def by_name(self) -> Mapping[str, object]:
-        """The approved skills, by name."""
-        ...
-
-    def as_skills(self) -> dict[str, Skill]:
-        """Return the approved skills in the form that the skills of a folder have."""
-        ...
-
-    def text(self, name: str, file: str = "") -> str:
-        """Return the text of a skill or of one of its files. Raises `ValueError` if it cannot be read."""
-        ...
-
-
 class Skills:
     """The skills of a folder.
 
@@ -262,9 +236,9 @@ class Skills:
 
     def __init__(self, folder: Path | None) -> None:
         self.by_name, self.problems = ({}, []) if folder is None else read_skills(folder)
-        self._served: OtherSkills | None = None
+        self._served: ServedSkills | None = None
 
-    def serve(self, served: OtherSkills) -> None:
+    def serve(self, served: "ServedSkills") -> None:
         """Offer the approved skills of servers beside those of the folder."""
         self._served = served
         self.by_name |= served.as_skills()
@@ -300,7 +274,7 @@ class HasSkills(Protocol):
         ...
 
 
-class UseSkill(Struct):
+class UseSkill(Struct):  # noqa: D101 - a docstring would be a description in the schema
     name: str
     file: str = ""
 

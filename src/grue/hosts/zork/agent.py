@@ -338,7 +338,7 @@ class ZorkAgent:
             turn=self.turn,
             json_results=True,
             final_request=m.FINAL_REQUEST,
-            on_delta=_unheard if self.stream else None,
+            on_delta=(lambda _: None) if self.stream else None,  # the observers of the trace get the text
         )
 
     def _result(self, outcome: TurnOutcome[AgentResponse]) -> dict[str, str | None]:
@@ -433,7 +433,3 @@ def _sampling_of(config: GameConfiguration, **given: float | None) -> Sampling:
         for name, value in given.items()
     }
     return cast("Sampling", sampling)
-
-
-def _unheard(delta: m.TextDelta) -> None:
-    """Do nothing with a piece of a reply: the observers of the trace get the text."""

@@ -249,7 +249,7 @@ class LLMClient:
         """Ask as a turn's LLM actor does, but drop the notes for a trace, because there is no trace here."""
         command = m.RequestCompletion(conversation=m.ConversationId("client"), request=1, new=(), mode=mode)
         async with endpoint:
-            asking = Asking(endpoint, conversation, command, _ignore, choice=choice, sleep=self._wait)
+            asking = Asking(endpoint, conversation, command, lambda _: None, choice=choice, sleep=self._wait)
             return await asking.outcome()
 
     async def _wait(self, delay_s: float) -> None:
@@ -322,9 +322,6 @@ def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
     if not isinstance(shape, Mapping) or not isinstance(shape.get("schema"), Mapping):
         return None
     return m.AnswerSchema(str(shape.get("name") or "answer"), dict(shape["schema"]))
-
-
-def _ignore(_: m.LlmNote) -> None: ...
 
 
 class _InThreads(httpx.AsyncBaseTransport):

@@ -145,18 +145,12 @@ class Memories:
         del notes[:-MOST_PER_PLACE]
         return note
 
-    def of(self, location: str | None) -> Sequence[str]:
-        """Return the notes on a place, oldest first."""
-        return tuple(self._notes.get(location or "", ()))
-
     def text(self, location: str | None) -> str | None:
-        """Return the notes on a place as text for the agent; `None` if there are none."""
-        notes = self.of(location)
-        return (
-            "\n".join(["What you remember of this place:", *(f"- {note}" for note in notes)])
-            if notes
-            else None
-        )
+        """Return the notes on a place as text for the agent, oldest first; `None` if there are none."""
+        notes = self._notes.get(location or "")
+        if not notes:
+            return None
+        return "\n".join(["What you remember of this place:", *(f"- {note}" for note in notes)])
 
     @staticmethod
     def _note(move: Move, after: Observation) -> str | None:
@@ -617,7 +611,14 @@ class ZorkOrchestratorV2:
         except (LLMError, TurnTimedOut) as error:
             if isinstance(error, LLMError) and ends_episode(error, answered=state.fallbacks < state.turn - 1):
                 raise
-            return self._fallback(" ".join(str(error).split()))
+            return Decided(
+                turn=state.turn,
+                action=FALLBACK_ACTION,
+                reasoning="",
+                new_objective=None,
+                kind="fallback",
+                reason=" ".join(str(error).split()),
+            )
         outcome = self.agent.last_outcome
         assert outcome is not None, "an answer has an outcome"
         return Decided(
@@ -627,16 +628,6 @@ class ZorkOrchestratorV2:
             new_objective=answer["new_objective"],
             kind=outcome.kind,
             reason=outcome.reason,
-        )
-
-    def _fallback(self, reason: str) -> Decided:
-        return Decided(
-            turn=self.game_state.turn,
-            action=FALLBACK_ACTION,
-            reasoning="",
-            new_objective=None,
-            kind="fallback",
-            reason=reason,
         )
 
     def _play(self, decided: Decided) -> Remembered | None:

@@ -9,12 +9,6 @@ def test_points_deaths_and_ways_are_remembered_of_the_place_where_they_happened(
     memories.learn(Move("take egg", "Taken.", "Nest", 5), Observation(text="", location="Nest"))
     memories.learn(Move("jump", "Ouch.", "Nest", 0), Observation(text="", location="Gate", died=True))
     memories.learn(Move("down", "Forest", "Nest", 0), Observation(text="", location="Forest"))
-    assert memories.of("Nest") == (
-        "'take egg' brought 5 points",
-        "'jump' killed you here",
-        "'down' leads to Forest",
-    )
-    assert memories.of("Forest") == ()
     assert memories.text("Forest") is None
     assert memories.text("Nest") == (
         "What you remember of this place:\n"
@@ -37,6 +31,7 @@ def test_a_memory_is_kept_once_and_the_oldest_goes_first() -> None:
         seen = Observation(text="", location=f"Room {number}")
         assert memories.learn(Move(f"go {number}", "", "Hall", 0), seen) is not None
         assert memories.learn(Move(f"go {number}", "", "Hall", 0), seen) is None
-    kept = memories.of("Hall")
+    heading, *kept = (memories.text("Hall") or "").splitlines()
+    assert heading == "What you remember of this place:"
     assert len(kept) == MOST_PER_PLACE
-    assert kept[-1] == f"'go {MOST_PER_PLACE + 1}' leads to Room {MOST_PER_PLACE + 1}"
+    assert kept[-1] == f"- 'go {MOST_PER_PLACE + 1}' leads to Room {MOST_PER_PLACE + 1}"
