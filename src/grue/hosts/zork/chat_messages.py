@@ -83,15 +83,8 @@ class Sampling(TypedDict, total=False):
 def model_settings(model: str, sampling: Sampling) -> ModelSettings:
     """Return the settings of a model for the wire formats."""
     stop = sampling.get("stop") or ()
-    return ModelSettings(
-        model=model,
-        temperature=sampling.get("temperature"),
-        top_p=sampling.get("top_p"),
-        top_k=sampling.get("top_k"),
-        min_p=sampling.get("min_p"),
-        max_tokens=sampling.get("max_tokens"),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-    )
+    chosen: dict[str, Any] = {**sampling, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
+    return ModelSettings(model=model, **chosen)
 
 
 _ECHOED = ("reasoning_details", "reasoning_content")

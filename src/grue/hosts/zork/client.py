@@ -41,8 +41,6 @@ from grue.protocol.chat_wire.wire_format import Choice, Reply
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.loops.sync_edge import run_blocking
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop")
-
 
 class CompletionError(LLMError):
     """The model gave no completion, after all retries; `failure` has the details."""
@@ -124,7 +122,7 @@ class LLMClient:
         settings = model_settings(model or self.config.agent_model, sampling)
         # A program that names another model gets that model only, without the configured fallback models.
         then = self._settings.then if settings.model == self._settings.model else ()
-        chosen = {name: getattr(settings, name) for name in ("model", *_SAMPLING)}
+        chosen = {name: getattr(settings, name) for name in ("model", *Sampling.__annotations__)}
         return replace(self._settings, **chosen, then=then)
 
     def endpoint(

@@ -3,10 +3,12 @@
 `look_alikes.py` reads the object's answers.
 """
 
+import dataclasses
 import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 from msgspec.structs import replace
@@ -52,17 +54,7 @@ _SDK = WireProfile(
 )
 
 _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
-    (
-        "stop",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "max_tokens",
-        "response_format",
-        "tools",
-        "tool_choice",
-    )
+    (*Sampling.__annotations__, "response_format", "tools", "tool_choice")
 )
 
 
@@ -80,28 +72,20 @@ class ClientActor(Actor[m.LlmCommand]):
     Args:
         mailbox: The mailbox of requests.
         agent: The mailbox that replies are sent to.
-        client: The client; grue does not retry its requests.
-        settings: The model and its sampling.
-        config: Passed to the client when it is asked whether the model can call tools; `None` passes none.
-        lent: The conversation that the turn continues; `None`: the turn begins one of its own.
+        model: The client with its settings. grue does not retry its requests.
     """
 
     def __init__(
-        self,
-        mailbox: Mailbox[m.LlmCommand],
-        agent: Mailbox[m.TurnEvent],
-        client: Any,
-        settings: ModelSettings,
-        config: ToolSupportPolicy | None = None,
-        lent: LentConversation | None = None,
+        self, mailbox: Mailbox[m.LlmCommand], agent: Mailbox[m.TurnEvent], model: "ClientModel"
     ) -> None:
         super().__init__(mailbox)
-        self._config = config
+        self._config = model.config
         self._agent = agent
-        self._client = client
-        self._create: Callable[..., Any] = client.chat.completions.create
-        self._profile = _profile_of(client)
-        self._settings = settings
+        self._client = model.client
+        self._create: Callable[..., Any] = model.client.chat.completions.create
+        self._profile = model.profile
+        self._settings = model.settings
+        lent = model.lent
         self._conversations = {} if lent is None else {lent.id: lent}
         self._call_ids: set[str] = set() if lent is None else {*lent.encoded.history.call_ids}
 
@@ -188,10 +172,11 @@ class ClientActor(Actor[m.LlmCommand]):
         return await answer if inspect.isawaitable(answer) else answer
 
 
+@dataclass(frozen=True, eq=False, repr=False)  # the client's own repr may show its key
 class ClientModel:
     """A client as the model of a `Runner`: a factory of the actors that ask the client.
 
-    Args:
+    Attributes:
         client: Any object with `chat.completions.create`. If it also has `_supports_tool_calling`, that
             method decides whether the model can call tools, before a server is started.
         settings: The model and its sampling.
@@ -199,45 +184,38 @@ class ClientModel:
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        settings: ModelSettings,
-        config: ToolSupportPolicy | None,
-        lent: LentConversation | None = None,
-    ) -> None:
-        self._client = client
-        self._settings = settings
-        self._config = config
-        self._lent = lent
+    client: Any
+    settings: ModelSettings
+    config: ToolSupportPolicy | None = None
+    lent: LentConversation | None = None
 
     @property
     def profile(self) -> WireProfile:
         """How the client's messages are written."""
-        return _profile_of(self._client)
+        return _SIMPLE_CLIENT if accepts(self.client.chat.completions.create, "name") else _SDK
 
     @property
     def model(self) -> str:
         """The model that the client is asked for."""
-        return self._settings.model
+        return self.settings.model
 
     def lending(self, lent: LentConversation) -> "ClientModel":
         """Return the model for a turn that continues `lent`."""
-        return ClientModel(self._client, self._settings, self._config, lent)
+        return dataclasses.replace(self, lent=lent)
 
     def __call__(
         self, mailbox: Mailbox[m.LlmCommand], agent: Mailbox[m.TurnEvent], note: Note
     ) -> Actor[m.LlmCommand]:
         """Create the actor for a turn."""
         del note
-        return ClientActor(mailbox, agent, self._client, self._settings, self._config, self._lent)
+        return ClientActor(mailbox, agent, self)
 
     def support_check(self) -> SupportCheck:
         """Return when to check whether the model can call tools: before a server starts, or not at all."""
-        if self._config is not None and self._config.mcp_force_tool_support:
+        if self.config is not None and self.config.mcp_force_tool_support:
             return "skip"
-        asks = callable(getattr(self._client, METHOD, None))
-        return "before" if asks or not supports_tool_calling(self._settings.model) else "skip"
+        asks = callable(getattr(self.client, METHOD, None))
+        return "before" if asks or not supports_tool_calling(self.settings.model) else "skip"
 
 
 def client_actor(
@@ -254,16 +232,11 @@ def client_actor(
     Raises:
         MCPError: The client has no `chat.completions.create`.
     """
-    settings = model_settings(model, sampling)
     try:
         client.chat.completions.create  # noqa: B018 - checked here, so that the error comes at once
     except AttributeError as error:
         raise MCPError(f"{type(client).__name__} has no chat.completions.create: {error}") from error
-    return ClientModel(client, settings, config)
-
-
-def _profile_of(client: Any) -> WireProfile:
-    return _SIMPLE_CLIENT if accepts(client.chat.completions.create, "name") else _SDK
+    return ClientModel(client, model_settings(model, sampling), config)
 
 
 def _simple_arguments(asked: m.JsonObject, *, marked: bool) -> dict[str, Any]:
