@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from grue.actors.llm import LlmActor
 from grue.config.settings import GameConfiguration, RetrySettings
 from grue.engine.runner import LlmFactory
-from grue.hosts.zork.agent_wiring import client_actor
 from grue.hosts.zork.client import LLMClient
+from grue.hosts.zork.client_actor import client_actor
 from grue.messages import (
     AnswerSchema,
     CompletionFailed,

@@ -14,8 +14,8 @@ from transport_servers import QUICK
 from grue.actors.mcp_session import SessionActor
 from grue.config.settings import GameConfiguration
 from grue.hosts.servers import think
-from grue.hosts.zork.agent_wiring import connect_manager
 from grue.hosts.zork.manager import MCPManager
+from grue.hosts.zork.manager_connection import connect_manager
 from grue.messages import (
     CallTools,
     CloseSession,

@@ -4,6 +4,11 @@ An agent, its manager and its orchestrator may each be given a logger and a Lang
 ones. All three use the agent's recorder. An observer is added only if the recorder has none for that logger
 or client, so no event is sent twice.
 
+The agent's client is any object with `chat.completions.create(**kwargs)`, blocking or not. Its manager is any
+object with the coroutines `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`. For
+the agent they work like an endpoint and a server process. `route_of` decides before each turn how the turn
+reaches them.
+
 Source: R10.4, R15.4
 """
 
@@ -13,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import anyio.to_thread
+from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import BaseModel, Field
 
@@ -21,14 +27,24 @@ from grue import messages as m
 from grue.config.wiring import episode_budget, on_tool_drift, turn_limits
 from grue.engine.tool_servers import hide_secrets
 from grue.engine.turn import outcome_of
-from grue.hosting import GameConfiguration, LangfuseObserver, LoggerObserver, ToolServer, error_for
-from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_server_of
+from grue.hosting import (
+    GameConfiguration,
+    LangfuseObserver,
+    LoggerObserver,
+    ToolServer,
+    error_for,
+)
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
+from grue.hosts.zork.client_actor import client_actor
 from grue.hosts.zork.games.commands import sanitise_command
+from grue.hosts.zork.look_alikes import is_overridden
+from grue.hosts.zork.manager import TURN_METHODS, MCPManager
+from grue.hosts.zork.manager_connection import connect_manager, connect_overridden
 from grue.policies import Keep, Start, starts_ahead
 from grue.protocol.turn.connection import Disabled, Settled
 from grue.protocol.turn.prices import Spent
+from grue.tool_sessions.server_specs import McpServer
 
 FALLBACK_ACTION = "look"
 """The command that is played if the model gives none. It changes nothing in any game."""
@@ -136,6 +152,62 @@ def _targets(logger: Any) -> Iterator[Any]:
 
 def _depth(logger: Any) -> int:
     return sum(1 for _ in _targets(logger))
+
+
+_UNNAMED = "mcp"
+"""The server's name if a manager has no `server_name`; its tools keep their own names."""
+
+
+class Route(Struct, frozen=True):
+    """How a turn reaches its tools and its model. If this changes, the next turn gets a new runner.
+
+    Attributes:
+        manager: The `id` of the manager.
+        manager_called: Whether the manager is an `MCPManager` whose methods a turn has to call.
+        client: The `id` of the client.
+        client_called: Whether the client is an `LLMClient` whose `chat_completions_create` a turn has to
+            call.
+        client_asked: Whether the client is an `LLMClient` that overrides `_supports_tool_calling`.
+    """
+
+    manager: int
+    manager_called: bool
+    client: int
+    client_called: bool
+    client_asked: bool
+
+
+def own_manager(manager: object) -> MCPManager | None:
+    """Return the manager if it is an `MCPManager`; `None` for any other object, such as a mock of one."""
+    return manager if isinstance(manager, MCPManager) and issubclass(type(manager), MCPManager) else None
+
+
+def route_of(manager: object, client: object) -> Route:
+    """Return the route by which a turn that starts now reaches its tools and its model."""
+    ours = own_manager(manager)
+    llm = client if isinstance(client, LLMClient) else None
+    return Route(
+        manager=id(manager),
+        manager_called=ours is not None and is_overridden(ours, TURN_METHODS),
+        client=id(client),
+        client_called=llm is not None and llm.completes_by_itself,
+        client_asked=llm is not None and llm.judges_tool_support,
+    )
+
+
+def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer]:
+    """Return the name and the tool server for a manager.
+
+    Raises:
+        MCPError: The manager lacks one of the four coroutines.
+    """
+    if isinstance(manager, McpServer):
+        return m.ServerName(manager.name), manager
+    ours = own_manager(manager)
+    if ours is not None:
+        return ours.server_name, connect_overridden(ours) if route.manager_called else ours.tool_server
+    server = m.ServerName(getattr(manager, "server_name", None) or _UNNAMED)
+    return server, connect_manager(manager, server)
 
 
 _RAW_SHOWN = 100
@@ -367,18 +439,24 @@ class ZorkAgent:
         if manager is not None:
             hide_secrets(recorder, [manager.tool_server])
             self._tell_langfuse(recorder, manager.langfuse_client)
+        config, llm = self.config, self.client
+        if isinstance(llm, LLMClient) and not self._route.client_called:
+            forced = config.mcp_force_tool_support
+            llm = llm.endpoint(self.model, force_tool_support=forced, **self._sampling)
+        else:
+            llm = client_actor(llm, self.model, config, **self._sampling)
         return Runner(
-            llm=model_of(self.client, self.model, self.config, self._sampling, self._route),
+            llm=llm,
             servers=servers,
             limits=self._limits,
             policy=self._policy,
             recorder=recorder,
             tool_lock=manager.tool_lock if manager else None,
-            tool_policy=self.config.tool_policy,
-            context=self.config.context,
-            tool_search=self.config.tool_search,
+            tool_policy=config.tool_policy,
+            context=config.context,
+            tool_search=config.tool_search,
             approve=self._approve,
-            budget=episode_budget(self.config),
+            budget=episode_budget(config),
             keep=self._keep,
             start=self._start,
         )

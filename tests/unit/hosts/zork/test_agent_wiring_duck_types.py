@@ -14,10 +14,10 @@ import pytest
 
 from grue.errors import LLMError, MCPError
 from grue.hosts.zork import manager_connection
-from grue.hosts.zork.agent_wiring import client_actor, connect_manager
 from grue.hosts.zork.chat_messages import LLMResponse
+from grue.hosts.zork.client_actor import client_actor
 from grue.hosts.zork.look_alikes import completion_body, completion_failure
-from grue.hosts.zork.manager_connection import ManagerConnection
+from grue.hosts.zork.manager_connection import ManagerConnection, connect_manager
 from grue.messages import (
     AnswerSchema,
     CompletionFailed,

@@ -5,7 +5,8 @@ from typing import Any
 import anyio
 import pytest
 
-from grue.hosts.zork.agent_wiring import client_actor, connect_manager
+from grue.hosts.zork.client_actor import client_actor
+from grue.hosts.zork.manager_connection import connect_manager
 from grue.messages import OfferTools, RequestCompletion, SystemText, UserText
 from grue.runtime.actor import Supervisor
 from grue.runtime.trace.recorder import Recorder
