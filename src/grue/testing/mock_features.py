@@ -5,11 +5,16 @@ that the official conformance suite asks servers for. A tool that asks the clien
 elicitation, roots) declares that as a parameter: the SDK then asks in the way of the protocol era.
 """
 
+# Imported first, because this import says how to install `mcp` where it is missing.
+from grue.testing.mock_server import MockServer
+
+# isort: split
 import base64
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import anyio
+import mcp_types as types
 from mcp.server.connection import allowed_log_levels
 from mcp.server.mcpserver import (
     Context,
@@ -22,32 +27,8 @@ from mcp.server.mcpserver import (
 )
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError as ProtocolError
-from mcp_types import (
-    MISSING_REQUIRED_CLIENT_CAPABILITY,
-    AudioContent,
-    Completion,
-    CreateMessageResult,
-    ElicitRequest,
-    ElicitRequestFormParams,
-    ElicitRequestURLParams,
-    ElicitResult,
-    EmbeddedResource,
-    ImageContent,
-    InputRequiredResult,
-    ListRootsResult,
-    LoggingLevel,
-    LoggingMessageNotification,
-    LoggingMessageNotificationParams,
-    ResourceLink,
-    SamplingMessage,
-    TextContent,
-    TextResourceContents,
-    ToolAnnotations,
-)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, Field
-
-from grue.testing.mock_server import MockServer
 
 # An image of one red pixel, and a recording of a tenth of a second of silence.
 PNG = base64.b64decode(
@@ -123,12 +104,12 @@ def reference_server(**options: Any) -> MockServer:
 
 
 def _add_calculating_tools(server: MockServer) -> None:
-    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    @server.tool(annotations=types.ToolAnnotations(read_only_hint=True))
     def add(a: int, b: int) -> int:
         """Add two numbers."""
         return a + b
 
-    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    @server.tool(annotations=types.ToolAnnotations(read_only_hint=True))
     def weather(city: str) -> Weather:
         """Return the weather of a city, as structured content."""
         return Weather(city=city, celsius=21.5, sunny=True)
@@ -201,29 +182,29 @@ def _add_tools_that_notify(server: MockServer) -> None:
         return f"touched {uri}"
 
 
-async def _log(server: MockServer, ctx: Context[Any, Any], level: LoggingLevel, text: str) -> None:
+async def _log(server: MockServer, ctx: Context[Any, Any], level: types.LoggingLevel, text: str) -> None:
     """Send a log message if the client asked for it: with `logging/setLevel`, since 2026-07-28 in a request.
 
     The SDK's own method is not used, because it warns at each message that logging is deprecated.
     """
     request = ctx.request_context
     if server.logs(level) and level in allowed_log_levels(request.protocol_version, request.meta):
-        params = LoggingMessageNotificationParams(level=level, data=text)
-        await ctx.session.send_notification(LoggingMessageNotification(params=params), ctx.request_id)
+        params = types.LoggingMessageNotificationParams(level=level, data=text)
+        await ctx.session.send_notification(types.LoggingMessageNotification(params=params), ctx.request_id)
 
 
 def _add_content_tools(server: MockServer) -> None:
-    image = ImageContent(type="image", data=base64.b64encode(PNG).decode(), mime_type="image/png")
-    audio = AudioContent(type="audio", data=base64.b64encode(WAV).decode(), mime_type="audio/wav")
-    text = TextContent(type="text", text="This is a simple text response for testing.")
+    image = types.ImageContent(type="image", data=base64.b64encode(PNG).decode(), mime_type="image/png")
+    audio = types.AudioContent(type="audio", data=base64.b64encode(WAV).decode(), mime_type="audio/wav")
+    text = types.TextContent(type="text", text="This is a simple text response for testing.")
 
-    def embedded(uri: str, content: str, mime_type: str = "text/plain") -> EmbeddedResource:
-        contents = TextResourceContents(uri=uri, mime_type=mime_type, text=content)
-        return EmbeddedResource(type="resource", resource=contents)
+    def embedded(uri: str, content: str, mime_type: str = "text/plain") -> types.EmbeddedResource:
+        contents = types.TextResourceContents(uri=uri, mime_type=mime_type, text=content)
+        return types.EmbeddedResource(type="resource", resource=contents)
 
     resource = embedded("test://embedded-resource", "This is an embedded resource content.")
     mixed = embedded("test://mixed-content-resource", '{"test": "data", "value": 123}', "application/json")
-    link = ResourceLink(type="resource_link", uri="test://static-text", name="static text")
+    link = types.ResourceLink(type="resource_link", uri="test://static-text", name="static text")
     contents: dict[str, tuple[str, list[Any]]] = {
         "test_simple_text": ("Return a text.", [text]),
         "test_image_content": ("Return an image.", [image]),
@@ -242,11 +223,11 @@ def _returns(blocks: list[Any]) -> Callable[[], list[Any]]:
 
 def _add_sampling_tool(server: MockServer) -> None:
     def sample(prompt: str) -> Sample:
-        text = TextContent(type="text", text=prompt)
-        return Sample([SamplingMessage(role="user", content=text)], max_tokens=100)
+        text = types.TextContent(type="text", text=prompt)
+        return Sample([types.SamplingMessage(role="user", content=text)], max_tokens=100)
 
     @server.tool(structured_output=False)
-    def test_sampling(prompt: str, reply: Annotated[CreateMessageResult, Resolve(sample)]) -> str:
+    def test_sampling(prompt: str, reply: Annotated[types.CreateMessageResult, Resolve(sample)]) -> str:
         """Ask the client's model."""
         del prompt  # `sample` gets this argument, by its name
         return f"LLM response: {getattr(reply.content, 'text', reply.content)}"
@@ -275,35 +256,35 @@ def _add_form_tools(server: MockServer) -> None:
 
 def _add_tools_that_ask(server: MockServer) -> None:
     @server.tool(structured_output=False)
-    async def test_elicitation_sep1330_enums(ctx: Context[Any, Any]) -> str | InputRequiredResult:
+    async def test_elicitation_sep1330_enums(ctx: Context[Any, Any]) -> str | types.InputRequiredResult:
         """Ask the user to choose, in all five forms of a choice."""
-        params = ElicitRequestFormParams(message="Please choose", requested_schema=CHOICES)
+        params = types.ElicitRequestFormParams(message="Please choose", requested_schema=CHOICES)
         result = await _answer(ctx, params)
-        if isinstance(result, InputRequiredResult):
+        if isinstance(result, types.InputRequiredResult):
             return result
         return f"Elicitation completed: action={result.action}, content={result.content}"
 
     @server.tool(structured_output=False)
-    async def open_page(ctx: Context[Any, Any]) -> str | InputRequiredResult:
+    async def open_page(ctx: Context[Any, Any]) -> str | types.InputRequiredResult:
         """Ask the user to open a web page."""
-        params = ElicitRequestURLParams(
+        params = types.ElicitRequestURLParams(
             message="Please log in", url="https://example.com/login", elicitation_id="login-1"
         )
         result = await _answer(ctx, params)
-        return result if isinstance(result, InputRequiredResult) else f"action={result.action}"
+        return result if isinstance(result, types.InputRequiredResult) else f"action={result.action}"
 
     def roots() -> ListRoots:
         return ListRoots()
 
     @server.tool(structured_output=False)
-    def list_roots(found: Annotated[ListRootsResult, Resolve(roots)]) -> str:
+    def list_roots(found: Annotated[types.ListRootsResult, Resolve(roots)]) -> str:
         """Return the folders that the client lets servers work in."""
         return ", ".join(str(root.uri) for root in found.roots)
 
 
 async def _answer(
-    ctx: Context[Any, Any], params: ElicitRequestFormParams | ElicitRequestURLParams
-) -> ElicitResult | InputRequiredResult:
+    ctx: Context[Any, Any], params: types.ElicitRequestFormParams | types.ElicitRequestURLParams
+) -> types.ElicitResult | types.InputRequiredResult:
     """Ask the user in the way of the protocol era, where the SDK has no way of its own.
 
     Since 2026-07-28 a server sends no requests. The call returns the question as its result, and the client
@@ -311,12 +292,12 @@ async def _answer(
     """
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         answer = (ctx.input_responses or {}).get(_QUESTION)
-        if isinstance(answer, ElicitResult):
+        if isinstance(answer, types.ElicitResult):
             return answer
-        _require_elicitation(ctx, "url" if isinstance(params, ElicitRequestURLParams) else "form")
-        return InputRequiredResult(input_requests={_QUESTION: ElicitRequest(params=params)})
-    result: ElicitResult
-    if isinstance(params, ElicitRequestURLParams):
+        _require_elicitation(ctx, "url" if isinstance(params, types.ElicitRequestURLParams) else "form")
+        return types.InputRequiredResult(input_requests={_QUESTION: types.ElicitRequest(params=params)})
+    result: types.ElicitResult
+    if isinstance(params, types.ElicitRequestURLParams):
         identity = params.elicitation_id or ""
         result = await ctx.session.elicit_url(
             params.message, params.url, identity, related_request_id=ctx.request_id
@@ -336,7 +317,7 @@ def _require_elicitation(ctx: Context[Any, Any], mode: Literal["form", "url"]) -
         modes.url is None if mode == "url" else modes.form is None and modes.url is not None
     ):
         raise ProtocolError(
-            MISSING_REQUIRED_CLIENT_CAPABILITY,
+            types.MISSING_REQUIRED_CLIENT_CAPABILITY,
             f"The client has not declared the capability elicitation.{mode}",
             {"requiredCapabilities": {"elicitation": {mode: {}}}},
         )
@@ -406,23 +387,25 @@ def _add_prompts(server: MockServer) -> None:
     @server.prompt()
     def test_prompt_with_embedded_resource(resourceUri: str) -> list[Any]:  # noqa: N803 - the suite's name
         """A prompt with a resource."""
-        contents = TextResourceContents(uri=resourceUri, mime_type="text/plain", text="Embedded content.")
+        contents = types.TextResourceContents(
+            uri=resourceUri, mime_type="text/plain", text="Embedded content."
+        )
         return [
-            UserMessage(EmbeddedResource(type="resource", resource=contents)),
+            UserMessage(types.EmbeddedResource(type="resource", resource=contents)),
             UserMessage("Please process the embedded resource above."),
         ]
 
     @server.prompt()
     def test_prompt_with_image() -> list[Any]:
         """A prompt with an image."""
-        image = ImageContent(type="image", data=base64.b64encode(PNG).decode(), mime_type="image/png")
+        image = types.ImageContent(type="image", data=base64.b64encode(PNG).decode(), mime_type="image/png")
         return [UserMessage(image), UserMessage("Please analyze the image above.")]
 
     @server.completion()
-    async def complete(ref: Any, argument: Any, context: Any) -> Completion:
+    async def complete(ref: Any, argument: Any, context: Any) -> types.Completion:
         del ref, context
         found = [city for city in CITIES if city.lower().startswith(argument.value.lower())]
-        return Completion(values=found, total=len(found), has_more=False)
+        return types.Completion(values=found, total=len(found), has_more=False)
 
 
 _FEATURES = (

@@ -29,18 +29,29 @@ refuses the request. So this module refuses `initialize` before the SDK's server
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import anyio
-from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
-from mcp.shared.message import SessionMessage
-from mcp_types import UNSUPPORTED_PROTOCOL_VERSION, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCRequest
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from grue.errors import MissingDependencyError
+
+try:
+    import mcp_types as types
+    import uvicorn
+    from anyio.abc import ObjectReceiveStream
+    from mcp.server.lowlevel.server import NotificationOptions, Server
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.stdio import stdio_server
+    from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
+    from mcp.shared.exceptions import MCPError as ProtocolError
+    from mcp.shared.message import SessionMessage
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+except ImportError as error:
+    raise MissingDependencyError(
+        "The mock server needs the package 'mcp', version 2 or later: pip install 'mcp>=2.3,<3'"
+    ) from error
 
 
 class _Reads(Protocol):
@@ -52,7 +63,7 @@ class _Writes(Protocol):
     async def send(self, item: SessionMessage, /) -> None: ...
 
 
-class WithoutInitialize:
+class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
     """A stream of a client's messages, without its `initialize` requests; each is answered by an error.
 
     Args:
@@ -78,42 +89,20 @@ class WithoutInitialize:
         while True:
             item = await self._read.receive()
             request = item.message if isinstance(item, SessionMessage) else None
-            if not isinstance(request, JSONRPCRequest) or request.method != "initialize":
+            if not isinstance(request, types.JSONRPCRequest) or request.method != "initialize":
                 return item
-            await self._write.send(SessionMessage(message=_refusal(request)))
+            error = _unsupported((request.params or {}).get("protocolVersion")).error
+            refusal = types.JSONRPCError(jsonrpc="2.0", id=request.id, error=error)
+            await self._write.send(SessionMessage(message=refusal))
 
     async def aclose(self) -> None:
         """Close the stream of all messages."""
         await self._read.aclose()
 
-    def __aiter__(self) -> Self:
-        return self
 
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-
-def _refusal(request: JSONRPCRequest) -> JSONRPCError:
-    requested = (request.params or {}).get("protocolVersion")
+def _unsupported(requested: object) -> ProtocolError:
     versions = {"supported": list(MODERN_PROTOCOL_VERSIONS), "requested": requested}
-    error = ErrorData(
-        code=UNSUPPORTED_PROTOCOL_VERSION, message="Unsupported protocol version", data=versions
-    )
-    return JSONRPCError(jsonrpc="2.0", id=request.id, error=error)
+    return ProtocolError(types.UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", versions)
 
 
 _MOST_EVENTS = 10_000
@@ -123,10 +112,10 @@ class MemoryEventStore(EventStore):
     """Holds the newest 10,000 events in memory. Event ids are numbers that count up over all streams."""
 
     def __init__(self) -> None:
-        self._events: dict[int, tuple[str, JSONRPCMessage | None]] = {}
+        self._events: dict[int, tuple[str, types.JSONRPCMessage | None]] = {}
         self._last = 0
 
-    async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
+    async def store_event(self, stream_id: str, message: types.JSONRPCMessage | None) -> str:
         """Keep an event and return its id."""
         self._last += 1
         self._events[self._last] = (stream_id, message)
@@ -147,34 +136,6 @@ class MemoryEventStore(EventStore):
             if message is not None:
                 await send_callback(EventMessage(message, str(number)))
         return stream
-
-
-try:
-    import anyio
-    import uvicorn
-    from mcp.server.lowlevel.server import NotificationOptions, Server
-    from mcp.server.mcpserver import MCPServer
-    from mcp.server.stdio import stdio_server
-    from mcp.shared.exceptions import MCPError as ProtocolError
-    from mcp_types import (
-        INVALID_PARAMS,
-        METHOD_NOT_FOUND,
-        UNSUPPORTED_PROTOCOL_VERSION,
-        EmptyResult,
-        ListPromptsResult,
-        ListResourcesResult,
-        ListResourceTemplatesResult,
-        ListToolsResult,
-        PaginatedRequestParams,
-        SetLevelRequestParams,
-        SubscribeRequestParams,
-        UnsubscribeRequestParams,
-    )
-    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-except ImportError as error:
-    raise MissingDependencyError(
-        "The mock server needs the package 'mcp', version 2 or later: pip install 'mcp>=2.3,<3'"
-    ) from error
 
 
 if TYPE_CHECKING:
@@ -200,7 +161,6 @@ _METHODS: Mapping[Feature, tuple[str, ...]] = {
 }
 # Seconds that the end of a test waits for clients that stay connected, before it closes the port.
 _GRACE_S = 1
-T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -306,16 +266,23 @@ class MockServer(MCPServer[Any]):
         return self._lowlevel_server.create_initialization_options(changes)
 
     def _add_handlers(self, server: Server[Any]) -> None:
-        for method, list_page in (
-            ("tools/list", self._list_tools),
-            ("prompts/list", self._list_prompts),
-            ("resources/list", self._list_resources),
-            ("resources/templates/list", self._list_templates),
+        for method, listed, result, field in (
+            ("tools/list", self.list_tools, types.ListToolsResult, "tools"),
+            ("prompts/list", self.list_prompts, types.ListPromptsResult, "prompts"),
+            ("resources/list", self.list_resources, types.ListResourcesResult, "resources"),
+            (
+                "resources/templates/list",
+                self.list_resource_templates,
+                types.ListResourceTemplatesResult,
+                "resource_templates",
+            ),
         ):
-            server.add_request_handler(method, PaginatedRequestParams, list_page)
-        server.add_request_handler("resources/subscribe", SubscribeRequestParams, self._subscribe)
-        server.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, self._unsubscribe)
-        server.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
+            server.add_request_handler(
+                method, types.PaginatedRequestParams, self._pages(listed, result, field)
+            )
+        server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribe)
+        server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribe)
+        server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
         # The SDK derives the capabilities from its handlers, and there is no public way to remove a handler.
         for feature in self._without:
             for method in _METHODS[feature]:
@@ -326,13 +293,12 @@ class MockServer(MCPServer[Any]):
     ) -> "HandlerResult":
         """Refuse methods of features and eras that this server does not have, and unknown tools."""
         if any(ctx.method in _METHODS[feature] for feature in self._without):
-            raise ProtocolError(METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
+            raise ProtocolError(types.METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         if self._era == "initialize" and (modern or ctx.method == "server/discover"):
-            raise ProtocolError(METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
+            raise ProtocolError(types.METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
         if self._era == "stateless" and not modern:
-            supported = {"supported": list(MODERN_PROTOCOL_VERSIONS), "requested": ctx.protocol_version}
-            raise ProtocolError(UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", supported)
+            raise _unsupported(ctx.protocol_version)
         if ctx.method == "tools/call":
             self._require_tool((ctx.params or {}).get("name"))
         return await call_next(ctx)
@@ -340,51 +306,40 @@ class MockServer(MCPServer[Any]):
     def _require_tool(self, name: object) -> None:
         """Refuse a call to an unknown tool as the specification says; the SDK returns an error result."""
         if isinstance(name, str) and self._tool_manager.get_tool(name) is None:
-            raise ProtocolError(INVALID_PARAMS, f"Unknown tool: {name}")
+            raise ProtocolError(types.INVALID_PARAMS, f"Unknown tool: {name}")
 
-    def _page(self, items: Sequence[T], params: PaginatedRequestParams | None) -> tuple[list[T], str | None]:
-        """Return a page, and the cursor of the next one. A cursor is the position of the page's first item.
+    def _pages(
+        self, listed: Callable[[], Awaitable[Sequence[Any]]], result: Callable[..., Any], field: str
+    ) -> Callable[[Any, types.PaginatedRequestParams | None], Awaitable[Any]]:
+        """Return the handler of a list. It answers with a page of the items, in this field of the result.
 
-        Raises:
-            ProtocolError: The cursor is not from this server.
+        The cursor of a page is the position of its first item. A cursor of another server is refused.
         """
-        cursor = params.cursor if params is not None else None
-        size = self._page_size or max(1, len(items))
-        start = 0 if cursor is None else int(cursor) if cursor.isascii() and cursor.isdecimal() else -1
-        if start < 0 or start % size or (start and start >= len(items)):
-            raise ProtocolError(INVALID_PARAMS, f"Invalid cursor: {cursor!r}")
-        following = start + size
-        return list(items[start:following]), str(following) if following < len(items) else None
 
-    async def _list_tools(self, _: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
-        tools, cursor = self._page(await self.list_tools(), params)
-        return ListToolsResult(tools=tools, next_cursor=cursor)
+        async def list_page(_: Any, params: types.PaginatedRequestParams | None) -> Any:
+            items = await listed()
+            cursor = params.cursor if params is not None else None
+            size = self._page_size or max(1, len(items))
+            start = 0 if cursor is None else int(cursor) if cursor.isascii() and cursor.isdecimal() else -1
+            if start < 0 or start % size or (start and start >= len(items)):
+                raise ProtocolError(types.INVALID_PARAMS, f"Invalid cursor: {cursor!r}")
+            following = start + size
+            following_cursor = str(following) if following < len(items) else None
+            return result(**{field: items[start:following]}, next_cursor=following_cursor)
 
-    async def _list_prompts(self, _: Any, params: PaginatedRequestParams | None) -> ListPromptsResult:
-        prompts, cursor = self._page(await self.list_prompts(), params)
-        return ListPromptsResult(prompts=prompts, next_cursor=cursor)
+        return list_page
 
-    async def _list_resources(self, _: Any, params: PaginatedRequestParams | None) -> ListResourcesResult:
-        resources, cursor = self._page(await self.list_resources(), params)
-        return ListResourcesResult(resources=resources, next_cursor=cursor)
-
-    async def _list_templates(
-        self, _: Any, params: PaginatedRequestParams | None
-    ) -> ListResourceTemplatesResult:
-        templates, cursor = self._page(await self.list_resource_templates(), params)
-        return ListResourceTemplatesResult(resource_templates=templates, next_cursor=cursor)
-
-    async def _subscribe(self, _: Any, params: SubscribeRequestParams) -> EmptyResult:
+    async def _subscribe(self, _: Any, params: types.SubscribeRequestParams) -> types.EmptyResult:
         self.subscribed.add(str(params.uri))
-        return EmptyResult()
+        return types.EmptyResult()
 
-    async def _unsubscribe(self, _: Any, params: UnsubscribeRequestParams) -> EmptyResult:
+    async def _unsubscribe(self, _: Any, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
         self.subscribed.discard(str(params.uri))
-        return EmptyResult()
+        return types.EmptyResult()
 
-    async def _set_level(self, _: Any, params: SetLevelRequestParams) -> EmptyResult:
+    async def _set_level(self, _: Any, params: types.SetLevelRequestParams) -> types.EmptyResult:
         self.log_level = params.level
-        return EmptyResult()
+        return types.EmptyResult()
 
 
 def run_stdio(server: MockServer) -> None:

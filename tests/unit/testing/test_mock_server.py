@@ -1,6 +1,8 @@
 """The mock server, with the official SDK's client, in this process and in both protocol eras."""
 
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -277,3 +279,19 @@ async def test_the_event_store_replays_one_stream_and_forgets_old_events(
     assert await store.replay_events_after("x", send) is None
     assert await store.replay_events_after(ids[2], send) == "a"
     assert sent == [ids[3]]
+
+
+@pytest.mark.parametrize("module", ["mock_server", "mock_features"])
+def test_without_mcp_the_import_says_how_to_install_it(module: str) -> None:
+    program = f"""
+import sys
+sys.modules["mcp"] = sys.modules["mcp_types"] = None
+from grue.errors import MissingDependencyError
+try:
+    import grue.testing.{module}
+except MissingDependencyError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert "pip install 'mcp>=2.3,<3'" in done.stdout
