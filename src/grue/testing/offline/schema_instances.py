@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeGuard
 
 from grue import messages as m
+from grue.protocol.tools.json_schema import check_of
 
 _MAX_DEPTH: Final = 16
 _MOST_ATTEMPTS: Final = 5000
@@ -22,6 +23,8 @@ _BEYOND: Final = frozenset(
         *("unevaluatedProperties", "unevaluatedItems"),
     ]
 )
+_LIMITS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_SCALAR_KEYWORDS: Final = frozenset(["type", "const", "enum", "minLength", "maxLength", *_LIMITS])
 _ANNOTATIONS: Final = frozenset(["title", "description", "default", "examples", "$comment"])
 _FORMATS: Final = {
     "date": "1980-11-01",
@@ -176,44 +179,12 @@ def _numbers(schema: m.JsonObject, *, whole: bool) -> Iterator[float]:
 
 def _is_accepted(value: object, schema: m.JsonObject) -> bool:
     """Return whether a scalar, or a value that the schema lists, has the right type, size and length."""
-    if "type" in schema and not _is_a(schema["type"], value):
+    if isinstance(value, str) and "format" in schema and value not in _FORMATS.values():
         return False
-    if "const" in schema or "enum" in schema:
-        listed = [schema["const"]] if "const" in schema else _array(schema["enum"])
-        if not any(type(value) is type(item) and value == item for item in listed):
-            return False
-    if isinstance(value, str):
-        right_form = "format" not in schema or value in _FORMATS.values()
-        longest = _size(schema, "maxLength", len(value))
-        return right_form and _size(schema, "minLength", 0) <= len(value) <= longest
-    return not _is_number(value) or _is_within(value, _limits(schema))
-
-
-def _is_within(value: float, limits: Mapping[str, float]) -> bool:
-    step = limits.get("multipleOf", 0)
-    return (
-        limits.get("minimum", value) <= value <= limits.get("maximum", value)
-        and limits.get("exclusiveMinimum", -math.inf) < value < limits.get("exclusiveMaximum", math.inf)
-        and (step <= 0 or value % step == 0)
-    )
-
-
-def _is_a(kind: object, value: object) -> bool:
-    match kind:
-        case "integer":
-            return _is_number(value) and float(value).is_integer()
-        case "number":
-            return _is_number(value)
-        case "string":
-            return isinstance(value, str)
-        case "boolean":
-            return isinstance(value, bool)
-        case "null":
-            return value is None
-        case "object":
-            return isinstance(value, dict)
-        case _:
-            return kind == "array" and isinstance(value, list)
+    try:
+        return check_of({name: schema[name] for name in _SCALAR_KEYWORDS & schema.keys()})(value) is None
+    except Exception:  # noqa: BLE001 - a malformed schema may make the validator raise anything
+        return False
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
@@ -237,8 +208,7 @@ def _kind_of(schema: m.JsonObject) -> str:
 
 
 def _limits(schema: m.JsonObject) -> dict[str, float]:
-    names = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-    return {name: limit for name in names if _is_number(limit := schema.get(name))}
+    return {name: limit for name in _LIMITS if _is_number(limit := schema.get(name))}
 
 
 def _size(schema: m.JsonObject, name: str, default: int) -> int:
