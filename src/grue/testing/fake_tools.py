@@ -20,7 +20,6 @@ The server never waits: a timeout is raised immediately. To test with a real pro
 """
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import anyio.lowlevel
@@ -173,9 +172,7 @@ class FakeConnection:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         pass
 
     async def open(self, timeout_s: float) -> Listing:

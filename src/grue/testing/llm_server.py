@@ -31,7 +31,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import responses as _REASONS  # noqa: N812 - a table
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from msgspec import Struct
@@ -360,12 +359,7 @@ class ScriptedLlmServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.shutdown()
         with self._lock:
             self._closing.set()
@@ -486,7 +480,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
         return said, {}
     try:
         wants_back = dialect.owed(reply)
-        events = dialect.stream(reply, request) if request.get("stream") else ()
+        events = tuple(dialect.events(reply, request)) if request.get("stream") else ()
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
         wants_back, events = {}, ()
     if events:

@@ -46,7 +46,7 @@ def dialect(wire: WireName) -> Dialect:
 
 def sound_body(wire: WireName, *, stream: bool) -> bytes:
     whole = dialect(wire).from_chat(COMPLETION, {"include": ["reasoning.encrypted_content"]})
-    return b"".join(dialect(wire).stream(whole, {})) if stream else json.dumps(whole).encode()
+    return b"".join(dialect(wire).events(whole, {})) if stream else json.dumps(whole).encode()
 
 
 async def two_requests(wire: WireName, first_body: bytes, *, stream: bool) -> list[bytes]:

@@ -136,7 +136,7 @@ async def test_a_call_that_the_limit_cut_before_its_arguments_is_not_made(wire: 
     dialect = dialect_of(FORMATS[wire].path)  # type: ignore[index]  # a parameter
     assert dialect is not None
     whole = dialect.from_chat(completion, {})
-    body = b"".join(dialect.stream(whole, {})) if stream else json.dumps(whole).encode()
+    body = b"".join(dialect.events(whole, {})) if stream else json.dumps(whole).encode()
 
     def answer(_: httpx.Request) -> httpx.Response:
         kind = "text/event-stream" if stream else "application/json"

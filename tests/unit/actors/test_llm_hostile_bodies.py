@@ -49,7 +49,7 @@ def body_of(wire: WireName, arguments: str, *, stream: bool) -> bytes:
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
     whole = dialect.from_chat({"model": "m", "choices": [choice], "usage": {}}, {})
-    return b"".join(dialect.stream(whole, {})) if stream else json.dumps(whole).encode()
+    return b"".join(dialect.events(whole, {})) if stream else json.dumps(whole).encode()
 
 
 async def asked(

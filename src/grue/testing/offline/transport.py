@@ -103,7 +103,7 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         content = dialect.from_chat(answer, asked)
         if not asked.get("stream"):
             return _json(200, content)
-        events = dialect.stream(content, asked)
+        events = tuple(dialect.events(content, asked))
         headers = {"Content-Type": "text/event-stream"}
         return httpx.Response(200, headers=headers, stream=_Events(events, self._pause_s))
 

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
+from urllib.parse import parse_qsl
 
 from msgspec import Struct, field
 
@@ -29,6 +30,7 @@ from grue.testing.providers.chat_rules import Json
 Ask: TypeAlias = Callable[[str, Mapping[str, str], bytes], LlmReply]
 Unanswered: TypeAlias = Literal["expired", "cancelled", "errored", "lost"]
 
+_FIELDS = frozenset({"endpoint", "input_file_id", "completion_window", "metadata"})
 _ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/v1/completions"})
 _MOST_ITEMS, _MOST_BYTES = 50_000, 200 * 10**6
 _ANTHROPIC_MOST_ITEMS, _ANTHROPIC_MOST_BYTES = 100_000, 256 * 10**6
@@ -123,7 +125,7 @@ class ScriptedBatches:
             if early is not None:
                 return early
             place = plain[plain.index("/v1/") + 3 :]
-            reply = self._done(method, place, dict(_pairs(query)), headers, raw)
+            reply = self._done(method, place, dict(parse_qsl(query)), headers, raw)
             late = self.faults.after(method, plain, times)
         return reply if late is None else late
 
@@ -177,12 +179,7 @@ class ScriptedBatches:
             return error_reply(404, f"No such File object: {file}")
         if body.get("completion_window") != "24h":
             return error_reply(400, "Invalid value for completion_window: only '24h' is supported.")
-        if len(body.get("metadata") or {}) > 16 or set(body) - {
-            "endpoint",
-            "input_file_id",
-            "completion_window",
-            "metadata",
-        }:
+        if len(body.get("metadata") or {}) > 16 or body.keys() - _FIELDS:
             return error_reply(400, "Unknown parameter, or more than 16 entries of metadata")
         requests, why = _read_file(self._files[file], endpoint)
         batch = self._new(requests, endpoint=endpoint, metadata=body.get("metadata") or {})
@@ -266,11 +263,6 @@ class ScriptedBatches:
         self._reads[id_] += 1
         sent = self.faults.results(lines, self._reads[id_])
         return LlmReply(headers={"Content-Type": "application/jsonl"}, body=sent)
-
-
-def _pairs(query: str) -> list[tuple[str, str]]:
-    parts = (each.partition("=") for each in query.split("&") if each)
-    return [(name, value) for name, _, value in parts]
 
 
 def _read_file(content: bytes, endpoint: str) -> tuple[list[tuple[str, str, Json]], str]:
@@ -361,6 +353,4 @@ def _unanswered(item: str, what: Unanswered, *, anthropic: bool) -> bytes:
 
 def _anthropic_error(status: int, words: str) -> LlmReply:
     body = {"type": "error", "error": {"type": "invalid_request_error", "message": words}}
-    return LlmReply(
-        status=status, headers={"Content-Type": "application/json"}, body=json.dumps(body).encode()
-    )
+    return json_reply(body, status=status)

@@ -166,38 +166,6 @@ _BEGINNINGS = {
 }
 
 
-def part_refusals(
-    where: str, part: Json, *, images: bool, audio: bool, files: bool, max_base64: int
-) -> Iterator[str]:
-    """Yield why a part of a user's message is refused.
-
-    Args:
-        where: The part's place in the request, for messages.
-        part: A part that is not text.
-        images: Whether the model takes images.
-        audio: Whether the model takes audio.
-        files: Whether the model takes PDF files.
-        max_base64: Longest base64 text of an image.
-    """
-    match part:
-        case {"type": "image_url", "image_url": {"url": str(url)}}:
-            if not images:
-                yield f"Invalid content type. image_url is only supported by certain models. ({where})"
-            yield from _url(where, url, "image/", max_base64)
-        case {"type": "input_audio", "input_audio": {"data": str(data), "format": "wav" | "mp3" as form}}:
-            if not audio:
-                yield f"This model does not support audio input. ({where})"
-            yield from _data(where, str(form), data)
-        case {"type": "file", "file": {"filename": str(name), "file_data": str(url)}} if name:
-            if not files:
-                yield f"This model does not support file content. ({where})"
-            yield from _url(where, url, "application/pdf", max_base64)
-        case {"type": kind}:
-            yield f"Invalid value: '{kind}'. Supported values are: 'text', 'image_url'... ({where}.type)"
-        case _:
-            yield f"Missing required parameter: '{where}.type'."
-
-
 def _url(where: str, url: str, expected: str, max_base64: int) -> Iterator[str]:
     if url.startswith("https://"):
         return
@@ -331,14 +299,23 @@ def _part(where: str, part: Json, role: object, rules: ProviderRules) -> Iterato
         return
     if role != "user":
         yield f"Invalid value: '{part.get('type')}'. Supported values are: 'text'. ({where}.type)"
-    yield from part_refusals(
-        where,
-        part,
-        images=rules.images,
-        audio=rules.audio,
-        files=rules.files,
-        max_base64=rules.max_image_base64,
-    )
+    match part:
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            if not rules.images:
+                yield f"Invalid content type. image_url is only supported by certain models. ({where})"
+            yield from _url(where, url, "image/", rules.max_image_base64)
+        case {"type": "input_audio", "input_audio": {"data": str(data), "format": "wav" | "mp3" as form}}:
+            if not rules.audio:
+                yield f"This model does not support audio input. ({where})"
+            yield from _data(where, str(form), data)
+        case {"type": "file", "file": {"filename": str(name), "file_data": str(url)}} if name:
+            if not rules.files:
+                yield f"This model does not support file content. ({where})"
+            yield from _url(where, url, "application/pdf", rules.max_image_base64)
+        case {"type": kind}:
+            yield f"Invalid value: '{kind}'. Supported values are: 'text', 'image_url'... ({where}.type)"
+        case _:
+            yield f"Missing required parameter: '{where}.type'."
 
 
 def _call(where: str, call: Json, rules: ProviderRules) -> Iterator[str]:

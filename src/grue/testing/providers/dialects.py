@@ -83,15 +83,6 @@ class Dialect(Struct, frozen=True, kw_only=True):
         words = words or refusal_of(chat, rules)
         return chat, None if words is None else Refusal(words=words)
 
-    def stream(self, reply: Json, request: Json) -> tuple[bytes, ...]:
-        """Return the events of a reply.
-
-        Args:
-            reply: The body that would be sent without streaming, in this format.
-            request: The request; `stream_options` in it may ask for usage.
-        """
-        return tuple(self.events(reply, request))
-
     def _as_far_as_readable(self, body: Json) -> Json:
         try:
             return self.to_chat(body)

@@ -86,7 +86,7 @@ def test_a_streamed_reply_is_what_would_have_come_at_once(
 ) -> None:
     request = {"stream": True, "stream_options": {"include_usage": True}}
     whole = dialect(wire).from_chat(completion, request)
-    stream = b"".join(dialect(wire).stream(whole, request))
+    stream = b"".join(dialect(wire).events(whole, request))
     assembler, deltas = assembled(wire, cut(stream, places))
     reply = read(wire, assembler.body())
     assert reply == read(wire, json.dumps(whole).encode())
@@ -103,7 +103,7 @@ def test_a_streamed_reply_is_what_would_have_come_at_once(
 @given(completion=completions(), kept=st.integers(0, 30))
 def test_a_stream_that_breaks_off_never_raises(wire: WireName, completion: dict[str, Any], kept: int) -> None:
     whole = dialect(wire).from_chat(completion, {})
-    events = dialect(wire).stream(whole, {})
+    events = tuple(dialect(wire).events(whole, {}))
     assembler, _ = assembled(wire, events[:kept])
     assert assembler.finished is (kept >= len(events))
     read(wire, assembler.body())

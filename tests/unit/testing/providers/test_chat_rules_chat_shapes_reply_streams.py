@@ -127,7 +127,7 @@ def test_a_stream_amounts_to_the_reply(dialect: Dialect, content: str | None, ar
     said = tool_calls_reply(*[(f"t{n}", each) for n, each in enumerate(arguments)], content=content)
     reply = dialect.reply(said.body, 200, {})
     assert reply is not None
-    amount = put_together(dialect, b"".join(dialect.stream(reply, {})))
+    amount = put_together(dialect, b"".join(dialect.events(reply, {})))
     if dialect is CHAT:
         message = reply["choices"][0]["message"]
         assert amount["message"].get("tool_calls", []) == message["tool_calls"]

@@ -74,7 +74,7 @@ def events_of(wire: WireName) -> list[bytes]:
     dialect = dialect_of(FORMATS[wire].path)
     assert dialect is not None
     whole = dialect.from_chat(COMPLETION, {"include": ["reasoning.encrypted_content"]})
-    return list(dialect.stream(whole, {"stream_options": {"include_usage": True}}))
+    return list(dialect.events(whole, {"stream_options": {"include_usage": True}}))
 
 
 class Case(NamedTuple):
