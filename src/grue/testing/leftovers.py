@@ -32,7 +32,7 @@ _LONGEST_PAUSE_S = 0.1
 
 
 class _Present(NamedTuple):
-    """Processes, descriptors and threads: either all that exist at one moment, or only new ones."""
+    """The processes, descriptors and threads that exist at one moment."""
 
     processes: frozenset[int]
     descriptors: frozenset[int]
@@ -74,40 +74,39 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
             os.environ[_MARK] = outer
     deadline = time.monotonic() + within_s
     pause_s = _FIRST_PAUSE_S
-    while any((left := _new_since(before, mark))[:3]) and time.monotonic() < deadline:
+    while any(left := _new_since(before, mark)) and time.monotonic() < deadline:
         time.sleep(pause_s)
         # Each check reads all of the system's processes. Frequent checks would delay the processes' end.
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
-    if any(left[:3]):
-        raise AssertionError("left behind: " + ", ".join(_description(left)))
+    if any(left):
+        raise AssertionError("left behind: " + ", ".join(_description(*left)))
 
 
-def _new_since(before: _Present, mark: str) -> _Present:
-    return _Present(
+def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[threading.Thread]]:
+    """Return the processes, descriptors and threads that are new."""
+    return (
         # Read only processes that are new since the block began, not the machine's hundreds of others.
-        frozenset(each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)),
-        frozenset(_descriptors()) - before.descriptors,
+        {each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)},
+        set(_descriptors()) - before.descriptors,
         # Leave out threads that the kernel listed before the block. A thread that Python did not start gets
         # its entry when it first asks for `current_thread()`, which may be long after its start.
-        frozenset(
+        {
             each
             for each in set(_threads(before.running)) - before.threads
             if each.native_id not in before.started
-        ),
-        frozenset(),
-        frozenset(),
+        },
     )
 
 
-def _description(left: _Present) -> Iterator[str]:
-    for pid in sorted(left.processes):
+def _description(processes: set[int], descriptors: set[int], threads: set[threading.Thread]) -> Iterator[str]:
+    for pid in sorted(processes):
         yield f"process {pid} ({described(pid)})"
-    for descriptor in sorted(left.descriptors):
+    for descriptor in sorted(descriptors):
         target = ""
         with suppress(OSError):
             target = str(Path(f"/dev/fd/{descriptor}").readlink())
         yield f"descriptor {descriptor} ({target})"
-    for thread in left.threads:
+    for thread in threads:
         yield f"thread {thread.name}"
 
 

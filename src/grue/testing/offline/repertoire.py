@@ -7,7 +7,7 @@ commands that are remembered to have killed the player, exits named next to a da
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -287,15 +287,7 @@ def playbook_for(game_title: str, seed: int) -> Playbook | None:
 
 def house_playbook(seed: int) -> Playbook:
     """Return the playbook that wins the house of this seed with all points."""
-    steps = tuple(
-        Step(
-            command=command,
-            why=_HOUSE_REASONS.get(command) or _onward(command),
-            objective=_HOUSE_OBJECTIVES.get(command),
-            rounds=_HOUSE_ROUNDS.get(command, ()),
-        )
-        for command in walkthrough(seed)
-    )
+    steps = _steps(walkthrough(seed), _HOUSE_REASONS, _HOUSE_OBJECTIVES, _HOUSE_ROUNDS)
     case = case_for(seed)
     return Playbook(
         r"^(?:the )?house$",
@@ -305,20 +297,23 @@ def house_playbook(seed: int) -> Playbook:
 
 def zork1_playbook() -> Playbook:
     """Return the playbook that scores 55 of the 350 points of Zork I, with any seed."""
-    steps = tuple(
-        Step(
+    steps = _steps(_ZORK_COMMANDS.split(". "), _ZORK_REASONS, _ZORK_OBJECTIVES, _ZORK_ROUNDS)
+    return Playbook(r"\bzork[ _-]*(?:1|i)(?![0-9i])", tuple(steps))
+
+
+def _steps(
+    commands: Iterable[str],
+    reasons: Mapping[str, str],
+    objectives: Mapping[str, str],
+    rounds: Mapping[str, tuple[tuple[Thought, ...], ...]],
+) -> Iterator[Step]:
+    for command in commands:
+        yield Step(
             command=command,
-            why=_ZORK_REASONS.get(command) or _onward(command),
-            objective=_ZORK_OBJECTIVES.get(command),
-            rounds=_ZORK_ROUNDS.get(command, ()),
+            why=reasons.get(command, f"On, {command}: what I want next is that way."),
+            objective=objectives.get(command),
+            rounds=rounds.get(command, ()),
         )
-        for command in _ZORK_COMMANDS.split(". ")
-    )
-    return Playbook(r"\bzork[ _-]*(?:1|i)(?![0-9i])", steps)
-
-
-def _onward(command: str) -> str:
-    return f"On, {command}: what I want next is that way."
 
 
 def _with_sum(step: Step, case: Case) -> Step:
