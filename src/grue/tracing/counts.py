@@ -8,9 +8,9 @@ import functools
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from grue import messages as m
 from grue.protocol.tools.built_in import named_call
 from grue.runtime.trace.format import PAYLOADS
 from grue.runtime.trace.recorder import Envelope
-from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.message_words import cut_results
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.stats import (
@@ -121,172 +121,28 @@ class TurnCounts:
         )
 
 
-class ModelCounts:
-    """Counts the requests to the model, and the tokens of its replies."""
+class Counts(Struct):
+    """Counts of the requests to the model, of one tool's calls, or of one server's sessions.
 
-    def __init__(self) -> None:
-        self.requests = 0
-        self.retries = 0
-        self.cut_replies = 0
-        self.cut_results = 0
-        self._dropped = 0
-        self._usage = m.Usage()
-        self._durations = array("d")
+    Attributes:
+        numbers: The counts, by the names of the fields of `ModelStats`, `ToolStats` or `ServerStats`.
+        seconds: The durations.
+    """
 
-    def reply(self, t: float, usage: m.Usage, changes: Sequence[StepChange]) -> None:
-        """Count a reply, and the duration of the request that ends with it."""
-        self._usage += usage
-        for change in changes:
-            if isinstance(change, StepEnded):
-                self._durations.append(t - change.step.began.t)
-
-    def drop(self, usage: m.Usage) -> None:
-        """Count a reply that was dropped, and its usage."""
-        self._usage += usage
-        self._dropped += 1
-
-    def stats(self) -> ModelStats:
-        """Return the counts of the requests."""
-        return ModelStats(
-            requests=self.requests,
-            retries=self.retries,
-            cut_replies=self.cut_replies,
-            cut_results=self.cut_results,
-            dropped_replies=self._dropped,
-            usage=self._usage,
-            duration=Durations.of(self._durations),
-        )
+    numbers: Counter[str] = field(default_factory=Counter)
+    seconds: "array[float]" = field(default_factory=lambda: array("d"))
 
 
-class ToolCounts(Struct):
-    """Counts the calls of one tool."""
+class ServerCounts(Counts):
+    """Counts of one server's sessions.
 
-    calls: int = 0
-    returned: int = 0
-    errors: int = 0
-    timed_out: int = 0
-    lost: int = 0
-    skipped: int = 0
-    rejected: int = 0
-    durations: "array[float]" = field(default_factory=lambda: array("d"))
+    Attributes:
+        endings: How often its processes ended in each way.
+        in_turns: The turns in which a session of the server is open.
+    """
 
-    def settle(self, settlement: m.Settlement) -> None:
-        """Count how a call ended."""
-        match settlement:
-            case m.ToolReturned(result=result):
-                self.errors += result.is_error
-                self.returned += not result.is_error
-            case m.ToolSkipped(refused=True):
-                self.rejected += 1
-                return
-            case m.ToolSkipped():
-                self.skipped += 1
-                return
-            case m.ToolTimedOut():
-                self.timed_out += 1
-            case m.ServerDied():
-                self.lost += 1
-        self.durations.append(settlement.duration_s)
-
-
-class CallCounts:
-    """Counts tool calls by tool. The canonical name of a call is remembered from the model's reply."""
-
-    def __init__(self) -> None:
-        self._tools: dict[str, ToolCounts] = {}
-        self._names: dict[tuple[int, str], str] = {}
-
-    def name(self, turn: int, calls: Iterable[m.ToolCall]) -> None:
-        """Remember the canonical names of the calls in a reply."""
-        self._names.update(((turn, call.call_id), call.name) for call in map(named_call, calls))
-
-    def route(self, turn: int, server: str, calls: Iterable[m.ServerCall]) -> None:
-        """Remember the names of calls that a server gets, if no reply in the trace has named them."""
-        for call in calls:
-            self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
-
-    def call(self, turn: int, call_id: str) -> None:
-        """Count a call that was sent."""
-        self._tool(turn, call_id).calls += 1
-
-    def refuse(self, turn: int, call_id: str, name: str) -> None:
-        """Count a call that was never sent."""
-        # Count the call by the name that the model wrote, which is untrusted and may be the name of no tool.
-        self._tools.setdefault(name, ToolCounts()).rejected += 1
-        self._names.pop((turn, call_id), None)
-
-    def settle(self, turn: int, settlement: m.Settlement) -> None:
-        """Count how a call ended, and forget its name."""
-        self._tool(turn, settlement.call_id).settle(settlement)
-        self._names.pop((turn, settlement.call_id), None)
-
-    def _tool(self, turn: int, call_id: str) -> ToolCounts:
-        return self._tools.setdefault(self._names.get((turn, call_id), "?"), ToolCounts())
-
-    def stats(self) -> tuple[ToolStats, ...]:
-        """Return the counts of each tool, sorted by name."""
-        return tuple(
-            ToolStats(
-                tool=name,
-                calls=tool.calls,
-                returned=tool.returned,
-                errors=tool.errors,
-                timed_out=tool.timed_out,
-                lost=tool.lost,
-                skipped=tool.skipped,
-                rejected=tool.rejected,
-                duration=Durations.of(tool.durations),
-            )
-            for name, tool in sorted(self._tools.items())
-        )
-
-
-class ServerCounts(Struct):
-    """Counts the sessions of one server."""
-
-    starts: int = 0
-    failed_starts: int = 0
-    retries: int = 0
-    disabled: int = 0
-    deaths: int = 0
     endings: Counter[str] = field(default_factory=Counter)
-    startups: "array[float]" = field(default_factory=lambda: array("d"))
     in_turns: set[int] = field(default_factory=set)
-    spares: int = 0
-    spares_lost: int = 0
-
-    def open(self, turn: int, elapsed_s: float) -> None:
-        """Count a session that opened."""
-        self.starts += 1
-        self.startups.append(elapsed_s)
-        self.in_turns.add(turn)
-
-    def fail(self, then: str) -> None:
-        """Count an attempt to connect that failed."""
-        self.failed_starts += 1
-        self.retries += then == "retry"
-
-    def close(self, turn: int, ending: str) -> None:
-        """Count how a session ended."""
-        # Count a session once: a cancelled session can send a second `SessionClosed`, which nobody requested,
-        # and for a session that was handed over, a later message reports the end.
-        self.endings[ending] += turn in self.in_turns and ending != "handed_over"
-        self.in_turns.discard(turn)
-
-    def stats(self, name: str) -> ServerStats:
-        """Return the counts of the sessions."""
-        return ServerStats(
-            server=name,
-            starts=self.starts,
-            failed_starts=self.failed_starts,
-            retries=self.retries,
-            disabled=self.disabled,
-            deaths=self.deaths,
-            endings={ending: count for ending, count in self.endings.items() if count},
-            startup=Durations.of(self.startups),
-            spares=self.spares,
-            spares_lost=self.spares_lost,
-        )
 
 
 def count_episode(episode: EpisodeReader) -> EpisodeStats:
@@ -327,9 +183,11 @@ class EpisodeTally:
         self.clock = PhaseClock()
         self.steps = StepTracker()
         self.turns = TurnCounts()
-        self.model = ModelCounts()
-        self.calls = CallCounts()
+        self.usage = m.Usage()
+        self.model = Counts()
+        self.tools: dict[str, Counts] = {}
         self.servers: dict[str, ServerCounts] = {}
+        self._names: dict[tuple[int, str], str] = {}  # canonical names of the calls, by turn and id
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         """Count the next envelope."""
@@ -345,10 +203,6 @@ class EpisodeTally:
         """Count the next message of a kind whose content no count needs, without decoding it."""
         self.messages += 1
         self.clock.note(t)
-
-    def server(self, body: Any) -> "ServerCounts":
-        """Return the counts of the server that a message names."""
-        return self.servers.setdefault(body.server, ServerCounts())
 
     def stats(self, episode: EpisodeReader) -> EpisodeStats:
         """Return the counts of an episode that has been read to its end."""
@@ -366,133 +220,144 @@ class EpisodeTally:
             hosted=self.hosted,
             ending=self.ending,
             turns=self.turns.stats(),
-            model=self.model.stats(),
-            tools=self.calls.stats(),
-            servers=tuple(server.stats(name) for name, server in self.servers.items()),
+            model=ModelStats(
+                usage=self.usage, duration=Durations.of(self.model.seconds), **self.model.numbers
+            ),
+            tools=tuple(
+                ToolStats(tool=name, duration=Durations.of(tool.seconds), **tool.numbers)
+                for name, tool in sorted(self.tools.items())
+            ),
+            servers=tuple(
+                ServerStats(
+                    server=name,
+                    endings=dict(server.endings),
+                    startup=Durations.of(server.seconds),
+                    **server.numbers,
+                )
+                for name, server in self.servers.items()
+            ),
             slowest_turns=self.turns.slowest(),
         )
 
+    # --- What each kind of message counts for ---
 
-# --- What each kind of message counts for ---
+    def _count_model(self, envelope: Envelope[Any], changes: Sequence[StepChange]) -> None:
+        counts = self.model.numbers
+        match envelope.body:
+            case m.RequestCompletion() as request:
+                counts["requests"] += 1
+                counts["cut_results"] += len(cut_results(request))
+            case m.CompletionReceived(usage=usage, tool_calls=calls):
+                self.usage += usage
+                ended = (change.step for change in changes if isinstance(change, StepEnded))
+                self.model.seconds.extend(envelope.t - step.began.t for step in ended)
+                named = map(named_call, calls)
+                self._names.update(((envelope.turn, call.call_id), call.name) for call in named)
+            case m.CompletionRetried():
+                counts["retries"] += 1
+            case m.ReplyDropped(usage=usage):
+                self.usage += usage
+                counts["dropped_replies"] += 1
+            case m.ReplyCut():
+                counts["cut_replies"] += 1
 
+    def _count_call(self, envelope: Envelope[Any], _: Sequence[StepChange]) -> None:
+        turn, body = envelope.turn, envelope.body
+        match body:
+            case m.CallTools(server=server, calls=calls):
+                # Remember the names of calls that no reply in the trace has named.
+                for call in calls:
+                    self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
+            case m.ToolCalled():
+                self._tool(envelope).numbers["calls"] += 1
+            case m.ToolRejected(name=name) | m.ToolDenied(name=name):
+                # Count the call by the name that the model wrote, which may be the name of no tool.
+                self.tools.setdefault(name, Counts()).numbers["rejected"] += 1
+                self._names.pop((turn, body.call_id), None)
+            case m.ToolSkipped(refused=refused):
+                self._settle(envelope, "rejected" if refused else "skipped")
+            case m.ToolReturned(result=result):
+                self._settle(envelope, "errors" if result.is_error else "returned")
+            case m.ToolTimedOut():
+                self._settle(envelope, "timed_out")
+            case m.ServerDied():
+                self._settle(envelope, "lost")
+                self._server(body).numbers["deaths"] += 1
 
-def _reply(tally: EpisodeTally, envelope: Envelope[Any], changes: Sequence[StepChange]) -> None:
-    tally.model.reply(envelope.t, envelope.body.usage, changes)
-    tally.calls.name(envelope.turn, envelope.body.tool_calls)
+    def _settle(self, envelope: Envelope[Any], how: str) -> None:
+        """Count how a call ended, and forget the call's name."""
+        tool = self._tool(envelope)
+        tool.numbers[how] += 1
+        if not isinstance(envelope.body, m.ToolSkipped):
+            tool.seconds.append(envelope.body.duration_s)
+        self._names.pop((envelope.turn, envelope.body.call_id), None)
 
+    def _count_session(self, envelope: Envelope[Any], _: Sequence[StepChange]) -> None:
+        turn, server = envelope.turn, self._server(envelope.body)
+        counts = server.numbers
+        match envelope.body:
+            case m.SessionOpened(elapsed_s=elapsed_s):
+                counts["starts"] += 1
+                server.seconds.append(elapsed_s)
+                server.in_turns.add(turn)
+            case m.ConnectFailed(then=then):
+                counts["failed_starts"] += 1
+                counts["retries"] += then == "retry"
+            case m.McpDisabled(newly=newly):
+                counts["disabled"] += newly
+            case m.SessionClosed(ending=ending):
+                # Count a session once: a cancelled session can send a second `SessionClosed`, which nobody
+                # requested, and for a session that was handed over, a later message reports the end.
+                if turn in server.in_turns and ending != "handed_over":
+                    server.endings[ending] += 1
+                server.in_turns.discard(turn)
+            case m.ServerEnded(ending=ending):
+                server.endings[ending] += 1
+            case m.SessionPrewarmed():
+                counts["spares"] += 1
+            case m.PrewarmLost():
+                counts["spares_lost"] += 1
 
-def _request(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.model.requests += 1
-    tally.model.cut_results += len(cut_results(envelope.body))
+    def _count_fact(self, envelope: Envelope[Any], _: Sequence[StepChange]) -> None:
+        match envelope.body:
+            case EpisodeStarted():
+                self.hosted = True
+            case EpisodeResumed():
+                self.hosted, self.ending = True, None
+                self.resumptions += 1
+            case EpisodeEnded() as ended:
+                self.ending = ended
 
+    def _tool(self, envelope: Envelope[Any]) -> Counts:
+        """Return the counts of the tool that a message's call is for."""
+        name = self._names.get((envelope.turn, envelope.body.call_id), "?")
+        return self.tools.setdefault(name, Counts())
 
-def _retry(tally: EpisodeTally, *_: Any) -> None:
-    tally.model.retries += 1
+    def _server(self, body: Any) -> ServerCounts:
+        return self.servers.setdefault(body.server, ServerCounts())
 
-
-def _cut(tally: EpisodeTally, *_: Any) -> None:
-    tally.model.cut_replies += 1
-
-
-def _drop(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.model.drop(envelope.body.usage)
-
-
-def _route(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.calls.route(envelope.turn, envelope.body.server, envelope.body.calls)
-
-
-def _call(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.calls.call(envelope.turn, envelope.body.call_id)
-
-
-def _refuse(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.calls.refuse(envelope.turn, envelope.body.call_id, envelope.body.name)
-
-
-def _settle(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.calls.settle(envelope.turn, envelope.body)
-
-
-def _die(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    _settle(tally, envelope, _)
-    tally.server(envelope.body).deaths += 1
-
-
-def _open(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.server(envelope.body).open(envelope.turn, envelope.body.elapsed_s)
-
-
-def _fail(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.server(envelope.body).fail(envelope.body.then)
-
-
-def _disable(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.server(envelope.body).disabled += envelope.body.newly
-
-
-def _close(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.server(envelope.body).close(envelope.turn, envelope.body.ending)
-
-
-def _end_process(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.server(envelope.body).endings[envelope.body.ending] += 1
-
-
-def _prewarm(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.server(envelope.body).spares += 1
-
-
-def _lose(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.server(envelope.body).spares_lost += 1
-
-
-def _start(tally: EpisodeTally, *_: Any) -> None:
-    tally.hosted = True
-
-
-def _resume(tally: EpisodeTally, *_: Any) -> None:
-    tally.hosted, tally.ending = True, None
-    tally.resumptions += 1
-
-
-def _end(tally: EpisodeTally, envelope: Envelope[Any], _: Any) -> None:
-    tally.ending = envelope.body
-
-
-_Count: TypeAlias = Callable[[EpisodeTally, Envelope[Any], Sequence[StepChange]], None]
-
-_COUNTS: dict[type[Struct], _Count] = {
-    m.RequestCompletion: _request,
-    m.CompletionReceived: _reply,
-    m.CompletionRetried: _retry,
-    m.ReplyDropped: _drop,
-    m.ReplyCut: _cut,
-    m.CallTools: _route,
-    m.ToolCalled: _call,
-    m.ToolRejected: _refuse,
-    m.ToolDenied: _refuse,
-    m.ToolReturned: _settle,
-    m.ToolTimedOut: _settle,
-    m.ToolSkipped: _settle,
-    m.ServerDied: _die,
-    m.SessionOpened: _open,
-    m.ConnectFailed: _fail,
-    m.McpDisabled: _disable,
-    m.SessionClosed: _close,
-    m.ServerEnded: _end_process,
-    m.SessionPrewarmed: _prewarm,
-    m.PrewarmLost: _lose,
-    EpisodeStarted: _start,
-    EpisodeResumed: _resume,
-    EpisodeEnded: _end,
-}
+    _counted: ClassVar[dict[Callable[..., None], tuple[type[Struct], ...]]] = {
+        _count_model: (
+            m.RequestCompletion, m.CompletionReceived, m.CompletionRetried, m.ReplyDropped, m.ReplyCut,
+        ),
+        _count_call: (
+            m.CallTools, m.ToolCalled, m.ToolRejected, m.ToolDenied, m.ToolSkipped, m.ToolReturned,
+            m.ToolTimedOut, m.ServerDied,
+        ),
+        _count_session: (
+            m.SessionOpened, m.ConnectFailed, m.McpDisabled, m.SessionClosed, m.ServerEnded,
+            m.SessionPrewarmed, m.PrewarmLost,
+        ),
+        _count_fact: EPISODE_FACTS,
+    }  # fmt: skip
+    """The kinds of messages that each method counts."""
 
 
 @functools.cache
-def _count_of(kind: type[Struct]) -> _Count | None:
-    """Return the function that counts messages of this class, or of the fact of which it is a subclass."""
-    return next((_COUNTS[base] for base in kind.__mro__ if base in _COUNTS), None)
+def _count_of(kind: type[Struct]) -> Callable[..., None] | None:
+    """Return the method of `EpisodeTally` that counts messages of this class; `None`: none counts them."""
+    counted = EpisodeTally._counted  # noqa: SLF001 - of this module
+    return next((count for count, kinds in counted.items() if issubclass(kind, kinds)), None)
 
 
 @functools.cache

@@ -195,9 +195,9 @@ class ModelStats(Struct, frozen=True, kw_only=True):
         duration: Durations of requests that got a reply, from the first attempt to the reply.
     """
 
-    requests: int
-    retries: int
-    cut_replies: int
+    requests: int = 0
+    retries: int = 0
+    cut_replies: int = 0
     usage: m.Usage
     duration: Durations
     dropped_replies: int = 0
@@ -220,13 +220,13 @@ class ToolStats(Struct, frozen=True, kw_only=True):
     """
 
     tool: str
-    calls: int
-    returned: int
-    errors: int
-    timed_out: int
-    lost: int
-    skipped: int
-    rejected: int
+    calls: int = 0
+    returned: int = 0
+    errors: int = 0
+    timed_out: int = 0
+    lost: int = 0
+    skipped: int = 0
+    rejected: int = 0
     duration: Durations
 
 
@@ -247,11 +247,11 @@ class ServerStats(Struct, frozen=True, kw_only=True):
     """
 
     server: str
-    starts: int
-    failed_starts: int
-    retries: int
-    disabled: int
-    deaths: int
+    starts: int = 0
+    failed_starts: int = 0
+    retries: int = 0
+    disabled: int = 0
+    deaths: int = 0
     endings: dict[str, int]
     startup: Durations
     spares: int = 0
