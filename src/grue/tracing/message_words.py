@@ -22,7 +22,7 @@ from grue.protocol.tools.lock import drift_text
 from grue.protocol.tools.policy import UNMATCHED
 from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.reader import RecordedLine
-from grue.tracing.facts import Fact, LogLevel, LogLine, Severity, counted
+from grue.tracing.facts import Fact, LogLine, Severity, counted
 
 RED, GREEN, YELLOW, DIM = "31", "32", "33", "2"
 COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "quiet": DIM, "": ""}
@@ -477,11 +477,13 @@ _FORCED = {
 }
 
 
-def _line(level: LogLevel, event: str, message: str, **fields: object) -> LogLine:
-    return LogLine(level, event, message, fields)
+def info(event: str, message: str, **fields: object) -> LogLine:
+    """Return a log line of the level `info`."""
+    return LogLine("info", event, message, fields)
 
 
-def _problem(event: str, message: str, **fields: object) -> LogLine:
+def problem(event: str, message: str, **fields: object) -> LogLine:
+    """Return a log line of the level `warning`."""
     return LogLine("warning", event, message, fields)
 
 
@@ -491,28 +493,29 @@ def _noted_call(name: str, error_type: str, body: m.ToolRejected | m.ToolDenied,
 
 
 def _unparsed(reason: str, raw: str | None) -> LogLine:
-    return _line("error", "agent_parse_error", f"Failed to parse agent response: {reason}", raw_response=raw)
+    message = f"Failed to parse agent response: {reason}"
+    return LogLine("error", "agent_parse_error", message, {"raw_response": raw})
 
 
 def _log_forced(body: m.FinalForced) -> tuple[LogLine, ...]:
     message = f"Agent exited tool loop without content after {body.iterations} iterations"
     forcing = f"Forcing final action after {_FORCED[body.reason]}"
     return (
-        _problem("mcp_no_content", message, iterations=body.iterations),
-        _line("info", "mcp_forced_final", forcing, reason=body.reason, iterations=body.iterations),
+        problem("mcp_no_content", message, iterations=body.iterations),
+        info("mcp_forced_final", forcing, reason=body.reason, iterations=body.iterations),
     )
 
 
 def _log_unusable(body: m.ReplyUnusable) -> LogLine:
     reason = body.finish_reason
     message = f"LLM returned {body.seen or 'no content'} and no tool_calls, finish_reason={reason}"
-    return _problem("mcp_unexpected_state", message, finish_reason=reason, iteration=body.iteration)
+    return problem("mcp_unexpected_state", message, finish_reason=reason, iteration=body.iteration)
 
 
 def _log_failed(body: m.TurnFailed) -> tuple[LogLine, ...]:
     failure, sentence = body.failure, failure_words(body.failure).sentence
-    message = f"Turn failed: {sentence}"
-    failed = _line("error", "turn_failed", message, failure=type(failure).__name__, error=sentence)
+    facts: m.JsonObject = {"failure": type(failure).__name__, "error": sentence}
+    failed = LogLine("error", "turn_failed", f"Turn failed: {sentence}", facts)
     return (_unparsed(failure.reason, failure.raw), failed) if isinstance(failure, m.NoAnswer) else (failed,)
 
 
@@ -532,7 +535,7 @@ def _log_not_connected(body: m.ConnectFailed) -> tuple[LogLine, ...]:
         return ()
     error = body.failure.cause
     message = f"MCP session connect failed, retrying: {error}"
-    return (_problem("mcp_connect_retry", message, server_name=body.server, error=error),)
+    return (problem("mcp_connect_retry", message, server_name=body.server, error=error),)
 
 
 def _note_not_connected(body: m.ConnectFailed) -> SpanNote:
@@ -553,11 +556,11 @@ def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
             message = f"MCP server '{body.server}' gives results that are not checked: {body.text}"
         case _:
             return ()
-    return (_problem(f"mcp_{body.kind}", message, server_name=body.server, error=body.text),)
+    return (problem(f"mcp_{body.kind}", message, server_name=body.server, error=body.text),)
 
 
 def _log_drift(body: m.ToolDrifted) -> LogLine:
-    return _problem(
+    return problem(
         "mcp_tool_drift",
         f"MCP tool drift: {drift_text(body)}",
         tool_name=f"{body.server}.{body.tool}",
@@ -575,18 +578,18 @@ def _note_drift(body: m.ToolDrifted) -> SpanNote:
 
 def _log_lost(body: m.PrewarmLost) -> LogLine:
     message = f"MCP session prepared ahead was lost, opening another one: {body.cause}"
-    return _problem("mcp_spare_lost", message, server_name=body.server, error=body.cause)
+    return problem("mcp_spare_lost", message, server_name=body.server, error=body.cause)
 
 
 def _log_dropped(body: m.DropCompletion) -> LogLine:
     message = f"Reply to presumed tools dropped: {body.reason}"
-    return _problem("mcp_reply_dropped", message, request=body.request, reason=body.reason)
+    return problem("mcp_reply_dropped", message, request=body.request, reason=body.reason)
 
 
 def _log_retried(body: m.CompletionRetried) -> LogLine:
     error = body.failure.message
     message = f"LLM request failed, trying again in {body.delay_s:.1f}s: {error}"
-    return _problem("llm_retry", message, attempt=body.attempt, delay_s=body.delay_s, error=error)
+    return problem("llm_retry", message, attempt=body.attempt, delay_s=body.delay_s, error=error)
 
 
 def _note_retried(body: m.CompletionRetried) -> SpanNote:
@@ -600,21 +603,21 @@ def _log_passed_over(body: m.ModelPassedOver) -> LogLine:
     message = (
         f"LLM {body.model} cannot be asked: {body.reason}. Asking {asks.model} at {asks.address} instead"
     )
-    return _problem("llm_model_passed_over", message, model=asks.model, error=body.reason)
+    return problem("llm_model_passed_over", message, model=asks.model, error=body.reason)
 
 
 def _log_cut(body: m.ReplyCut) -> LogLine:
     limit, larger = body.limit_tokens, body.retried_with
     at = "its length limit" if limit is None else f"{limit} tokens (max_tokens)"
     then = "" if larger is None else f", asking once more with {larger}"
-    return _problem(
+    return problem(
         "llm_reply_cut", f"LLM reply was cut at {at}{then}", limit_tokens=limit, retried_with=larger
     )
 
 
 def _log_thoughts(body: m.ThoughtsDropped) -> LogLine:
     message = f"LLM {body.model} is not sent the thoughts of {body.replies} replies: it cannot read them"
-    return _problem("llm_thoughts_dropped", message, replies=body.replies, wire=body.wire)
+    return problem("llm_thoughts_dropped", message, replies=body.replies, wire=body.wire)
 
 
 def _log_uncounted(body: m.CostUncounted) -> LogLine:
@@ -622,23 +625,23 @@ def _log_uncounted(body: m.CostUncounted) -> LogLine:
         f"The cost limit of {body.limit_usd:g} USD has no effect: {body.endpoint} does not report what"
         f" {body.model} costs. Set its price under budget.prices"
     )
-    return _problem("llm_cost_uncounted", message, limit_usd=body.limit_usd)
+    return problem("llm_cost_uncounted", message, limit_usd=body.limit_usd)
 
 
 def _log_unseen(body: m.ToolsUnseen) -> LogLine:
     message = f"LLM {_tools_unseen(body)}"
     counted_as = {"tools": body.tools, "prompt_tokens": body.prompt_tokens}
-    return _problem("llm_tools_unseen", message, **counted_as, request=body.request)
+    return problem("llm_tools_unseen", message, **counted_as, request=body.request)
 
 
 def _log_schema(body: m.SchemaIgnored) -> LogLine:
     message = f"LLM {body.model} ({body.endpoint}) ignored the answer's schema: prompts state it now"
-    return _problem("llm_schema_ignored", message, request=body.request)
+    return problem("llm_schema_ignored", message, request=body.request)
 
 
 def _log_left_out(body: m.SettingsLeftOut) -> LogLine:
     message = f"LLM {body.model} ({body.endpoint}) does not take {' and '.join(body.settings)}: not sent"
-    return _problem("llm_settings_left_out", message, settings=list(body.settings))
+    return problem("llm_settings_left_out", message, settings=list(body.settings))
 
 
 _GENERIC = _Row(_any_fields)
@@ -662,7 +665,7 @@ _TABLE: dict[type, _Row] = {
         "repair",
         lambda body: f"asked once more, because {body.reason}",
         live=_always,
-        logged=lambda body: _problem(
+        logged=lambda body: problem(
             "agent_repair_requested",
             f"Agent response refused, asking once more: {body.reason}",
             reason=body.reason,

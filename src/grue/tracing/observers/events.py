@@ -25,7 +25,8 @@ Source: R7.1-3, P21, P28-30
 """
 
 import logging
-from typing import Any, TypeAlias, assert_never
+from collections.abc import Iterator
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,7 +36,7 @@ from grue.protocol.tools.built_in import named_call
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, LogLevel, LogLine
-from grue.tracing.message_words import log_lines
+from grue.tracing.message_words import info, log_lines, problem
 
 MESSAGE_LIMIT = 2000
 """Longest message of an event, in characters. The event's fields hold the whole text."""
@@ -71,41 +72,6 @@ class Event(Struct, frozen=True, kw_only=True):
         }
 
 
-class Moment(Struct, frozen=True):
-    """The time and turn of an envelope; creates the events that happen then."""
-
-    at: float
-    episode_id: str
-    turn: int
-
-    def info(self, event_type: str, message: str, **fields: object) -> Event:
-        """Return an event of the level `info`."""
-        return self._event("info", event_type, message, fields)
-
-    def warning(self, event_type: str, message: str, **fields: object) -> Event:
-        """Return an event of the level `warning`."""
-        return self._event("warning", event_type, message, fields)
-
-    def error(self, event_type: str, message: str, **fields: object) -> Event:
-        """Return an event of the level `error`."""
-        return self._event("error", event_type, message, fields)
-
-    def event(self, line: LogLine) -> Event:
-        """Return the event for a log line of a message or a fact."""
-        return self._event(line.level, line.event, line.message, line.fields)
-
-    def _event(self, level: LogLevel, event_type: str, message: str, fields: m.JsonObject) -> Event:
-        return Event(
-            at=self.at,
-            level=level,
-            event_type=event_type,
-            message=printable(message, MESSAGE_LIMIT),
-            episode_id=self.episode_id,
-            turn=self.turn,
-            fields=fields,
-        )
-
-
 _CALL_FAILED = "Tool call failed: "
 _CALL_SKIPPED = "Tool call skipped: "
 
@@ -116,19 +82,6 @@ class _Call(Struct, frozen=True):
     name: str
     server: str
     arguments: str = ""
-
-
-_Connecting: TypeAlias = m.RunTurn | m.SessionOpened | m.McpDisabled | m.ConnectFailed
-_Calling: TypeAlias = (
-    m.CompletionReceived
-    | m.ToolCalled
-    | m.ToolReturned
-    | m.ToolTimedOut
-    | m.ServerDied
-    | m.ToolRejected
-    | m.ToolDenied
-    | m.ToolSkipped
-)
 
 
 class EventFeed:
@@ -164,27 +117,23 @@ class EventFeed:
         if isinstance(body, EpisodeStarted | EpisodeResumed):
             self._episode_id = body.episode_id
         turn = envelope.turn or (body.turns if isinstance(body, EpisodeEnded) else getattr(body, "turn", 0))
-        moment = Moment(envelope.at, self._episode_id, turn)
         if isinstance(body, m.ToolDrifted) and self._is_known(body):
             return []
-        own = [moment.event(line) for line in log_lines(body)]
-        return [*own, *self._of_sequence(moment, body)]
+        return [
+            Event(
+                at=envelope.at,
+                level=line.level,
+                event_type=line.event,
+                message=printable(line.message, MESSAGE_LIMIT),
+                episode_id=self._episode_id,
+                turn=turn,
+                fields=line.fields,
+            )
+            for line in (*log_lines(body), *self._of_sequence(body))
+        ]
 
-    def _of_sequence(self, moment: Moment, body: object) -> list[Event]:
-        """Return the events of a message that depend on earlier messages too."""
-        if isinstance(body, _Connecting):
-            return self._connecting(moment, body)
-        if isinstance(body, _Calling):
-            return self._calling(moment, body)
-        if isinstance(body, m.IterationStarted):
-            return self._begin_iteration(moment, body)
-        if isinstance(body, m.TurnCompleted):
-            return self._session_complete(moment, body.iterations, _action(body.answer))
-        if isinstance(body, m.TurnFailed):
-            return self._session_complete(moment, body.iterations, None)
-        return []
-
-    def _connecting(self, moment: Moment, body: _Connecting) -> list[Event]:
+    def _of_sequence(self, body: object) -> Iterator[LogLine]:
+        """Yield the lines of a message that depend on earlier messages too."""
         match body:
             case m.RunTurn(servers=servers):
                 self._begin(servers)
@@ -195,16 +144,26 @@ class EventFeed:
                 self._expected.discard(server)
                 self._open.add(server)
                 if attempt > 1:
-                    return [_retried(moment, server, attempt)]
+                    retried = "MCP session retry successful"
+                    yield info("mcp_connect_retry_succeeded", retried, server_name=server, attempt=attempt)
             case m.McpDisabled(server=server, newly=newly):
                 self._expected.discard(server)
                 self._open.discard(server)
                 self._newly_disabled |= newly
-                disabled = [self._disabled(moment, body)] if newly else []
-                return [*disabled, *self._without_tools(moment)]
-            case never:
-                assert_never(never)
-        return []
+                if newly:
+                    yield self._disabled(body)
+                if not self._expected and not self._open and self._newly_disabled:
+                    self._newly_disabled = False
+                    yield problem("mcp_disabled_fallback", "MCP disabled, continuing without tools")
+            case m.IterationStarted():
+                yield from self._begin_iteration(body)
+            case m.TurnCompleted(iterations=iterations, answer=answer):
+                action = answer.get("action") if isinstance(answer, dict) else answer
+                yield from self._session_complete(iterations, action)
+            case m.TurnFailed(iterations=iterations):
+                yield from self._session_complete(iterations, None)
+            case _:
+                yield from self._of_calls(body)
 
     def _is_known(self, drift: m.ToolDrifted) -> bool:
         """Return whether this drift was logged already, and count it as logged.
@@ -215,7 +174,7 @@ class EventFeed:
         self._drifted.add(drift)
         return known
 
-    def _disabled(self, moment: Moment, body: m.McpDisabled) -> Event:
+    def _disabled(self, body: m.McpDisabled) -> LogLine:
         failed = self._attempts.pop(body.server, None)
         error = body.reason if failed is None else failed.failure.cause
         lasts = "for episode" if body.retry_s is None else f"for {body.retry_s:g} s"
@@ -226,64 +185,57 @@ class EventFeed:
                 what = f"MCP session connect failed, disabling MCP {lasts}"
             case _:
                 what = f"MCP retry failed, disabling MCP {lasts}"
-        return moment.warning("mcp_disabled", f"{what}: {error}", server_name=body.server, error=error)
+        return problem("mcp_disabled", f"{what}: {error}", server_name=body.server, error=error)
 
-    def _without_tools(self, moment: Moment) -> list[Event]:
-        """Return an event if all servers have reported, none is open, and one was newly disabled."""
-        if self._expected or self._open or not self._newly_disabled:
-            return []
-        self._newly_disabled = False
-        return [moment.warning("mcp_disabled_fallback", "MCP disabled, continuing without tools")]
-
-    def _calling(self, moment: Moment, body: _Calling) -> list[Event]:
+    def _of_calls(self, body: object) -> Iterator[LogLine]:
         match body:
             case m.CompletionReceived(tool_calls=calls):
                 self._begin_reply(tuple(map(named_call, calls)))
-                return []
             case m.ToolCalled(server=server, tool=tool, arguments=arguments):
                 call = self._calls[body.call_id] = _Call(f"{server}.{tool}", server)
                 self._used.append(call.name)
-                return [
-                    moment.info(
-                        "mcp_tool_call",
-                        f"MCP tool call: {call.name}",
-                        tool_name=call.name,
-                        server_name=server,
-                        arguments=arguments,
-                        iteration=self._iteration,
-                    )
-                ]
+                yield info(
+                    "mcp_tool_call",
+                    f"MCP tool call: {call.name}",
+                    tool_name=call.name,
+                    server_name=server,
+                    arguments=arguments,
+                    iteration=self._iteration,
+                )
             case m.ToolReturned():
-                return self._returned(moment, body)
-            case m.ToolTimedOut():
-                self._broken_by = "timeout"
-                name = self._name(body.call_id)
+                yield from self._returned(body)
+            case m.ToolTimedOut(call_id=call_id):
+                self._broken_by, name = "timeout", self._name(call_id)
                 message = f"Tool call timeout: {name}"
-                return [
-                    moment.warning("mcp_tool_timeout", message, tool_name=name, iteration=self._iteration)
-                ]
-            case m.ServerDied(failure=failure):
+                yield problem("mcp_tool_timeout", message, tool_name=name, iteration=self._iteration)
+            case m.ServerDied(call_id=call_id, failure=failure):
                 self._broken_by = "server death"
-                return [self._failed(moment, self._name(body.call_id), failure.cause)]
-            case m.ToolRejected(name=name, error=error):
-                return [self._rejected(moment, name, error, body.call_id)]
+                yield self._failed(self._name(call_id), failure.cause)
+            case m.ToolRejected(call_id=call_id, name=name, error=error):
+                yield self._rejected(name, error, call_id)
             case m.ToolDenied(name=name, reason=reason):
-                return [self._failed(moment, name, f"denied: {reason}")]
-            case m.ToolSkipped(reason=reason, refused=True):
-                return [self._rejected(moment, self._name(body.call_id), reason, body.call_id)]
-            case m.ToolSkipped():
-                return [self._skipped(moment, body)]
-            case never:
-                assert_never(never)
+                yield self._failed(name, f"denied: {reason}")
+            case m.ToolSkipped(call_id=call_id, reason=reason, refused=True):
+                yield self._rejected(self._name(call_id), reason, call_id)
+            case m.ToolSkipped(call_id=call_id, reason=reason):
+                name = self._name(call_id)
+                yield problem(
+                    "mcp_tool_skipped",
+                    f"{_CALL_SKIPPED}{name} - {reason.removeprefix('Skipped: ')}",
+                    tool_name=name,
+                    reason=reason,
+                    after=self._broken_by,
+                    iteration=self._iteration,
+                )
 
     def _name(self, call_id: str) -> str:
         call = self._calls.get(call_id)
         return call_id if call is None else call.name
 
-    def _returned(self, moment: Moment, body: m.ToolReturned) -> list[Event]:
+    def _returned(self, body: m.ToolReturned) -> Iterator[LogLine]:
         call = self._calls.get(body.call_id, _Call(body.call_id, ""))
         result = body.result
-        completion = moment.info(
+        yield info(
             "mcp_tool_result",
             f"MCP tool result: {call.name}",
             tool_name=call.name,
@@ -294,25 +246,21 @@ class EventFeed:
             duration_ms=round(body.duration_s * 1000, 3),
             iteration=self._iteration,
         )
-        if not result.is_error:
-            return [completion]
-        return [completion, self._failed(moment, call.name, result.error_message or "")]
+        if result.is_error:
+            yield self._failed(call.name, result.error_message or "")
 
-    def _rejected(self, moment: Moment, name: str, error: str, call_id: str) -> Event:
-        """Return the event of a call that was not sent.
-
-        The event has the call's arguments, because no `mcp_tool_call` has logged them.
-        """
+    def _rejected(self, name: str, error: str, call_id: str) -> LogLine:
+        """Return the line of a call that was not sent, with the arguments, which no `mcp_tool_call` has."""
         call = self._calls.get(call_id)
-        failed = self._failed(moment, name, error)
+        failed = self._failed(name, error)
         if call is None:
             return failed
         return replace(failed, fields={**failed.fields, "arguments": call.arguments})
 
-    def _failed(self, moment: Moment, name: str, error: str) -> Event:
+    def _failed(self, name: str, error: str) -> LogLine:
         # The error may begin with the same words as the event's text. Do not write them twice.
         error = error.removeprefix(_CALL_FAILED)
-        return moment.warning(
+        return problem(
             "mcp_tool_error",
             f"{_CALL_FAILED}{name} - {error}",
             tool_name=name,
@@ -320,55 +268,27 @@ class EventFeed:
             iteration=self._iteration,
         )
 
-    def _skipped(self, moment: Moment, body: m.ToolSkipped) -> Event:
-        name = self._name(body.call_id)
-        return moment.warning(
-            "mcp_tool_skipped",
-            f"{_CALL_SKIPPED}{name} - {body.reason.removeprefix('Skipped: ')}",
-            tool_name=name,
-            reason=body.reason,
-            after=self._broken_by,
-            iteration=self._iteration,
-        )
-
-    def _begin_iteration(self, moment: Moment, body: m.IterationStarted) -> list[Event]:
+    def _begin_iteration(self, body: m.IterationStarted) -> Iterator[LogLine]:
         iteration, most = body.iteration, body.max_iterations
-        first, self._iteration = self._iteration == 0, iteration
-        started = moment.info(
-            "mcp_session_started", f"MCP session started (max {most} iterations)", max_iterations=most
-        )
-        asking = moment.info(
-            "mcp_iteration_start",
-            f"Agent tool-calling iteration {iteration}/{most}",
-            iteration=iteration,
-            max_iterations=most,
-        )
-        return [started, asking] if first else [asking]
-
-    def _session_complete(self, moment: Moment, iterations: int, action: object) -> list[Event]:
         if self._iteration == 0:
-            return []
+            started = f"MCP session started (max {most} iterations)"
+            yield info("mcp_session_started", started, max_iterations=most)
+        self._iteration = iteration
+        asking = f"Agent tool-calling iteration {iteration}/{most}"
+        yield info("mcp_iteration_start", asking, iteration=iteration, max_iterations=most)
+
+    def _session_complete(self, iterations: int, action: object) -> Iterator[LogLine]:
+        if self._iteration == 0:
+            return
         count = len(self._used)
-        return [
-            moment.info(
-                "mcp_session_complete",
-                f"MCP session complete: {iterations} iterations, {count} tool calls",
-                iterations=iterations,
-                tool_calls_count=count,
-                tools_used=sorted(set(self._used)),
-                final_action=action,
-            )
-        ]
-
-
-def _action(answer: object) -> object:
-    """Return the field `action` of an answer that is an object, or any other answer as a whole."""
-    return answer.get("action") if isinstance(answer, dict) else answer
-
-
-def _retried(moment: Moment, server: str, attempt: int) -> Event:
-    message = "MCP session retry successful"
-    return moment.info("mcp_connect_retry_succeeded", message, server_name=server, attempt=attempt)
+        yield info(
+            "mcp_session_complete",
+            f"MCP session complete: {iterations} iterations, {count} tool calls",
+            iterations=iterations,
+            tool_calls_count=count,
+            tools_used=sorted(set(self._used)),
+            final_action=action,
+        )
 
 
 _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}
