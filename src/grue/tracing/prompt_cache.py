@@ -210,10 +210,12 @@ class CachedPrompts:
             case m.ModelPassedOver():
                 self._form = self._form_for(body.asks, place)
                 self._adopt_asked(cause)
-            case m.CompletionReceived() | m.ReplyDropped() if cause in self._asked or isinstance(
-                body, m.ReplyDropped
-            ):
-                return self._ended(body, envelope)
+            case m.DropCompletion():
+                self._dropping[envelope.seq] = body.conversation
+            case m.ReplyDropped():
+                return self._ended(self._dropped(body, envelope), body, envelope.seq)
+            case m.CompletionReceived():
+                return self._ended(self._asked.pop(cause, None), body, envelope.seq)
             case m.TurnCompleted() | m.TurnFailed() if cause in self._turns:
                 self._end(self._turns.pop(cause), body)
         return None
@@ -334,16 +336,16 @@ class CachedPrompts:
                 return
         self._learned["", form.model] = self._form
 
-    def _ended(self, body: m.CompletionReceived | m.ReplyDropped, envelope: Any) -> CachedPrompt | None:
-        asked = self._asked_by(envelope.turn, body) if isinstance(body, m.ReplyDropped) else None
-        asked = self._asked.pop(envelope.cause or 0 if asked is None else asked.seq, None)
+    def _ended(
+        self, asked: _Asked | None, body: m.CompletionReceived | m.ReplyDropped, seq: int
+    ) -> CachedPrompt | None:
         talk = None if asked is None else self._talks.get(asked.command.conversation)
         if asked is None or talk is None:
             return None
         command = asked.command
         encoded = talk.encoded.aside(command.new, command.mode) if command.aside else talk.encoded
         sent = self._sent(asked, talk, encoded)
-        prompt = self._compared(asked, talk, sent, body, envelope.seq)
+        prompt = self._compared(asked, talk, sent, body, seq)
         if not command.aside:
             if talk.last is None and talk.run is not None:
                 self._heads[sent.model] = sent
@@ -354,13 +356,14 @@ class CachedPrompts:
             talk.encoded.history.keep(kept)
         return prompt
 
-    def _asked_by(self, turn: int, body: m.ReplyDropped) -> _Asked | None:
-        """Return the request whose reply is dropped. Remove the reply from the history if it is in there."""
-        conversation = self._dropping.pop(turn, m.ConversationId(""))
-        if conversation in self._talks:
-            self._talks[conversation].encoded.history.forget()
-        found = (a for a in self._asked.values() if (a.turn, a.command.request) == (turn, body.request))
-        return next(found, None)
+    def _dropped(self, body: m.ReplyDropped, envelope: Any) -> _Asked | None:
+        """Remove a dropped reply from its conversation; return the request if no reply to it had come yet."""
+        talk = self._talks.get(self._dropping.pop(envelope.cause or 0, m.ConversationId("")))
+        if talk is not None:
+            talk.encoded.history.forget()
+        key = (envelope.turn, body.request)
+        seq = next((seq for seq, a in self._asked.items() if (a.turn, a.command.request) == key), 0)
+        return self._asked.pop(seq, None)
 
     def _sent(self, asked: _Asked, talk: _Prompted, encoded: EncodedConversation) -> _Sent:
         prompt = encoded.prompt

@@ -383,6 +383,18 @@ def test_a_conversation_that_began_elsewhere_is_compared_from_here_on() -> None:
     assert [(each.whole, each.broken) for each in talk.prompts] == [(False, None), (False, None)]
 
 
+def test_a_dropped_reply_is_in_no_later_prompt() -> None:
+    talk = Talk()
+    talk.begin()
+    talk.reply(talk.ask(LOOK))
+    drop = talk.note(m.DropCompletion(conversation=TALK, request=1, reason="not as presumed"))
+    talk.note(m.ReplyDropped(request=1), drop)
+    again = m.RequestCompletion(conversation=TALK, request=2, new=(), mode=m.OfferTools())
+    talk.reply(talk.note(again))
+    first, second = talk.prompts
+    assert (second.prompt_bytes, second.repeated_bytes) == (first.prompt_bytes, first.prompt_bytes)
+
+
 def test_a_trace_whose_steps_do_not_fit_is_read_all_the_same() -> None:
     talk = begun()
     talk.begin()
