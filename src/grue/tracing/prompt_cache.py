@@ -237,7 +237,11 @@ class CachedPrompts:
         talk.notes.append((*place, "the turn offers no tools"))
 
     def _form_for(self, asks: m.ModelAsked, place: tuple[int, str]) -> _Form:
-        return self._learned.get((asks.address, asks.model)) or _form_of(asks, place)
+        learned = self._learned.get((asks.address, asks.model))
+        if learned is not None:
+            return learned
+        wire = asks.wire if asks.wire in FORMATS else None
+        return _Form(_unmarked(profile_for(asks.address, asks.model, wire)), asks.model, place)
 
     def _found(self, name: m.ConversationId, past: m.HistoryReference | None) -> _Prompted:
         """Return the conversation for a turn: the one named `name`, a branch of another one, or a new one."""
@@ -276,10 +280,9 @@ class CachedPrompts:
         if talk is None:
             talk = self._talks[name] = self._new(name)
         self._adopt(talk)
-        asked = _Asked(
+        self._asked[envelope.seq] = _Asked(
             seq=envelope.seq, at=envelope.t, turn=envelope.turn, command=command, listed={**self._listed}
         )
-        self._asked[envelope.seq] = asked
         if not command.aside:
             try:
                 talk.encoded.ask(command.new, command.mode)
@@ -300,21 +303,21 @@ class CachedPrompts:
         if (encoded.profile, encoded.model) == (form.profile, form.model):
             return
         talk.adapted = form.cause
-        with _Blaming(talk, form.cause):
-            encoded.adopt(form.profile, form.model)
+        encoded.adopt(form.profile, form.model)
+        _blame(talk, form.cause)
 
     def _rewrite(self, body: m.HistoryRewritten | m.RewriteHistory, place: tuple[int, str]) -> None:
         talk = self._talks.get(body.conversation)
         if talk is None:
             return
-        with _Blaming(talk, place):
-            try:
-                if isinstance(body, m.RewriteHistory):
-                    talk.encoded.change(body.change)
-                else:
-                    talk.encoded.rewrite(body.rewrite)
-            except ValueError:
-                talk.whole = False  # the change is about messages from before this trace
+        try:
+            if isinstance(body, m.RewriteHistory):
+                talk.encoded.change(body.change)
+            else:
+                talk.encoded.rewrite(body.rewrite)
+        except ValueError:
+            talk.whole = False  # the change is about messages from before this trace
+        _blame(talk, place)
 
     def _learn(self, changed: m.JsonObject, place: tuple[int, str]) -> None:
         """Update the form by what the endpoint was found to accept. Ignore fields of later versions."""
@@ -441,33 +444,19 @@ class _Compared(Struct, frozen=True):
     same: int
 
 
-class _Blaming:
-    """Records a message as the cause if the block changes messages that the last prompt had already."""
-
-    def __init__(self, talk: _Prompted, place: tuple[int, str]) -> None:
-        self._talk, self._place = talk, place
-
-    def __enter__(self) -> None:
-        """Do nothing: `__exit__` compares the messages."""
-
-    def __exit__(self, *_: object) -> None:
-        """Compare the messages with those of the last prompt."""
-        last = self._talk.last
-        if last is not None:
-            messages = last.whole[sum(last.parts) :]
-            same = common_bytes(messages, self._talk.encoded.prompt.messages)
-            if same < len(messages):
-                self._talk.blame.append((same, *self._place))
+def _blame(talk: _Prompted, place: tuple[int, str]) -> None:
+    """Record a message as the cause if it has changed messages that the last prompt had already."""
+    last = talk.last
+    if last is not None:
+        messages = last.whole[sum(last.parts) :]
+        same = common_bytes(messages, talk.encoded.prompt.messages)
+        if same < len(messages):
+            talk.blame.append((same, *place))
 
 
 def _stands_at(talk: _Prompted, past: m.HistoryReference) -> bool:
     ledger = talk.encoded.history.ledger
     return ledger is not None and (ledger.length, ledger.digest) == (past.length, past.digest)
-
-
-def _form_of(asks: m.ModelAsked, place: tuple[int, str]) -> _Form:
-    wire = asks.wire if asks.wire in FORMATS else None
-    return _Form(_unmarked(profile_for(asks.address, asks.model, wire)), asks.model, place)
 
 
 def _unmarked(profile: WireProfile) -> WireProfile:
