@@ -23,7 +23,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, pairwise, product
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -105,10 +105,11 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         """Whether the agent was cancelled."""
         return any(isinstance(envelope.body, m.TurnInterrupted) for envelope in self.noted)
 
-    def crashed_of(self, kind: type[Exception]) -> bool:
-        """Return whether the agent crashed with an exception whose class has the name of `kind`."""
+    @property
+    def ended_by_refusal(self) -> bool:
+        """Whether the agent crashed because the machine refused an event."""
         crash = self.crash.body if self.crash is not None else None
-        return isinstance(crash, ActorFailed) and crash.error.startswith(kind.__name__)
+        return isinstance(crash, ActorFailed) and crash.error.startswith(IllegalEvent.__name__)
 
     @property
     def may_stop(self) -> bool:
@@ -117,6 +118,23 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
             return False
         # An agent that was cancelled before it read its first message has recorded nothing.
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
+
+    def up_to(self, envelope: EpisodeEnvelope) -> tuple[EpisodeEnvelope, ...]:
+        """Return the causes of an envelope of the turn, and the envelope itself."""
+        return (*causes(envelope, self.by_seq), envelope)
+
+    def unexpected(
+        self, recorded: EpisodeEnvelope, reason: str = "", *, after: EpisodeEnvelope | None = None
+    ) -> Divergence:
+        """Return the divergence of a recorded message that the replay does not have.
+
+        Args:
+            recorded: The message.
+            reason: An explanation.
+            after: The message after which the replay has another one; `None`: the cause of `recorded`.
+        """
+        because = causes(recorded, self.by_seq) if after is None else self.up_to(after)
+        return Divergence(turn=self.run.turn, left=recorded, right=None, because=because, reason=reason)
 
 
 def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
@@ -165,14 +183,12 @@ class AgentReplay(Struct, frozen=True, kw_only=True):
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
     """Feed a turn's events to the machine, in an order in which the agent can have handled them."""
-    replays = (_Drive(turn, changes).through(order) for order in _orders(turn))
-    best: AgentReplay | None = None
-    for replayed in replays:
-        if replayed.divergence is None:
-            return replayed
-        best = best if best is not None and best.compared >= replayed.compared else replayed
-    assert best is not None, "there is at least one order"
-    return best
+    replays: list[AgentReplay] = []
+    for order in _orders(turn):
+        replays.append(_Drive(turn, changes).through(order))
+        if replays[-1].divergence is None:
+            return replays[-1]
+    return max(replays, key=lambda replayed: replayed.compared)
 
 
 def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
@@ -225,7 +241,7 @@ class _Drive:
                     return self._ended("unfinished", divergence)
             self._taken.add(event.seq)
         if self._compared < len(self._turn.said):
-            return self._ended("unfinished", self._unexpected(self._turn.said[self._compared]))
+            return self._ended("unfinished", self._turn.unexpected(self._turn.said[self._compared]))
         return self._ended("finished" if isinstance(state, Finished) else self._early_end())
 
     def _body(self, envelope: EpisodeEnvelope) -> m.TurnEvent:
@@ -240,7 +256,7 @@ class _Drive:
     def _compare(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> Divergence | None:
         said = self._turn.said
         recorded = said[self._compared] if self._compared < len(said) else None
-        because = (*causes(event, self._turn.by_seq), event)
+        because = self._turn.up_to(event)
         expected = derived(
             command,
             sender=AGENT,
@@ -252,7 +268,7 @@ class _Drive:
         ends = isinstance(command, m.TurnEnd | m.TurnWaits)
         cause = self._turn.begun.seq if ends else event.seq
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
-            return self._unexpected(recorded)
+            return self._turn.unexpected(recorded)
         if recorded is None or recorded.cause not in (None, cause):
             return Divergence(turn=self._turn.run.turn, left=None, right=expected, because=because)
         self._commands[recorded.seq] = command
@@ -291,22 +307,12 @@ class _Drive:
         )
 
     def _refused(self, event: EpisodeEnvelope, error: str) -> AgentReplay:
-        if self._turn.crashed_of(IllegalEvent) and self._compared == len(self._turn.said):
+        if self._turn.ended_by_refusal and self._compared == len(self._turn.said):
             return self._ended("crashed")
         if self._turn.cut_off and self._turn.may_stop and self._compared == len(self._turn.said):
             return self._ended("unfinished")  # the event was still in the mailbox when the host was killed
-        divergence = Divergence(
-            turn=self._turn.run.turn,
-            left=event,
-            right=None,
-            because=causes(event, self._turn.by_seq),
-            reason=f"the machine does not take it: {error}",
-        )
+        divergence = self._turn.unexpected(event, f"the machine does not take it: {error}")
         return self._ended("unfinished", divergence)
-
-    def _unexpected(self, recorded: EpisodeEnvelope) -> Divergence:
-        because = causes(recorded, self._turn.by_seq)
-        return Divergence(turn=self._turn.run.turn, left=recorded, right=None, because=because)
 
     def _early_end(self) -> ReplayEnd:
         if self._turn.crash is not None:
@@ -410,20 +416,13 @@ def _after(outcome: _Outcome) -> Settled:
             return Untried()
 
 
-class SessionsReplay(Struct, frozen=True):
-    """How many messages of all sessions were compared, and each session's first difference."""
-
-    compared: int
-    divergences: tuple[Divergence, ...]
-
-
 def replay_sessions(
     turn: AgentTurn,
     turn_slice: TurnSlice,
     connections: Connections,
     commands: Mapping[int, m.TurnCommand | m.TurnNote],
-) -> SessionsReplay:
-    """Replay the sessions of a turn.
+) -> tuple[int, list[Divergence]]:
+    """Replay the sessions of a turn; return how many messages were compared, and each first difference.
 
     Args:
         turn: The turn.
@@ -440,7 +439,7 @@ def replay_sessions(
         except _Diverged as diverged:
             found.append(diverged.divergence)
         compared += session.compared
-    return SessionsReplay(compared, tuple(found))
+    return compared, found
 
 
 class _Diverged(Exception):  # noqa: N818 - not an error: it ends the replay of a session
@@ -479,7 +478,7 @@ class _Session:
                 case _:
                     pass
         if self._sent:
-            raise self._diverged(self._sent[0], None)
+            raise _Diverged(self._turn.unexpected(self._sent[0]))
 
     def _open(self, command: m.OpenSession, cause: EpisodeEnvelope) -> None:
         first = self._sent[0].body if self._sent else None
@@ -510,8 +509,10 @@ class _Session:
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
         """Return the next command; `None`: the recording of this session's start ends here."""
-        recorded = self._sent[0] if self._sent else None
-        match recorded.body if recorded is not None else None:
+        if not self._sent:
+            return None
+        recorded = self._sent[0]
+        match recorded.body:
             case m.ConnectFailed() as failed:
                 order = self._step(AttemptFailed(failed.failure))
                 then = {Attempt: "retry", ReportStartupFailure: "raise"}.get(type(order), "disable")
@@ -521,11 +522,9 @@ class _Session:
                 self._connected = True
                 self._expect(replace(opened, attempt=attempt.number), cause)
                 return self._step(ConnectSucceeded())
-            case None:
-                return None
             case _:
                 reason = f"connect attempt {attempt.number} should follow here, but it is not in the trace"
-                raise self._diverged(recorded, None, cause, reason)
+                raise _Diverged(self._turn.unexpected(recorded, reason, after=cause))
 
     def _call(self, batch: m.CallTools, cause: EpisodeEnvelope) -> None:
         state, commands = batch_step(NoBatch(), BatchArrived(batch, connected=self._connected))
@@ -560,7 +559,8 @@ class _Session:
         recorded = self._sent[0]
         settled = recorded.body
         if not isinstance(settled, CallSettled) or settled.call_id != called.call_id:
-            raise self._diverged(recorded, None, cause, f"the call {called.call_id} must be settled first")
+            reason = f"the call {called.call_id} must be settled first"
+            raise _Diverged(self._turn.unexpected(recorded, reason, after=cause))
         return replace(settled, batch=called.batch)
 
     def _expect(self, body: m.TurnEvent | m.SessionNote, cause: EpisodeEnvelope) -> None:
@@ -578,33 +578,10 @@ class _Session:
                 turn=self._turn.run.turn,
                 cause=cause.seq,
             )
-            because = (*causes(cause, self._turn.by_seq), cause)
-            raise _Diverged(
-                Divergence(
-                    turn=self._turn.run.turn,
-                    left=recorded,
-                    right=expected,
-                    differences=found,
-                    because=because,
-                )
-            )
+            divergence = self._turn.unexpected(recorded, after=cause)
+            raise _Diverged(replace(divergence, right=expected, differences=found))
         self._sent.popleft()
         self.compared += 1
-
-    def _diverged(
-        self,
-        recorded: EpisodeEnvelope | None,
-        expected: EpisodeEnvelope | None,
-        cause: EpisodeEnvelope | None = None,
-        reason: str = "",
-    ) -> _Diverged:
-        because: tuple[EpisodeEnvelope, ...] = ()
-        if cause is not None:
-            because = (*causes(cause, self._turn.by_seq), cause)
-        elif recorded is not None:
-            because = causes(recorded, self._turn.by_seq)
-        turn = self._turn.run.turn
-        return _Diverged(Divergence(turn=turn, left=recorded, right=expected, because=because, reason=reason))
 
     def _step(self, event: ConnectRequested | ConnectSucceeded | AttemptFailed) -> ConnectionCommand:
         self._connection, order = connection_step(self._connection, event)
@@ -645,9 +622,12 @@ def replay(
         TraceError: The trace file is damaged. Raised when the damaged line is read.
     """
     connections = Connections()
-    for turn_slice, cut_off in _with_cut_off(split_turns(envelopes)):
+    # A turn is cut off too if the trace ends in it, or if the episode was resumed after it.
+    for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):
+        assert turn_slice is not None, "only the last `following` is `None`"
         connections.begin(turn_slice)
         if turn in (None, turn_slice.turn):
+            cut_off = turn_slice.cut_off or following is None or following.resumed
             recorded = recorded_turn(turn_slice, cut_off=cut_off)
             if recorded is not None:
                 yield _replay_turn(recorded, turn_slice, connections, changes)
@@ -684,37 +664,22 @@ def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterat
     yield f"different in {diverged} of {counts}{cut}" if diverged else f"identical: {counts}{cut}"
 
 
-_WithCutOff: TypeAlias = Iterator[tuple[TurnSlice, bool]]
-
-
-def _with_cut_off(turns: Iterator[TurnSlice]) -> _WithCutOff:
-    """Yield each turn with whether the trace ends in it or the episode was resumed after it."""
-    before: TurnSlice | None = None
-    for turn_slice in turns:
-        if before is not None:
-            yield before, turn_slice.resumed or before.cut_off
-        before = turn_slice
-    if before is not None:
-        yield before, True
-
-
 def _replay_turn(
     turn: AgentTurn, turn_slice: TurnSlice, connections: Connections, changes: Changes
 ) -> TurnReplay:
     agent = replay_agent(turn, changes)
-    sessions = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
-    if sessions.divergences and not changes:
+    compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
+    if found and not changes:
         # Try again without earlier state: the turns of a batch do not share what they learn about servers.
-        alone = replay_sessions(turn, turn_slice, Connections(), {})
-        sessions = sessions if alone.divergences else alone
-    found = [*sessions.divergences, *_llm_divergences(turn, turn_slice)]
-    found += _excluded(turn, turn_slice, changes)
+        alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
+        compared, found = (compared, found) if differences else (alone, [])
+    found += [*_llm_divergences(turn, turn_slice), *_excluded(turn, turn_slice, changes)]
     if agent.divergence is not None:
         found.append(agent.divergence)
     first = min(found, key=_place, default=None)
     return TurnReplay(
         turn=turn.run.turn,
-        compared=agent.compared + sessions.compared,
+        compared=agent.compared + compared,
         end=agent.end,
         divergence=first,
     )
@@ -730,8 +695,7 @@ def _excluded(turn: AgentTurn, turn_slice: TurnSlice, changes: Changes) -> Itera
     """Yield the first event that could not have happened as recorded under the changed limits."""
     for envelope in turn_slice.envelopes:
         if reason := changes.excludes(envelope, turn.begun):
-            because = causes(envelope, turn.by_seq)
-            yield Divergence(turn=turn.run.turn, left=envelope, right=None, because=because, reason=reason)
+            yield turn.unexpected(envelope, reason)
             return
 
 
@@ -764,5 +728,4 @@ def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Diverge
             case _:
                 pass
         if reason:
-            because = causes(envelope, turn.by_seq)
-            yield Divergence(turn=turn.run.turn, left=envelope, right=None, because=because, reason=reason)
+            yield turn.unexpected(envelope, reason)
