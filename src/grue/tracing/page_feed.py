@@ -18,10 +18,9 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
-from grue import messages
 from grue import messages as m
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.format import TraceHeader
@@ -30,7 +29,7 @@ from grue.tracing.message_words import kind_of, mark_of, severity_of, summarize
 from grue.tracing.overview import Overview
 from grue.tracing.page_file import ImageTable
 from grue.tracing.prompt_cache import CachedPrompts, told
-from grue.tracing.reading import NOTES, EpisodeBody, EpisodeEnvelope
+from grue.tracing.reading import NOTES, EpisodeEnvelope
 from grue.tracing.steps import Step, StepBegan, StepEnded, StepTracker
 from grue.tracing.turn_slices import turn_of
 
@@ -264,9 +263,10 @@ class SpanFinder:
         self._at_s, self._seq = envelope.t, envelope.seq
         for end in ended:
             if end.reported:
-                yield self._span(end, envelope)
-            if end.retried and isinstance(envelope.body, messages.CompletionRetried):
-                yield self._pause(end.step, envelope.body.delay_s)
+                span = self._span(end, envelope)
+                yield span
+                if end.retried and isinstance(envelope.body, m.CompletionRetried):
+                    yield self._pause(span, envelope.body.delay_s)
 
     def finish(self) -> Iterator[Span]:
         """Yield the spans that are still open, because the trace ends here or the host was killed here."""
@@ -289,10 +289,10 @@ class SpanFinder:
             grade=grade,
         )
 
-    def _pause(self, step: Step, pause_s: float) -> Span:
-        return Span(
-            turn=step.turn,
-            lane=_lane(step),
+    def _pause(self, span: Span, pause_s: float) -> Span:
+        """Return the span of the pause that follows a failed request."""
+        return replace(
+            span,
             phase="wait",
             label="wait",
             start_s=self._at_s,
@@ -315,17 +315,17 @@ def _lane(step: Step) -> str:
 
 def _label(step: Step) -> str:
     match step.began.body:
-        case messages.RunTurn():
+        case m.RunTurn():
             return f"turn {step.turn}"
-        case messages.OpenSession() if step.kind == "startup":
+        case m.OpenSession() if step.kind == "startup":
             return "start" if step.attempt == 1 else "start again"
-        case messages.ToolCalled(tool=tool):
+        case m.ToolCalled(tool=tool):
             return tool
-        case messages.RequestCompletion(request=request):
+        case m.RequestCompletion(request=request):
             return f"request {request}" + (f", try {step.attempt}" if step.attempt > 1 else "")
-        case messages.CheckToolSupport():
+        case m.CheckToolSupport():
             return "can it call tools?"
-        case messages.CloseSession():
+        case m.CloseSession():
             return "close"
         case Fact() as fact:
             return fact.headline() or "host"
@@ -335,82 +335,6 @@ def _label(step: Step) -> str:
 
 _REASON_CHARS = 300
 _SAID_CHARS = 160
-
-
-class TurnDigest(Struct, kw_only=True):
-    """The summary of one turn; filled while its messages are read.
-
-    Attributes:
-        turn: The turn's number; 0 for messages before the first turn.
-        start_s: Time of its first message, in seconds since the trace began.
-        end_s: Time of its last message.
-        outcome: As in `TurnCompleted`; `failed`, `parked`, `unfinished` (the trace ends in the turn), or
-            empty for turn 0.
-        reason: Why the outcome is not `answered`; printable.
-        action: What the host did with the answer, in a few words; printable.
-        question: The beginning of the host's text; printable.
-        answer: The beginning of the model's answer; printable. Both help to distinguish the turns of a batch.
-        requests: How many completions were requested.
-        tool_calls: How many tool calls the model made.
-        usage: Usage of all its completions.
-    """
-
-    turn: int
-    start_s: float
-    end_s: float = 0.0
-    outcome: str = ""
-    reason: str = ""
-    action: str = ""
-    question: str = ""
-    answer: str = ""
-    requests: int = 0
-    tool_calls: int = 0
-    usage: messages.Usage = messages.Usage()
-
-
-class DigestWriter:
-    """Summarises turns: call `see` with each envelope in order, then read `digests`.
-
-    Attributes:
-        digests: By turn, in the order in which the turns began.
-    """
-
-    def __init__(self) -> None:
-        self.digests: dict[int, TurnDigest] = {}
-        self._latest = 0
-
-    def see(self, envelope: EpisodeEnvelope) -> int:
-        """Add a message and return its turn. A message that names no turn belongs to the latest turn."""
-        turn = turn_of(envelope) or self._latest
-        self._latest = max(self._latest, turn)
-        digest = self.digests.get(turn)
-        if digest is None:
-            digest = self.digests[turn] = TurnDigest(turn=turn, start_s=envelope.t)
-        digest.end_s = max(digest.end_s, envelope.t)
-        _add(digest, envelope.body)
-        return turn
-
-
-def _add(digest: TurnDigest, body: EpisodeBody) -> None:
-    match body:
-        case messages.RunTurn(user=user):
-            # A resumed episode may run this turn again: forget how the turn ended before.
-            digest.outcome, digest.reason, digest.answer = "unfinished", "", ""
-            digest.question = printable(user, _SAID_CHARS)
-        case messages.TurnCompleted(kind=kind, reason=reason, raw_response=said):
-            digest.outcome, digest.reason = kind, printable(reason, _REASON_CHARS)
-            digest.answer = printable(said or "", _SAID_CHARS)
-        case messages.TurnFailed():
-            digest.outcome, digest.reason = "failed", printable(summarize(body), _REASON_CHARS)
-        case messages.TurnParked():
-            digest.outcome, digest.reason = "parked", printable(summarize(body), _REASON_CHARS)
-        case messages.RequestCompletion():
-            digest.requests += 1
-        case messages.CompletionReceived(usage=usage, tool_calls=calls):
-            digest.usage += usage
-            digest.tool_calls += len(calls)
-        case Fact() as fact if headline := fact.headline():
-            digest.action = printable(headline, _REASON_CHARS)
 
 
 _NOT_PARTS = frozenset({"turn", "session", "host"})
@@ -425,28 +349,80 @@ class MarkCount(Struct, kw_only=True):
     count: int = 0
 
 
-class PageTurn(TurnDigest, kw_only=True):
+class PageTurn(Struct, kw_only=True):
     """A turn in the page; `viewer_page/trace.js` reads the fields by name.
 
     Attributes:
+        turn: The turn's number; 0 for messages before the first turn.
+        start_s: Time of its first message, in seconds since the trace began.
+        end_s: Time of its last message, or of the end of its last span if that is later.
+        outcome: As in `TurnCompleted`; `failed`, `parked`, `unfinished` (the trace ends in the turn), or
+            empty for turn 0.
+        reason: Why the outcome is not `answered`; printable.
+        action: What the host did with the answer, in a few words; printable.
+        question: The beginning of the host's text; printable.
+        answer: The beginning of the model's answer; printable. Both help to distinguish the turns of a batch.
+        requests: How many completions were requested.
+        tool_calls: How many tool calls the model made.
+        usage: Usage of all its completions.
         took_s: How long the turn took.
         phases: Seconds by kind of span.
         marks: The problems that the turn's messages report, failures before warnings.
     """
 
-    took_s: float
-    phases: dict[str, float]
-    marks: tuple[MarkCount, ...]
-
-
-class TurnTotals(Struct):
-    """The sums of one turn, updated with each message and each span of the turn."""
-
-    whole_s: float | None = None
+    turn: int
+    start_s: float
     end_s: float = 0.0
-    phases: dict[str, float] = field(default_factory=dict)
-    marks: dict[str, MarkCount] = field(default_factory=dict)
-    died: set[str] = field(default_factory=set)
+    outcome: str = ""
+    reason: str = ""
+    action: str = ""
+    question: str = ""
+    answer: str = ""
+    requests: int = 0
+    tool_calls: int = 0
+    usage: m.Usage = m.Usage()
+    took_s: float = 0.0
+    phases: dict[str, float] = {}
+    marks: tuple[MarkCount, ...] = ()
+
+
+class TurnWriter:
+    """Summarises one turn: takes its messages and its spans.
+
+    Attributes:
+        page: The summary so far.
+    """
+
+    def __init__(self, turn: int, start_s: float) -> None:
+        self.page = PageTurn(turn=turn, start_s=start_s)
+        self._has_span = False
+        self._marks: dict[str, MarkCount] = {}
+        self._died: set[str] = set()
+
+    def add(self, envelope: EpisodeEnvelope) -> None:
+        """Add a message."""
+        page = self.page
+        page.end_s = max(page.end_s, envelope.t)
+        if not self._has_span:
+            page.took_s = max(page.took_s, envelope.t - page.start_s)
+        match envelope.body:
+            case m.RunTurn(user=user):
+                # A resumed episode may run this turn again: forget how the turn ended before.
+                page.outcome, page.reason, page.answer = "unfinished", "", ""
+                page.question = printable(user, _SAID_CHARS)
+            case m.TurnCompleted(kind=kind, reason=reason, raw_response=said):
+                page.outcome, page.reason = kind, printable(reason, _REASON_CHARS)
+                page.answer = printable(said or "", _SAID_CHARS)
+            case m.TurnFailed() | m.TurnParked():
+                page.outcome = "failed" if isinstance(envelope.body, m.TurnFailed) else "parked"
+                page.reason = printable(summarize(envelope.body), _REASON_CHARS)
+            case m.RequestCompletion():
+                page.requests += 1
+            case m.CompletionReceived(usage=usage, tool_calls=calls):
+                page.usage += usage
+                page.tool_calls += len(calls)
+            case Fact() as fact if headline := fact.headline():
+                page.action = printable(headline, _REASON_CHARS)
 
     def add_mark(self, row: "Row") -> None:
         """Count the mark of a message, unless an earlier message has reported the same problem.
@@ -455,32 +431,23 @@ class TurnTotals(Struct):
         follows is not. `TurnCompleted` is not counted if an earlier message of the turn has its mark: the end
         of a forced turn has the mark of the request that forced it.
         """
-        if row.kind == "TurnCompleted" and row.mark in self.marks:
+        if row.kind == "TurnCompleted" and row.mark in self._marks:
             return
-        if row.kind in ("SessionClosed", "ServerEnded") and row.mark == "died" and row.sender in self.died:
+        if row.kind in ("SessionClosed", "ServerEnded") and row.mark == "died" and row.sender in self._died:
             return
         if row.kind == "ServerDied":
-            self.died.add(row.sender)
-        self.marks.setdefault(row.mark, MarkCount(word=row.mark, grade=row.grade)).count += 1
+            self._died.add(row.sender)
+        self._marks.setdefault(row.mark, MarkCount(word=row.mark, grade=row.grade)).count += 1
+        self.page.marks = tuple(sorted(self._marks.values(), key=lambda mark: mark.grade == "warn"))
 
     def add_span(self, span: Span) -> None:
-        """Add the time of a span."""
-        took_s = span.end_s - span.start_s
-        self.end_s = max(self.end_s, span.end_s)
-        if span.phase == "turn" and self.whole_s is None:
-            self.whole_s = took_s
+        """Add the time of a span. The first span of the whole turn says how long the turn took."""
+        page, took_s = self.page, span.end_s - span.start_s
+        page.end_s = max(page.end_s, span.end_s)
+        if span.phase == "turn" and not self._has_span:
+            self._has_span, page.took_s = True, took_s
         if span.phase not in _NOT_PARTS:
-            self.phases[span.phase] = self.phases.get(span.phase, 0.0) + took_s
-
-    def page_turn(self, digest: TurnDigest) -> PageTurn:
-        """Return the turn's digest and sums in the form that the page reads."""
-        fields = asdict(digest)
-        return PageTurn(
-            **{**fields, "end_s": max(digest.end_s, self.end_s)},
-            took_s=digest.end_s - digest.start_s if self.whole_s is None else self.whole_s,
-            phases=self.phases,
-            marks=tuple(sorted(self.marks.values(), key=lambda mark: mark.grade == "warn")),
-        )
+            page.phases[span.phase] = page.phases.get(span.phase, 0.0) + took_s
 
 
 MAX_MESSAGE_CHARS = 200_000
@@ -512,7 +479,7 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
     kind: str
     summary: str
     mark: str
-    grade: Severity | Literal[""]
+    grade: Severity
     batch: int | None
     redacted: bool
     chars: int
@@ -568,13 +535,13 @@ class PageFeed:
         self.overview = Overview()
         self._images = images
         self._max_chars = max_message_chars
-        self._digests = DigestWriter()
         self._spans = SpanFinder()
         self._story = StoryTeller()
         self._prompts = CachedPrompts()
         self._actors = dict.fromkeys(_FIRST_ACTORS, False)
         self._kinds: set[str] = set()
-        self._totals: dict[int, TurnTotals] = {}
+        self._turns: dict[int, TurnWriter] = {}  # in the order in which the turns began
+        self._latest = 0
         self._changed: set[int] = set()
         self._rows: list[Row] = []
         self._chars = 0
@@ -582,8 +549,14 @@ class PageFeed:
         self._passages: dict[tuple[int, int], Passage] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> int:
-        """Add a message to the page, and return the turn that it is shown in."""
-        turn = self._digests.see(envelope)
+        """Add a message, and return the turn that shows it: the latest turn, if the message names none."""
+        turn = turn_of(envelope) or self._latest
+        self._latest = max(self._latest, turn)
+        writer = self._turns.get(turn)
+        if writer is None:
+            writer = self._turns[turn] = TurnWriter(turn, envelope.t)
+        writer.add(envelope)
+        self._changed.add(turn)
         self._add_spans(self._spans.see(envelope, turn))
         self._passages |= {passage.id: passage for passage in self._story.see(envelope, turn)}
         self.overview.see(envelope)
@@ -626,26 +599,20 @@ class PageFeed:
     def turns(self) -> Iterator[PageTurn]:
         """Yield the turns that have changed since the last call, in the order in which they began."""
         changed, self._changed = self._changed, set()
-        for turn, digest in self._digests.digests.items():
-            if turn in changed:
-                yield self._totals[turn].page_turn(digest)
+        yield from (writer.page for turn, writer in self._turns.items() if turn in changed)
 
     def _add_spans(self, spans: Iterable[Span]) -> None:
         for span in spans:
             self._new_spans.append(span)
-            self._of(span.turn).add_span(span)
+            self._changed.add(span.turn)
+            self._turns[span.turn].add_span(span)
 
     def _add_row(self, row: Row) -> None:
         self._rows.append(row)
         self._chars += len(row.body)
         self._kinds.add(row.kind)
-        totals = self._of(row.turn)
         if row.mark:
-            totals.add_mark(row)
-
-    def _of(self, turn: int) -> TurnTotals:
-        self._changed.add(turn)
-        return self._totals.setdefault(turn, TurnTotals())
+            self._turns[row.turn].add_mark(row)
 
     def _row(self, envelope: EpisodeEnvelope, turn: int) -> Row:
         body: Any = envelope.body

@@ -1,5 +1,6 @@
 """Messages paired to spans: what took how long, and how it ended."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from grue.messages import (
     ToolSupportChecked,
 )
 from grue.tracing.facts import EpisodeResumed
-from grue.tracing.page_feed import DigestWriter, Span, SpanFinder
+from grue.tracing.page_feed import PageFeed, PageTurn, Span, SpanFinder
+from grue.tracing.page_file import ImageTable
 from grue.tracing.reading import open_episode
 
 pytestmark = pytest.mark.made_up_trace
@@ -32,6 +34,14 @@ def spans(trace: Path, turn: int | None = None) -> list[Span]:
     finder = SpanFinder()
     found = [span for envelope in open_episode(trace) for span in finder.see(envelope)]
     return [span for span in [*found, *finder.finish()] if turn in (None, span.turn)]
+
+
+def turns(trace: Path) -> dict[int, PageTurn]:
+    feed = PageFeed(ImageTable(BytesIO()))
+    for envelope in open_episode(trace):
+        feed.see(envelope)
+    feed.finish()
+    return {turn.turn: turn for turn in feed.turns()}
 
 
 def told(found: list[Span]) -> list[tuple[Any, ...]]:
@@ -153,22 +163,16 @@ def test_the_game_has_the_time_between_a_decision_and_what_comes_of_it(tmp_path:
 
 
 def test_a_turn_in_figures(tmp_path: Path) -> None:
-    trace = small_episode(tmp_path / "trace.jsonl")
-    writer = DigestWriter()
-    for envelope in open_episode(trace):
-        writer.see(envelope)
-    second = writer.digests[2]
+    found = turns(small_episode(tmp_path / "trace.jsonl"))
+    second = found[2]
     assert (second.outcome, second.reason, second.action) == ("forced", "for the test", "wait")
     assert (second.requests, second.tool_calls, second.usage.input_tokens) == (2, 3, 20)
     assert round(second.end_s - second.start_s, 3) == 1.975
-    assert [*writer.digests] == [0, 1, 2, 3, 4]
+    assert [*found] == [0, 1, 2, 3, 4]
 
 
 def test_a_turn_that_the_trace_ends_in_is_unfinished(tmp_path: Path) -> None:
     with EpisodeTape(tmp_path / "trace.jsonl") as tape:
         begin(tape)
         TurnTape(tape).open()
-    writer = DigestWriter()
-    for envelope in open_episode(tmp_path / "trace.jsonl"):
-        writer.see(envelope)
-    assert writer.digests[1].outcome == "unfinished"
+    assert turns(tmp_path / "trace.jsonl")[1].outcome == "unfinished"
