@@ -24,13 +24,13 @@ under way are abandoned. A session that was opened before its turn stays under w
 `EpisodeResumed` abandons all steps.
 """
 
-from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, Literal, TypeAlias
+from collections.abc import Hashable
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue import messages
+from grue import messages as m
 from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeResumed, Fact
@@ -94,13 +94,11 @@ class StepTracker:
 
     def take(self, envelope: Envelope[Any]) -> list[StepChange]:
         """Return the attempts at steps that begin and end with this envelope."""
-        rule = self._rules.get(type(envelope.body))
-        if rule is None and isinstance(envelope.body, Fact) and moves_steps(type(envelope.body)):
-            rule = self._rules[Fact]
-        if rule is None:
-            return []
         self._changes = []
-        rule(self, envelope)
+        if isinstance(envelope.body, Fact):
+            self._take_fact(envelope, envelope.body)
+        elif type(envelope.body) in _MOVING:
+            self._take_message(envelope)
         return self._changes
 
     def finish(self) -> list[StepChange]:
@@ -109,80 +107,63 @@ class StepTracker:
         self._abandon_all()
         return self._changes
 
-    # --- The turn and the host ---
-
-    def _run_turn(self, envelope: Envelope[Any]) -> None:
-        self._leave({envelope.turn, *self._crashed})
-        self._begin("turn", ("turn", envelope.turn), envelope)
-
-    def _end_turn(self, envelope: Envelope[Any]) -> None:
-        self._leave({envelope.turn}, ended=("turn", envelope.turn))
-
-    def _crash(self, envelope: Envelope[Any]) -> None:
-        self._crashed.add(envelope.turn)
-
-    def _host_fact(self, envelope: Envelope[Any]) -> None:
-        if envelope.body.between_turns:
+    def _take_fact(self, envelope: Envelope[Any], fact: Fact) -> None:
+        if fact.between_turns:
             self._leave({step.turn for step in self.open.values() if step.kind == "turn"})
-        if isinstance(envelope.body, EpisodeResumed):
+        if isinstance(fact, EpisodeResumed):
             self._abandon_all()
-        elif envelope.body.step == "begins":
+        elif fact.step == "begins":
             self._begin("host", "host", envelope)
-        elif envelope.body.step == "ends":
+        elif fact.step == "ends":
             self._end("host")
 
-    # --- Sessions and calls ---
-
-    def _open_session(self, envelope: Envelope[Any]) -> None:
-        for kind in _OPENING:
-            self._begin(kind, _of_server(kind, envelope), envelope)
-
-    def _connect_failed(self, envelope: Envelope[Any]) -> None:
-        key = _of_server("startup", envelope)
-        if envelope.body.then == "retry":
-            self._retry(key, envelope)
-        else:
-            self._end(key)
-
-    def _session_opened(self, envelope: Envelope[Any]) -> None:
-        self._end(_of_server("startup", envelope))
-
-    def _not_opened(self, envelope: Envelope[Any]) -> None:
-        for kind in _OPENING[::-1]:
-            self._end(_of_server(kind, envelope))
-
-    def _close_session(self, envelope: Envelope[Any]) -> None:
-        self._begin("teardown", _of_server("teardown", envelope), envelope)
-
-    def _session_closed(self, envelope: Envelope[Any]) -> None:
-        self._end(_of_server("teardown", envelope))
-        self._end(_of_server("session", envelope))
-
-    def _call(self, envelope: Envelope[Any]) -> None:
-        self._begin("tool", _of_call(envelope), envelope)
-
-    def _settle(self, envelope: Envelope[Any]) -> None:
-        self._end(_of_call(envelope))
-
-    # --- The model ---
-
-    def _ask(self, envelope: Envelope[Any]) -> None:
-        kind: StepKind = "model" if isinstance(envelope.body, messages.RequestCompletion) else "check"
-        self._begin(kind, (kind, envelope.seq), envelope)
-
-    def _asked_again(self, envelope: Envelope[Any]) -> None:
-        self._retry(self._question("model", envelope), envelope, pause_s=envelope.body.delay_s)
-
-    def _answered(self, envelope: Envelope[Any]) -> None:
-        self._end(self._question("model", envelope))
-
-    def _dropped(self, envelope: Envelope[Any]) -> None:
-        # The message's cause is the command to drop the reply, not the request.
-        number = envelope.body.request
-        self._end(self._asked_as(number, envelope.turn))
-
-    def _checked(self, envelope: Envelope[Any]) -> None:
-        self._end(self._question("check", envelope))
+    def _take_message(self, envelope: Envelope[Any]) -> None:
+        turn = envelope.turn
+        match envelope.body:
+            case m.RunTurn():
+                self._leave({turn, *self._crashed})
+                self._begin("turn", ("turn", turn), envelope)
+            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked():
+                self._leave({turn}, ended=("turn", turn))
+            case ActorFailed():
+                self._crashed.add(turn)
+            case m.OpenSession(server=server):
+                self._begin("session", ("session", turn, server), envelope)
+                self._begin("startup", ("startup", turn, server), envelope)
+            case m.ConnectFailed(server=server, then="retry"):
+                self._retry(("startup", turn, server), envelope)
+            case m.ConnectFailed(server=server) | m.SessionOpened(server=server):
+                self._end(("startup", turn, server))
+            case m.McpDisabled(server=server) | m.StartupFailed(server=server):
+                self._end(("startup", turn, server))
+                self._end(("session", turn, server))
+            case m.CloseSession(server=server):
+                self._begin("teardown", ("teardown", turn, server), envelope)
+            case m.SessionClosed(server=server):
+                self._end(("teardown", turn, server))
+                self._end(("session", turn, server))
+            case m.ToolCalled(batch=batch, call_id=call_id):
+                self._begin("tool", ("tool", turn, batch, call_id), envelope)
+            case (
+                m.ToolReturned(batch=batch, call_id=call_id)
+                | m.ToolTimedOut(batch=batch, call_id=call_id)
+                | m.ToolSkipped(batch=batch, call_id=call_id)
+                | m.ServerDied(batch=batch, call_id=call_id)
+            ):
+                self._end(("tool", turn, batch, call_id))
+            case m.RequestCompletion():
+                self._begin("model", ("model", envelope.seq), envelope)
+            case m.CompletionRetried(delay_s=delay_s):
+                self._retry(self._question("model", envelope), envelope, pause_s=delay_s)
+            case m.CompletionReceived() | m.CompletionFailed():
+                self._end(self._question("model", envelope))
+            case m.ReplyDropped(request=request):
+                # The message's cause is the command to drop the reply, not the request.
+                self._end(self._asked_as(request, turn))
+            case m.CheckToolSupport():
+                self._begin("check", ("check", envelope.seq), envelope)
+            case m.ToolSupportChecked():
+                self._end(self._question("check", envelope))
 
     def _question(self, kind: StepKind, envelope: Envelope[Any]) -> Hashable:
         """Return the key of the request that a reply answers; `None`: no such request is under way."""
@@ -198,8 +179,6 @@ class StepTracker:
             if step.kind == kind and asked == number and turn in (None, step.turn):
                 return key
         return None
-
-    # --- All of them ---
 
     def _begin(self, kind: StepKind, key: Hashable, envelope: Envelope[Any]) -> None:
         if key in self.open:
@@ -240,48 +219,19 @@ class StepTracker:
         for key in [*self.open]:
             self._end(key, reported=False)
 
-    _rules: ClassVar[dict[type, Callable[[Any, Envelope[Any]], None]]] = {
-        Fact: _host_fact,
-        messages.RunTurn: _run_turn,
-        messages.TurnCompleted: _end_turn,
-        messages.TurnFailed: _end_turn,
-        messages.TurnParked: _end_turn,
-        ActorFailed: _crash,
-        messages.OpenSession: _open_session,
-        messages.ConnectFailed: _connect_failed,
-        messages.SessionOpened: _session_opened,
-        messages.McpDisabled: _not_opened,
-        messages.StartupFailed: _not_opened,
-        messages.CloseSession: _close_session,
-        messages.SessionClosed: _session_closed,
-        messages.ToolCalled: _call,
-        messages.ToolReturned: _settle,
-        messages.ToolTimedOut: _settle,
-        messages.ToolSkipped: _settle,
-        messages.ServerDied: _settle,
-        messages.RequestCompletion: _ask,
-        messages.CheckToolSupport: _ask,
-        messages.CompletionRetried: _asked_again,
-        messages.CompletionReceived: _answered,
-        messages.CompletionFailed: _answered,
-        messages.ReplyDropped: _dropped,
-        messages.ToolSupportChecked: _checked,
-    }
 
-
-_OPENING: tuple[StepKind, ...] = ("session", "startup")
+_MOVING = frozenset({
+    m.RunTurn, m.TurnCompleted, m.TurnFailed, m.TurnParked, ActorFailed,
+    m.OpenSession, m.ConnectFailed, m.SessionOpened, m.McpDisabled, m.StartupFailed, m.CloseSession,
+    m.SessionClosed, m.ToolCalled, m.ToolReturned, m.ToolTimedOut, m.ToolSkipped, m.ServerDied,
+    m.RequestCompletion, m.CompletionRetried, m.CompletionReceived, m.CompletionFailed, m.ReplyDropped,
+    m.CheckToolSupport, m.ToolSupportChecked,
+})  # fmt: skip
+"""The kinds of messages with which a step begins or ends, besides facts."""
 
 
 def moves_steps(kind: type) -> bool:
     """Return whether a step may begin or end with a message of this kind."""
     if issubclass(kind, Fact):
         return kind.between_turns or bool(kind.step) or issubclass(kind, EpisodeResumed)
-    return kind in StepTracker._rules  # noqa: SLF001 - of this module
-
-
-def _of_server(kind: StepKind, envelope: Envelope[Any]) -> Hashable:
-    return (kind, envelope.turn, envelope.body.server)
-
-
-def _of_call(envelope: Envelope[Any]) -> Hashable:
-    return ("tool", envelope.turn, envelope.body.batch, envelope.body.call_id)
+    return kind in _MOVING
