@@ -7,7 +7,7 @@ turns take a few megabytes of memory.
 import functools
 import heapq
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -185,8 +185,8 @@ class EpisodeTally:
         self.turns = TurnCounts()
         self.usage = m.Usage()
         self.model = Counts()
-        self.tools: dict[str, Counts] = {}
-        self.servers: dict[str, ServerCounts] = {}
+        self.tools: defaultdict[str, Counts] = defaultdict(Counts)
+        self.servers: defaultdict[str, ServerCounts] = defaultdict(ServerCounts)
         self._names: dict[tuple[int, str], str] = {}  # canonical names of the calls, by turn and id
 
     def take(self, envelope: EpisodeEnvelope) -> None:
@@ -272,7 +272,7 @@ class EpisodeTally:
                 self._tool(envelope).numbers["calls"] += 1
             case m.ToolRejected(name=name) | m.ToolDenied(name=name):
                 # Count the call by the name that the model wrote, which may be the name of no tool.
-                self.tools.setdefault(name, Counts()).numbers["rejected"] += 1
+                self.tools[name].numbers["rejected"] += 1
                 self._names.pop((turn, body.call_id), None)
             case m.ToolSkipped(refused=refused):
                 self._settle(envelope, "rejected" if refused else "skipped")
@@ -282,7 +282,7 @@ class EpisodeTally:
                 self._settle(envelope, "timed_out")
             case m.ServerDied():
                 self._settle(envelope, "lost")
-                self._server(body).numbers["deaths"] += 1
+                self.servers[body.server].numbers["deaths"] += 1
 
     def _settle(self, envelope: Envelope[Any], how: str) -> None:
         """Count how a call ended, and forget the call's name."""
@@ -293,7 +293,7 @@ class EpisodeTally:
         self._names.pop((envelope.turn, envelope.body.call_id), None)
 
     def _count_session(self, envelope: Envelope[Any], _: Sequence[StepChange]) -> None:
-        turn, server = envelope.turn, self._server(envelope.body)
+        turn, server = envelope.turn, self.servers[envelope.body.server]
         counts = server.numbers
         match envelope.body:
             case m.SessionOpened(elapsed_s=elapsed_s):
@@ -330,11 +330,7 @@ class EpisodeTally:
 
     def _tool(self, envelope: Envelope[Any]) -> Counts:
         """Return the counts of the tool that a message's call is for."""
-        name = self._names.get((envelope.turn, envelope.body.call_id), "?")
-        return self.tools.setdefault(name, Counts())
-
-    def _server(self, body: Any) -> ServerCounts:
-        return self.servers.setdefault(body.server, ServerCounts())
+        return self.tools[self._names.get((envelope.turn, envelope.body.call_id), "?")]
 
     _counted: ClassVar[dict[Callable[..., None], tuple[type[Struct], ...]]] = {
         _count_model: (

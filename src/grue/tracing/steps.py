@@ -119,29 +119,7 @@ class StepTracker:
 
     def _take_message(self, envelope: Envelope[Any]) -> None:
         turn = envelope.turn
-        match envelope.body:
-            case m.RunTurn():
-                self._leave({turn, *self._crashed})
-                self._begin("turn", ("turn", turn), envelope)
-            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked():
-                self._leave({turn}, ended=("turn", turn))
-            case ActorFailed():
-                self._crashed.add(turn)
-            case m.OpenSession(server=server):
-                self._begin("session", ("session", turn, server), envelope)
-                self._begin("startup", ("startup", turn, server), envelope)
-            case m.ConnectFailed(server=server, then="retry"):
-                self._retry(("startup", turn, server), envelope)
-            case m.ConnectFailed(server=server) | m.SessionOpened(server=server):
-                self._end(("startup", turn, server))
-            case m.McpDisabled(server=server) | m.StartupFailed(server=server):
-                self._end(("startup", turn, server))
-                self._end(("session", turn, server))
-            case m.CloseSession(server=server):
-                self._begin("teardown", ("teardown", turn, server), envelope)
-            case m.SessionClosed(server=server):
-                self._end(("teardown", turn, server))
-                self._end(("session", turn, server))
+        match envelope.body:  # the most frequent kinds first
             case m.ToolCalled(batch=batch, call_id=call_id):
                 self._begin("tool", ("tool", turn, batch, call_id), envelope)
             case (
@@ -164,6 +142,28 @@ class StepTracker:
                 self._begin("check", ("check", envelope.seq), envelope)
             case m.ToolSupportChecked():
                 self._end(self._question("check", envelope))
+            case m.RunTurn():
+                self._leave({turn, *self._crashed})
+                self._begin("turn", ("turn", turn), envelope)
+            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked():
+                self._leave({turn}, ended=("turn", turn))
+            case ActorFailed():
+                self._crashed.add(turn)
+            case m.OpenSession(server=server):
+                self._begin("session", ("session", turn, server), envelope)
+                self._begin("startup", ("startup", turn, server), envelope)
+            case m.ConnectFailed(server=server, then="retry"):
+                self._retry(("startup", turn, server), envelope)
+            case m.ConnectFailed(server=server) | m.SessionOpened(server=server):
+                self._end(("startup", turn, server))
+            case m.McpDisabled(server=server) | m.StartupFailed(server=server):
+                self._end(("startup", turn, server))
+                self._end(("session", turn, server))
+            case m.CloseSession(server=server):
+                self._begin("teardown", ("teardown", turn, server), envelope)
+            case m.SessionClosed(server=server):
+                self._end(("teardown", turn, server))
+                self._end(("session", turn, server))
 
     def _question(self, kind: StepKind, envelope: Envelope[Any]) -> Hashable:
         """Return the key of the request that a reply answers; `None`: no such request is under way."""
