@@ -43,7 +43,7 @@ class Bundle:
         path: The bundle's file.
         manifest: The parsed `manifest.json`, unchecked.
         sha256: The digest of the file.
-        is_signed: Whether a signature stands behind the archive. grue does not check the signature.
+        is_signed: Whether a signature follows the archive in the file. grue does not check the signature.
     """
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, sha256: str, is_signed: bool) -> None:
@@ -58,11 +58,7 @@ class Bundle:
             raise MCPConfigError(f"Its {MANIFEST} is not JSON.") from error
 
     def unpack(self, folder: Path, *, executable: str = "") -> None:
-        """Write the bundle's files into a folder that does not exist yet.
-
-        Args:
-            folder: The folder.
-            executable: The one file that gets permission to be executed.
+        """Write the bundle's files into a folder that does not exist yet. Only `executable` may be executed.
 
         Raises:
             MCPConfigError: The bundle is damaged or too large, or the folder cannot be written.
@@ -104,9 +100,7 @@ class Bundle:
 def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
     """Open a bundle, and check its list of files before any of them is written.
 
-    Args:
-        path: The bundle's file.
-        sha256: The digest that the file has to have; `None`: any.
+    If `sha256` is given, it is the digest that the bundle's file has to have.
 
     Raises:
         MCPConfigError: The file cannot be read, is not a bundle, has another digest, or lists what is

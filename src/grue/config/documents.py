@@ -104,7 +104,7 @@ class YamlDocument(Document):
 
 
 def problem_of(error: msgspec.ValidationError) -> MCPConfigError.Problem:
-    """Return as keys and text what msgspec says in one sentence, such as `... - at `$.rules[3]``."""
+    """Split the sentence of a msgspec error, such as `... - at `$.rules[3]``, into keys and a text."""
     words, _, place = str(error).partition(" - at `$")
     parts = re.findall(r"\[(\d+)\]|([^.\[\]`]+)", place.replace("[...]", ""))
     return MCPConfigError.Problem(tuple(int(number) if number else key for number, key in parts), words)
@@ -118,9 +118,7 @@ def dotted(keys: KeyPath) -> str:
 def read_config_text(path: Path, *, if_missing: str) -> str:
     """Return the text of a UTF-8 file, without its byte order mark.
 
-    Args:
-        path: The file.
-        if_missing: The complete error message for a file that does not exist.
+    `if_missing` is the complete error message for a file that does not exist.
 
     Raises:
         MCPConfigError: The file is missing, unreadable, longer than 16 MiB, or not UTF-8 (the error names
@@ -267,11 +265,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_json(text: str, source: Path) -> Document:
-    """Parse strict JSON.
-
-    Args:
-        text: The document.
-        source: The file that contains it, for errors.
+    """Parse the strict JSON of the file `source`, which errors name.
 
     Raises:
         MCPConfigError: `text` is not strict JSON. The error for a syntax error names line and column. It
@@ -330,14 +324,9 @@ def _json_lines(text: str) -> dict[KeyPath, int]:
 def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
     """Return the document of a file that grue writes itself as a value of `kind`.
 
-    Args:
-        document: The document.
-        kind: The type of the whole file.
-        what: What the file should be, as in "a tool lock".
-        remedy: What else to do than restoring the file; the text follows "remove it and".
-
     Raises:
-        MCPConfigError: The document has another form.
+        MCPConfigError: The document has another form. The text says what the file should be (`what`, as in
+            "a tool lock"), and what else to do than restoring it (`remedy`, which follows "remove it and").
     """
     try:
         return msgspec.convert(document.value, kind)
@@ -394,12 +383,7 @@ def read_yaml(path: Path) -> YamlDocument:
 
 
 def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
-    """Parse a YAML document.
-
-    Args:
-        text: The document.
-        path: The file that contains the document, for errors.
-        first_line: The line of the file in which the document begins.
+    """Parse the YAML that begins in the line `first_line` of the file `path`.
 
     Raises:
         MCPConfigError, MissingDependencyError: As `read_yaml`.

@@ -47,10 +47,7 @@ class Scope(Struct, frozen=True, kw_only=True):
 def expand(text: str, scope: Scope, place: str) -> str:
     """Return `text` with every `${...}` replaced by its value.
 
-    Args:
-        text: A value of the configuration.
-        scope: The values to insert.
-        place: Where `text` stands, for errors, such as "MCP server 'github': env.TOKEN".
+    `place` says in errors where `text` stands, such as "MCP server 'github': env.TOKEN".
 
     Raises:
         MCPConfigError: A variable is not set and has no default, or an expression is not supported. The error
@@ -99,9 +96,7 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\"}
 def read_env_file(path: Path, *, wanted_by: str) -> dict[str, str]:
     """Return the variables of a dotenv file.
 
-    Args:
-        path: The file.
-        wanted_by: Who refers to the file, for errors, such as "MCP server 'github'".
+    `wanted_by` says in errors who refers to the file, such as "MCP server 'github'".
 
     Raises:
         MCPConfigError: The file is missing, or a line is malformed. The error names the line's number and

@@ -509,11 +509,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     """Change the servers of a file, which is created if it does not exist, and keep everything else in it.
 
     A kill leaves the old file or the new one. If two programs change the file at once, one waits for the
-    other.
-
-    Args:
-        path: The file.
-        edit: Changes the entries by name. If it raises an exception, the file is not changed.
+    other. `edit` changes the entries by name; if it raises an exception, the file is not changed.
 
     Raises:
         MCPConfigError: The file is invalid, would become invalid, or cannot be written.
@@ -575,12 +571,9 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
 
 
 def to_tool_server(name: str, config: MCPServerConfig, *, offline: bool = False) -> McpServer:
-    """Return the server's configuration in the form that the transports take, and read its `envFile`.
+    """Return an expanded configuration in the form that the transports take, and read its `envFile`.
 
-    Args:
-        name: The server's name in the configuration.
-        config: The server's configuration, expanded.
-        offline: Have npx download nothing, as `without_network` does.
+    With `offline`, npx downloads nothing.
 
     Raises:
         MCPConfigError: The `envFile` cannot be read, or the URL or a header is invalid.

@@ -61,10 +61,8 @@ class CopiedEntry(Struct, frozen=True):
 def copied(name: str, entry: Mapping[str, Any]) -> CopiedEntry:
     """Return a server's entry without secrets, with the keys that grue knows.
 
-    Args:
-        name: The server's name.
-        entry: The entry as another host has it. Windsurf's `serverUrl`, and a `command` that is an object,
-            are understood too.
+    In `entry`, which is as another host has it, Windsurf's `serverUrl` and a `command` that is an object are
+    understood too.
 
     Raises:
         MCPConfigError: A value has the wrong type.
@@ -252,9 +250,7 @@ def _places(home: Path, project: Path) -> Iterator[tuple[str, Path]]:
 def find_hosts(home: Path, project: Path) -> list[FoundServers]:
     """Return the servers of every host whose file exists and has servers, those of the project first.
 
-    Args:
-        home: The user's home folder.
-        project: The folder of the project.
+    `home` is the user's home folder, `project` the folder of the project.
     """
     found = []
     for host, path in _places(home, project):
@@ -271,9 +267,7 @@ def find_hosts(home: Path, project: Path) -> list[FoundServers]:
 def read_host(path: Path, host: str | None = None) -> FoundServers:
     """Return the servers of one host's file: JSON, JSON with comments, or TOML.
 
-    Args:
-        path: The file.
-        host: The host's name; `None`: the file's path is used as the name.
+    Without the name of the `host`, the file's path is used as its name.
 
     Raises:
         MCPConfigError: The file cannot be read or has no servers.

@@ -33,7 +33,10 @@ class ProjectTables(Struct, frozen=True):
     roots: dict[tuple[str, str], str]
 
     def place(self, table: str, key: str = "") -> str:
-        """Return the full name of a table: under the root in which `key` was found, or any of its keys."""
+        """Return a table's full name, such as `tool.zorkgpt.mcp`.
+
+        The root is the one in which `key` was found or, without a `key`, any key of the table.
+        """
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 
@@ -187,7 +190,7 @@ def where_it_belongs(name: str, root: str, here: str = "") -> str:
     Args:
         name: What the user wrote.
         root: The table of grue's settings, such as `tool.grue`.
-        here: The table in which the user wrote the setting; empty: in no table.
+        here: The table below `root` in which the user wrote the setting; empty: in no table.
     """
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]

@@ -125,15 +125,10 @@ def _port(address: str) -> int | None:
 
 
 def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str]) -> OAuth | None:
-    """Return the settings of OAuth for the transports; `None`: grue sends the headers and logs in nowhere.
+    """Return the OAuth settings of a server for the transports; `None`: grue only sends the server's headers.
 
-    Without `auth`, grue can still log in at a server whose headers have no `Authorization`, if the
-    server asks for that.
-
-    Args:
-        name: The server's name.
-        config: The server's `auth`, expanded; `False`: no OAuth.
-        headers: The headers that are sent to the server.
+    Without `auth` (an expanded one, or `False` for no OAuth), grue can still log in at a server whose headers
+    have no `Authorization`, if the server asks for that.
 
     Raises:
         MCPConfigError: The settings contradict one another, or the private key cannot be read.
@@ -160,12 +155,9 @@ def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str
 def expanded_auth(
     auth: AuthConfig | bool | None, at: Callable[[str, str | None], str | None], beside: Path
 ) -> AuthConfig | bool | None:
-    """Return `auth` with every `${...}` expanded, and the paths of its files absolute.
+    """Return `auth` with each of its texts expanded by `at(key, text)`, and the paths of its files absolute.
 
-    Args:
-        auth: The settings as they are written in the file.
-        at: Expands a text; its arguments are the text's key, for errors, and the text.
-        beside: The folder of the configuration file.
+    Relative paths start from `beside`, the folder of the configuration file.
     """
     if not isinstance(auth, AuthConfig):
         return auth

@@ -239,10 +239,6 @@ def _others(offers: Iterable[tuple[str, object]], found: str) -> tuple[str, ...]
 def offered_bundle(description: object, *, kind: str | None = None) -> OfferedBundle | None:
     """Return the bundle that a description names, if `read_server` would choose the bundle; else `None`.
 
-    Args:
-        description: The parsed JSON.
-        kind: Which of the server's packages to use, as for `read_server`.
-
     Raises:
         MCPConfigError: The description is not usable, or names no address or no digest of the bundle.
     """

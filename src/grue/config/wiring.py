@@ -52,9 +52,7 @@ class Configured(Struct, frozen=True):
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
     """Load a TOML file and, unless MCP is turned off, the file of servers that it names or that is beside it.
 
-    Args:
-        path: The TOML file.
-        servers: `False`: read neither the file of servers nor the tool lock.
+    With `servers=False`, neither the file of servers nor the tool lock is read.
 
     Raises:
         MCPConfigError: A file is missing or invalid.
@@ -82,9 +80,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
     """Return whether the file of servers is used: MCP is on, or it is not turned off and the file exists.
 
-    Args:
-        config: The settings.
-        project: The project file that `config` was read from; `None`: it was read from no file.
+    `project` is the project file that `config` was read from; `None`: it was read from no file.
     """
     declined = project is not None and project.tables["mcp"].get("enabled") is False
     return config.mcp_enabled or (not declined and config.mcp_config_path.is_file())
@@ -157,12 +153,7 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
 
 
 def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSettings:
-    """Return the settings of a recorded model, without an API key.
-
-    Args:
-        asked: The model, with its settings.
-        base_url: Another endpoint; `None`: the recorded one.
-    """
+    """Return the settings of a recorded model, without an API key; `base_url` replaces its endpoint."""
     known: dict[str, Any] = {
         name: value for name, value in asked.sampling.items() if name in LlmSettings.__struct_fields__
     }
@@ -224,11 +215,7 @@ def retry_policy(config: GameConfiguration) -> RetryPolicy:
 
 
 def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) -> TurnLimits:
-    """Return the configured limits of a turn.
-
-    Args:
-        config: The settings.
-        turn_timeout_s: Limit of the whole turn; `None`: the configured one.
+    """Return the configured limits of a turn; `turn_timeout_s` replaces the limit of the whole turn.
 
     Source: R13
     """

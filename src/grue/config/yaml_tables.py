@@ -57,10 +57,7 @@ class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
 def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSettings:
     """Return the settings of a model, with the API key of its endpoint from the environment.
 
-    Args:
-        document: The file.
-        keys: The keys that lead to the table.
-        table: The table.
+    `keys` lead to the model's `table` in the document.
 
     Raises:
         MCPConfigError: A value cannot be used.
@@ -88,10 +85,7 @@ def servers_of(
 ) -> tuple[dict[str, McpServer], frozenset[str]]:
     """Return the servers in the order of the file, and the names of the servers that may fail to connect.
 
-    Args:
-        document: The file. Relative paths start from its folder.
-        keys: The keys that lead to the table.
-        table: The table.
+    `keys` lead to the `table` in the document. Relative paths start from the folder of the document's file.
 
     Raises:
         MCPConfigError: An entry cannot be used, or a variable is not set.

@@ -239,7 +239,7 @@ class DecisionLoop:
         return next_text(text, changed, resumed=resumed)
 
     def _keep(self, reply: ActionReply) -> None:
-        """Record the actions of a reply, before anything is done."""
+        """Record the actions of a reply before the first of them is carried out."""
         run = self._run
         run.turn = self._last_turn
         actions = tuple(

@@ -306,7 +306,7 @@ class RunStarted(hosting.EpisodeStarted, frozen=True, kw_only=True, tag="Episode
 
 
 class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnded"):
-    """A run ends. `turns` is the number of replies, also unusable ones."""
+    """A run ends. `turns` is the number of replies, including unusable ones."""
 
     reason: EndReason
     steps: int

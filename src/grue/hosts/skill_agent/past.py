@@ -17,7 +17,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
 
     Attributes:
         plan: The planned actions of the last reply; `None` if no reply has come yet.
-        plans: Number of replies, also unusable ones.
+        plans: Number of replies, including unusable ones.
         results: The results of the steps, in order.
         begun: The step that was under way when the process ended; 0 if no step was.
         last_turn: Number of the last turn, which may have no end.
@@ -49,10 +49,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
 
 
 def read_run(path: Path) -> RunPast:
-    """Read how far a run got.
-
-    Args:
-        path: The run folder, or the trace in it.
+    """Read how far a run got, from its folder or the trace in it.
 
     Raises:
         TraceError: The trace cannot be read or has no run, the run is over, or a message that is needed was

@@ -193,8 +193,7 @@ class ActionTypes:
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
         """Return the schema of a valid reply: an object with actions, or a single action.
 
-        Args:
-            offered: The types in the schema; `None`: all. Actions of the other types are still read.
+        The schema has the `offered` types; `None`: all. Actions of the other types are still read.
         """
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 
@@ -243,15 +242,10 @@ class ActionTypes:
         return reply
 
     def params(self, name: str, params: dict[str, Any], where: str = "params") -> Any:
-        """Return the parameters of an action as its Struct.
-
-        Args:
-            name: The action's type.
-            params: Its parameters as the model wrote them.
-            where: The place of the parameters, with which the error's text begins.
+        """Return the parameters of an action, as the model wrote them, as the Struct of the action's type.
 
         Raises:
-            ValueError: There is no such action, or the parameters do not fit.
+            ValueError: There is no such action, or the parameters do not fit. The text begins with `where`.
         """
         kind = self.types.get(name)
         if kind is None:

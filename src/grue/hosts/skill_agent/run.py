@@ -76,7 +76,7 @@ class Run(Struct, kw_only=True):
 
 
 def error_text(error: Exception) -> str:
-    """Return an exception's text, with its class before it unless its texts are written for people."""
+    """Return an exception's text, after the name of its class unless the class has texts for people."""
     try:
         said = str(error).encode("utf-8", "replace").decode()
     except Exception:  # noqa: BLE001 - it is the host's own class

@@ -246,9 +246,7 @@ class Skills:
     def text(self, name: str, file: str = "") -> str:
         """Return the Markdown of a skill, with the names of its other files; or the text of its `file`.
 
-        Args:
-            name: The skill.
-            file: A file of it, by its path in the folder of the skill; empty: the skill itself.
+        `file` is a path in the skill's folder; empty: the skill itself.
 
         Raises:
             ValueError: There is no such skill or file. The text is a sentence for the model.

@@ -106,14 +106,10 @@ Answer with one JSON object and nothing else:
 
 
 def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
-    """Add an observer for each logger, unless it gets the records already.
+    """Add an observer for each logger that is not `None`, unless it gets the records already.
 
-    A logger also gets the records that the loggers below it propagate.
-
-    Args:
-        recorder: The recorder.
-        loggers: Loggers, or objects with `info`, `warning` and `error`; `None` is ignored.
-        episode_id: Put into every record.
+    A logger also gets the records that the loggers below it propagate. Besides loggers, objects with `info`,
+    `warning` and `error` are accepted. Every record gets the `episode_id`.
     """
     observed = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
     # Add the lowest logger first, because it propagates its records to the loggers above it.
@@ -126,13 +122,8 @@ def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
 def add_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) -> LangfuseObserver | None:
     """Add an observer for a Langfuse client, unless the recorder has one for it.
 
-    Args:
-        recorder: The recorder.
-        client: The client; `None` is ignored.
-        session_id: The episode's id; `None` creates one.
-
-    Returns:
-        The observer, which the caller has to close; `None` if none was added.
+    Return the observer, which the caller has to close; `None` if none was added, also for no client. Without
+    a `session_id`, the observer makes one.
     """
     observed = (each for each in recorder.observers if isinstance(each, LangfuseObserver) and not each.closed)
     if client is None or any(each.client is client for each in observed):
@@ -213,8 +204,8 @@ def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"
 _TOLD_S = 2.0
-"""How long a turn waits at its end until the manager's Langfuse client has its events. It usually takes a few
-milliseconds; the first turn may have to wait for the import of langfuse."""
+"""How long a turn waits at its end until the manager's Langfuse client has the turn's events. That usually
+takes a few milliseconds; the first turn may have to wait for the import of langfuse."""
 
 
 class ZorkAgent:

@@ -93,9 +93,7 @@ _ECHOED = ("reasoning_details", "reasoning_content")
 def given_tool(schema: Mapping[str, Any], server: m.ServerName | None = None) -> m.ToolDefinition:
     """Read a tool in OpenAI's format; its name is kept, with or without a dot.
 
-    Args:
-        schema: The tool.
-        server: The server of the tool; `None` if only the request to the model needs the definition.
+    `server` may be left out if only a request to the model needs the definition.
 
     Raises:
         MCPError: The tool has no name.

@@ -113,11 +113,9 @@ class LLMClient:
             self._transport.close()
 
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
-        """Return this client's endpoint, key and retries with a model and its sampling.
+        """Return this client's endpoint, key and retries with a model (by default the configured one).
 
-        Args:
-            model: The model; `None` for the configuration's.
-            sampling: The sampling settings; the endpoint chooses those that are left out.
+        The endpoint chooses the sampling settings that are left out.
         """
         settings = model_settings(model or self.config.agent_model, sampling)
         # A program that names another model gets that model only, without the configured fallback models.

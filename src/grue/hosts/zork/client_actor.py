@@ -221,13 +221,9 @@ class ClientModel:
 def client_actor(
     client: Any, model: str, config: ToolSupportPolicy | None = None, **sampling: Unpack[Sampling]
 ) -> ClientModel:
-    """Return a client as the model of a `Runner`.
+    """Return any object with `chat.completions.create` as the model of a `Runner`.
 
-    Args:
-        client: Any object with `chat.completions.create`.
-        model: The model to request.
-        config: See `ClientModel`.
-        sampling: Sampling settings; the client chooses those that are left out.
+    The client chooses the sampling settings that are left out. `config` is as in `ClientModel`.
 
     Raises:
         MCPError: The client has no `chat.completions.create`.

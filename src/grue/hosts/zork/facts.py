@@ -167,7 +167,7 @@ class Observed(Fact, frozen=True, kw_only=True):
         return f"{self.location or 'somewhere'}, score {score}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines: the lines for the commands say it."""
+        """Return no lines: in a log, the lines about the commands are enough."""
         return ()
 
 
@@ -219,7 +219,7 @@ class Remembered(Fact, frozen=True, kw_only=True):
         return f"{self.location}: {_quoted(self.text)}"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines: the lines for the commands say it."""
+        """Return no lines: in a log, the lines about the commands are enough."""
         return ()
 
 

@@ -29,8 +29,7 @@ from grue.runtime.secrets.secret_forms import secrets_in
 def completion_body(response: object) -> m.JsonObject:
     """Return a client's answer as the body of a chat completion.
 
-    Args:
-        response: An `LLMResponse`, an SDK's object with `choices[0].message`, or an object like either.
+    The answer is an `LLMResponse`, an SDK's object with `choices[0].message`, or an object like either.
     """
     dump = getattr(response, "model_dump", None)
     plain = dump() if callable(dump) else response
@@ -49,13 +48,9 @@ def completion_body(response: object) -> m.JsonObject:
 
 
 def completion_failure(error: Exception, client: object, model: str) -> m.LlmFailure:
-    """Return the failure for an exception that a client raised.
+    """Return the failure for an exception that a client raised; the client's `api_key` is redacted.
 
-    Args:
-        error: The exception. The HTTP status is the `status_code` or `status` of the exception or of its
-            `response`.
-        client: The client; its `api_key` is redacted.
-        model: The model that was requested.
+    The HTTP status is the `status_code` or `status` of the exception or of its `response`.
     """
     told = getattr(error, "failure", None)
     if isinstance(told, m.LlmFailure):
@@ -165,13 +160,8 @@ async def asked_of_client(
 
     The configuration decides if it forces tool support; otherwise the client's method; otherwise the model's
     name. The method is called with the model, and with `config` if it accepts one. It may block or be
-    asynchronous. If it raises, the model is offered no tools, and the result has the reason.
-
-    Args:
-        client: Any client.
-        model: The model.
-        config: If its `mcp_force_tool_support` is set, nothing is checked; `None` forces nothing.
-        endpoint: The name of the endpoint in the result.
+    asynchronous. If it raises, the model is offered no tools, and the result has the reason. `endpoint` is
+    the name of the endpoint in the result.
 
     Source: R12.4
     """

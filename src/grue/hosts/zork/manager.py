@@ -72,7 +72,7 @@ class SessionNews:
         self.turn: TurnUse | None = None
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Pass a message on."""
+        """Pass a message to the manager's observers, or during a turn to the turn's trace."""
         if self.turn is None:
             for observer in self.observers:
                 observer(envelope, line)
@@ -313,9 +313,7 @@ class MCPManager:
     def _translate_schema(self, mcp_tool: object, server_name: str) -> m.JsonObject:
         """Convert a tool from the server's format to OpenAI's.
 
-        Args:
-            mcp_tool: A dict with the names of the protocol, or an object of any version of the MCP SDK.
-            server_name: The prefix of the tool's name.
+        The tool is a dict with the names of the protocol, or an object of any version of the MCP SDK.
 
         Source: R8.1, P33, P36
         """

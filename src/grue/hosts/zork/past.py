@@ -53,13 +53,10 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
 
 
 def read_past(path: Path) -> GamePast:
-    """Read how far an episode got.
+    """Read how far an episode got, from its run folder or the trace in it.
 
     If an episode was won, lost or quit but its result file was not written, it can be resumed, which writes
     the file.
-
-    Args:
-        path: The run folder, or the trace in it.
 
     Raises:
         TraceError: The trace cannot be read or has no episode, the episode is over, or a message that is

@@ -128,15 +128,11 @@ def upper_first(text: str) -> str:
 
 
 def find(state: State, words: Words, *, asks: str = "") -> str:
-    """Return the one thing that a noun phrase refers to.
-
-    Args:
-        state: The state of the house.
-        words: A noun phrase without articles.
-        asks: The verb that the player's answer completes, if the error is a question.
+    """Return the one thing that a noun phrase, without articles, refers to.
 
     Raises:
-        RefusalError: There is no such thing here, or more than one.
+        RefusalError: There is no such thing here, or more than one. If the error asks which one is meant,
+            `asks` is the verb that the player's answer completes.
     """
     reach = within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):

@@ -318,14 +318,10 @@ class Choice(Struct, frozen=True):
 
 
 def choose_interpreter(version: int, name: str | None = None) -> Choice:
-    """Choose the interpreter for a story: the named one, or the first installed one that prints all of it.
+    """Choose a story's interpreter: the named one, or the first installed one that prints all of the story.
 
     If none prints all of the story, the first installed one is returned, and `Choice.reason` says what is
     lost.
-
-    Args:
-        version: The story's version, 1 to 8.
-        name: "dfrotz" or "fernz"; `None`: choose.
 
     Raises:
         GameError: There is no interpreter with this name.
